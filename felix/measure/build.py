@@ -18,7 +18,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -26,7 +27,7 @@ from tvm.support import cc
 
 from felix.measure import payload as payloads
 from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import tvm_module
+from felix.measure.cuda import embedded, tvm_module
 from felix.templates.generated import GeneratedProgram
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
         ValueError: a module with device code and no linker; or no linker for another machine.
     """
     library = module(mod, target)
-    machine = foreign_machine(target)
+    machine, packing = foreign_machine(target), _packing(target)
     if machine is not None:
         _export(library, stem, lambda out, objects: _ld(out, objects, cross_linker(machine), []))
         return stem + ".so"
@@ -69,7 +70,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
             raise ValueError("device code needs a linker: install binutils or a C compiler")
         library.write_to_file(stem + ".ll")
         return stem + ".ll"
-    _export(library, stem, _ld_here if link is Link.LD else None)
+    _export(library, stem, _ld_here if link is Link.LD else None, packing)
     return stem + ".so"
 
 
@@ -92,31 +93,62 @@ def cross_linker(machine: str) -> str:
     return found
 
 
-def _export(library: tvm.runtime.Module, stem: str, linker: Callable[..., None] | None) -> None:
+def _export(
+    library: tvm.runtime.Module,
+    stem: str,
+    linker: Callable[..., None] | None,
+    packing: Mapping[str, Any] = types.MappingProxyType({}),
+) -> None:
     """Write `stem`.so by a linker; None: by a C compiler."""
     objects = stem + ".objects"
     os.makedirs(objects, exist_ok=True)
     if linker is not None:
-        library.export_library(stem + ".so", fcompile=linker, workspace_dir=objects)
+        library.export_library(stem + ".so", fcompile=linker, workspace_dir=objects, **packing)
     else:
-        library.export_library(stem + ".so", workspace_dir=objects, options=["-lm"])
+        options = ["-lm"]
+        library.export_library(stem + ".so", workspace_dir=objects, options=options, **packing)
     shutil.rmtree(objects)
 
 
-def export_executable(built: Any, path: str) -> None:
+def export_executable(
+    built: Any, path: str, target: tvm.target.Target, cubins: Mapping[str, bytes]
+) -> None:
     """Write a compiled network (`relax.VMExecutable`) as a shared library.
+
+    Args:
+        built: the network.
+        path: of the library.
+        target: what it was compiled for.
+        cubins: of generated programs, by the names of their kernels (`tvm_module.cubins`).
 
     Raises:
         ValueError: there is no linker.
+        CompileError: NVRTC refuses a kernel.
+        MeasureError: there is no GPU's driver here, and no NVRTC either.
     """
+    packing = _packing(target, cubins)
     link = resolve(Link.AUTO)
     if link is Link.JIT:
         raise ValueError("a network's library needs a linker: install binutils or a C compiler")
     with tempfile.TemporaryDirectory() as objects:
         if link is Link.LD:
-            built.export_library(path, fcompile=_ld_here, workspace_dir=objects)
+            built.export_library(path, fcompile=_ld_here, workspace_dir=objects, **packing)
         else:
-            built.export_library(path, workspace_dir=objects, options=["-lm"])
+            built.export_library(path, workspace_dir=objects, options=["-lm"], **packing)
+
+
+def _packing(
+    target: tvm.target.Target, cubins: Mapping[str, bytes] = types.MappingProxyType({})
+) -> dict[str, Any]:
+    """How a library gets its kernels, as keyword arguments of `export_library`."""
+    if target.kind.name != "cuda" or not embedded.is_needed():
+        return {}
+
+    def cubin_of(names: list[str], source: str) -> bytes:
+        known = cubins.get(names[0])
+        return cuda_build.cubin(source, target) if known is None else known
+
+    return {"fpack_imports": embedded.packer(cubin_of)}
 
 
 def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
@@ -130,15 +162,23 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     return tvm.tirx.build(mod, target)
 
 
-def module_of_task(program: payloads.Program, task: Task) -> tvm.runtime.Module:
+def module_of_task(
+    program: payloads.Program, task: Task, runs_here: bool = True
+) -> tvm.runtime.Module:
     """Compile a program of a task, scheduled or generated: "main" takes the task's tensors.
 
+    Args:
+        program: the program.
+        task: whose it is.
+        runs_here: whether the module is to run in this process. One of a generated program that
+            is not can be exported where there is no GPU (`export_executable`).
+
     Raises:
-        MeasureError: for a GPU, and NVRTC or headers are missing here; or the program is generated
-            and TVM finds no GPU's driver (`cuda.tvm_module.module`).
+        MeasureError: for a GPU, and NVRTC or headers are missing here; or the program is
+            generated, is to run and TVM finds no GPU's driver (`cuda.tvm_module.module`).
     """
     if isinstance(program, GeneratedProgram):
-        return tvm_module.module(program, task.mod, task.target)
+        return tvm_module.module(program, task.mod, task.target, runs_here)
     return module(program, task.target)
 
 

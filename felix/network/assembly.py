@@ -19,6 +19,7 @@ from tvm.relax import expr_functor
 
 from felix.frontend.torch_calls.form import TorchForm
 from felix.measure import build
+from felix.measure.cuda import tvm_module
 from felix.measure.payload import Program
 from felix.network import groups
 from felix.network.pytorch import registration
@@ -29,8 +30,17 @@ from felix.templates.generated import GeneratedProgram
 Runs: TypeAlias = Program | TorchForm | None
 
 
-def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]) -> tvm.IRModule:
+def assemble(
+    lowered: tvm.IRModule,
+    shipped: Sequence[tuple[groups.Group, Runs]],
+    runs_here: bool = True,
+) -> tvm.IRModule:
     """The network with what ships in the place of each group's PrimFuncs.
+
+    Args:
+        lowered: the network.
+        shipped: what groups run.
+        runs_here: whether the network is to run in this process.
 
     Raises:
         MeasureError: a generated kernel cannot be compiled here.
@@ -41,8 +51,8 @@ def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]
     for number, (group, runs) in enumerate(shipped):
         if isinstance(runs, GeneratedProgram):
             assert group.task is not None  # what was generated was generated for a task
-            name = f"felix_group{number}"
-            modules.append(_module(runs, group.task, name))
+            name = _name(number)
+            modules.append(_module(runs, group.task, name, runs_here))
             packed.update(dict.fromkeys(group.symbols, name))
         elif isinstance(runs, TorchForm):
             packed.update(dict.fromkeys(group.symbols, registration.register(runs)))
@@ -54,6 +64,25 @@ def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]
     return mod.with_attr("external_mods", modules) if modules else mod
 
 
+def cubins(shipped: Sequence[tuple[groups.Group, Runs]]) -> dict[str, bytes]:
+    """The cubins of the generated kernels of a network (`assemble`), by the kernels' names.
+
+    Raises:
+        CompileError: NVRTC refuses a kernel.
+        MeasureError: there is no NVRTC here.
+    """
+    known: dict[str, bytes] = {}
+    for number, (_, runs) in enumerate(shipped):
+        if isinstance(runs, GeneratedProgram):
+            known |= tvm_module.cubins(tvm_module.with_prefix(runs, _name(number)))
+    return known
+
+
+def _name(number: int) -> str:
+    """What the host function of a group is called, and its kernels' names begin with."""
+    return f"felix_group{number}"
+
+
 def _replace(mod: tvm.IRModule, symbol: str, program: tirx.PrimFunc) -> None:
     """Put a scheduled function in the place of a PrimFunc, under its name."""
     variable = mod.get_global_var(symbol)
@@ -61,11 +90,13 @@ def _replace(mod: tvm.IRModule, symbol: str, program: tirx.PrimFunc) -> None:
     mod.update_func(variable, func.with_attr("tirx.noalias", True))
 
 
-def _module(program: GeneratedProgram, task: Task, name: str) -> tvm.runtime.Module:
+def _module(
+    program: GeneratedProgram, task: Task, name: str, runs_here: bool
+) -> tvm.runtime.Module:
     """A generated kernel as a module whose function has this name."""
     func = task.func.with_attr("global_symbol", name)
     named = dataclasses.replace(task, mod=tvm.IRModule({"main": func}))
-    return build.module_of_task(program, named)
+    return build.module_of_task(tvm_module.with_prefix(program, name), named, runs_here)
 
 
 def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, str]) -> tvm.IRModule:

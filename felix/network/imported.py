@@ -65,6 +65,7 @@ def read(
     full: tvm.target.Target,
     shapes: Mapping[str, Sequence[int]] | None = None,
     grouping: frontend.Grouping = frontend.Grouping(),  # noqa: B008 - a frozen value
+    drawn_on: str | None = None,
 ) -> Network:
     """Import and lower a model.
 
@@ -75,12 +76,15 @@ def read(
         full: what to build for.
         shapes: of inputs whose extents an ONNX file leaves open.
         grouping: how groups of operators are chosen.
+        drawn_on: PyTorch's name of the device on which an ONNX file's inputs are drawn if there
+            are no examples; the target's kind of device if left out.
 
     Raises:
         WorkloadError: torch cannot export the model, or TVM cannot import or lower it.
     """
     if isinstance(model, str | pathlib.Path | bytes):
-        return _of_onnx(model, args, kwargs, full, shapes, grouping)
+        place = drawn_on or device_of(full)
+        return _of_onnx(model, args, kwargs, full, shapes, grouping, place)
     if shapes is not None:
         raise errors.WorkloadError("shapes are for ONNX files: give example inputs instead")
     if not isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
@@ -170,10 +174,13 @@ def _of_onnx(
     full: tvm.target.Target,
     shapes: Mapping[str, Sequence[int]] | None,
     grouping: frontend.Grouping,
+    drawn_on: str,
 ) -> Network:
     read = frontend.import_onnx(model, shapes)
     has_examples = bool(args) or bool(kwargs)
-    examples = read.calling.flatten(args, kwargs) if has_examples else _drawn(read.inputs, full)
+    examples = (
+        read.calling.flatten(args, kwargs) if has_examples else _drawn(read.inputs, drawn_on)
+    )
     return Network(
         name="ONNX model" if isinstance(model, bytes) else pathlib.Path(model).stem,
         imported=read,
@@ -185,9 +192,7 @@ def _of_onnx(
     )
 
 
-def _drawn(
-    specs: Sequence[frontend_imported.TensorSpec], full: tvm.target.Target
-) -> list[torch.Tensor]:
+def _drawn(specs: Sequence[frontend_imported.TensorSpec], device: str) -> list[torch.Tensor]:
     """Random floats, and zeros for integers, which may be indices."""
     generator = torch.Generator().manual_seed(_SEED)
     tensors = []
@@ -198,7 +203,7 @@ def _drawn(
             tensors.append(torch.randn(spec.shape, generator=generator).to(dtype))
         else:
             tensors.append(torch.zeros(spec.shape, dtype=dtype))
-    return [tensor.to(device_of(full)) for tensor in tensors]
+    return [tensor.to(device) for tensor in tensors]
 
 
 def _result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

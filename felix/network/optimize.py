@@ -159,17 +159,13 @@ def from_outcomes(
         TuningError: outputs differ from the model's.
         MeasureError: a program cannot be compiled here.
     """
-    outcomes_of = [(group, _outcome(group, gathered)) for group in every]
-    shipped = [
-        shipping.choose(group, outcome, compared, is_known=_is_known(group, gathered))
-        for group, outcome, compared in contenders.compare(outcomes_of)
-    ]
+    shipped = chosen_programs(every, gathered, contenders)
     chosen = whole.choose(network, shipped, contenders.store)
     begin_step("building the network")
     built = _built(dataclasses.replace(network, lowered=chosen.lowered), chosen.shipped)
     runner, calls = optimized.runner(built, network.examples)
     begin_step("running the network as the model does")
-    expected = network.expected or _plain_outputs(network)
+    expected = network.expected or plain_outputs(network)
     begin_step("checking the network")
     outputs = runner(list(network.examples))
     max_error = agreement.check(outputs, expected, network.tolerance)
@@ -192,6 +188,17 @@ def from_outcomes(
     return optimized.OptimizedNetwork(network, built, runner, summary)
 
 
+def chosen_programs(
+    every: Sequence[groups.Group], gathered: outcomes.Outcomes, contenders: contest.Contest
+) -> list[shipping.Shipped]:
+    """What each group runs, by what is known of its task and what is timed now."""
+    outcomes_of = [(group, _outcome(group, gathered)) for group in every]
+    return [
+        shipping.choose(group, outcome, compared, is_known=_is_known(group, gathered))
+        for group, outcome, compared in contenders.compare(outcomes_of)
+    ]
+
+
 def _is_known(group: groups.Group, gathered: outcomes.Outcomes) -> bool:
     return group.task is not None and group.task.key in gathered.known
 
@@ -204,19 +211,26 @@ def _built(
     network: imported.Network, shipped: Sequence[shipping.Shipped]
 ) -> executable.Executable:
     """The network with what ships, compiled and loaded."""
-    runs = [
-        (each.group, contest.program(each.contender, each.group, each.outcome))
-        for each in shipped
-        if each.group.symbols
-    ]
-    mod = prepacking.prepack(assembly.assemble(network.lowered, runs))
     return executable.Executable(
-        executable.compile_network(mod, network.target),
+        executable.compile_network(_assembled(network, shipped), network.target),
         network.imported.parameters,
         executable.device(network.target),
     )
 
 
-def _plain_outputs(network: imported.Network) -> list[torch.Tensor]:
+def _assembled(network: imported.Network, shipped: Sequence[shipping.Shipped]) -> tvm.IRModule:
+    return prepacking.prepack(assembly.assemble(network.lowered, runs(shipped)))
+
+
+def runs(shipped: Sequence[shipping.Shipped]) -> list[tuple[groups.Group, assembly.Runs]]:
+    """The programs that ship, of the groups that the network calls."""
+    return [
+        (each.group, contest.program(each.contender, each.group, each.outcome))
+        for each in shipped
+        if each.group.symbols
+    ]
+
+
+def plain_outputs(network: imported.Network) -> list[torch.Tensor]:
     """The outputs of a network as TVM builds it without tuning."""
     return _built(network, [])(list(network.examples))

@@ -67,7 +67,13 @@ class OptimizedNetwork:
         """
         from felix.network.bundle import export
 
-        return export.write(self._network, self._executable, self.report, folder)
+        outputs = self._network.expected or self._executable(list(self._network.examples))
+        content = export.Content(
+            library=self._executable.built,
+            parameters=self._executable.parameters,
+            outputs=outputs,
+        )
+        return export.write(self._network, content, self.report, folder)
 
     def __repr__(self) -> str:
         return f"OptimizedNetwork({self._network.name}, {len(self.report.groups)} groups)"

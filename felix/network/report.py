@@ -37,12 +37,13 @@ class Report:
         reason: why tuning ended ("trials", "seconds", ...); None if nothing had to be tuned.
         tuning_s: seconds that tuning took.
         max_error: largest difference of the outputs from the model's, relative to the
-            root mean square of each output.
+            root mean square of each output; None if it was not run here.
         calls: what runs a call: "one CUDA graph", or TVM's virtual machine (and why no graph).
         attentions: attentions that were compared with PyTorch's operator as a whole. Where it
             ships their groups have the calls that are left.
         pytorch: operators that TVM does not convert, which PyTorch runs, and their calls.
-        timing: of whole calls; None if everything was known and nothing was timed.
+        timing: of whole calls; None if everything was known and nothing was timed, or it was not
+            run here.
     """
 
     network: str
@@ -51,7 +52,7 @@ class Report:
     n_compared: int
     reason: str | None
     tuning_s: float
-    max_error: float
+    max_error: float | None
     calls: str
     timing: Timing | None
     attentions: Sequence[whole.Whole] = ()
@@ -106,7 +107,9 @@ class Report:
         return "\n".join([*lines, *self._totals(), *self._notes()])
 
     def _totals(self) -> list[str]:
-        lines = [f"largest error: {self.max_error:.1e}", f"a call runs: {self.calls}"]
+        lines = [f"a call runs: {self.calls}"]
+        if self.max_error is not None:
+            lines.insert(0, f"largest error: {self.max_error:.1e}")
         if self.latency_us is not None:
             lines.insert(0, f"sum of the groups, cold caches: {self.latency_us:.1f} us")
         if self.timing is not None:

@@ -45,7 +45,8 @@ class Type(enum.StrEnum):
     FINAL = "final"
     #: The cost model was fine-tuned: n_records, loss_before, loss_after, accepted.
     TRAINED = "trained"
-    #: The network was built: call_us, max_error; or not: failure.
+    #: The network was built: call_us, max_error, both null where its device is elsewhere; or not:
+    #: failure.
     NETWORK = "network"
     #: A checkpoint was written: n_records, bytes.
     CHECKPOINT = "checkpoint"

@@ -94,9 +94,10 @@ class Network:
     Attributes:
         name: of the model.
         groups: those with a task first, in the order of the tasks.
-        call_us: median of a whole call by wall clock; None before it is built.
+        call_us: median of a whole call by wall clock; None before it is built, and of one that
+            was built for a device of a cluster.
         max_error: largest relative difference of its outputs from those of its build without
-            tuning.
+            tuning; None where `call_us` is.
         failure: why it was not built.
     """
 
@@ -105,6 +106,11 @@ class Network:
     call_us: float | None
     max_error: float | None
     failure: str | None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it is known what each group runs."""
+        return _is_built(self.groups)
 
     @property
     def latency_us(self) -> float | None:
@@ -130,8 +136,8 @@ class New:
 class Built:
     """What a built network is; `checked` makes one of what an engine's process says."""
 
-    call_us: _Latency
-    max_error: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    call_us: _Latency | None
+    max_error: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None
     groups: Annotated[tuple[Group, ...], pydantic.Field(max_length=MAX_GROUPS)]
 
 
@@ -159,7 +165,7 @@ def of_job(tx: orm.Session, job_id: int, tasks: Sequence[rows.Task]) -> Network 
     if stored is None:
         return None
     every = tuple(_read(group) for group in stored.groups)
-    if stored.call_us is None:
+    if not _is_built(every):
         by_number = {task.number: task for task in tasks}
         every = tuple(_measured(group, by_number) for group in every)
     return Network(
@@ -209,6 +215,10 @@ def _change(
     statement = sa.update(row).where(row.job_id == fence.job_id).values(**values)
     tx.execute(statement.execution_options(synchronize_session=False))
     events.append(tx, fence.job_id, events.Type.NETWORK, payload)
+
+
+def _is_built(groups: Sequence[Group]) -> bool:
+    return any(group.ships is not None for group in groups)
 
 
 def _json(groups: Sequence[Group]) -> list[Any]:

@@ -125,8 +125,9 @@ class FelixEngine:
         self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
-        self._places.refuse_networks()
-        return network_artifact.write(outcome.result, claimed, path)
+        return network_artifact.write(
+            outcome.result, claimed, path, runs_here=self._places.are_here
+        )
 
     def close(self) -> None:
         """End all processes."""

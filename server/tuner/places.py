@@ -50,8 +50,9 @@ class Places(Protocol):
         """Why nothing can be measured for longer than a moment; None if it can."""
         ...
 
-    def refuse_networks(self) -> None:
-        """Raise `MeasureError` if whole networks cannot be timed there."""
+    @property
+    def are_here(self) -> bool:
+        """Whether this process can run programs on the devices itself."""
         ...
 
     def close(self) -> None:
@@ -95,8 +96,10 @@ class ThisMachine:
         """See `Places`."""
         return self._pools.lost
 
-    def refuse_networks(self) -> None:
+    @property
+    def are_here(self) -> bool:
         """See `Places`."""
+        return True
 
     def close(self) -> None:
         """See `Places`."""
@@ -139,12 +142,10 @@ class OnCluster:
         """See `Places`."""
         return "the link to the cluster is gone" if self._cluster.ended else self._pools.lost
 
-    def refuse_networks(self) -> None:
+    @property
+    def are_here(self) -> bool:
         """See `Places`."""
-        raise errors.MeasureError(
-            "this tuner measures on a cluster, and networks are compared and timed on the "
-            "tuner's machine: their programs are in the other file"
-        )
+        return False
 
     def close(self) -> None:
         """See `Places`."""

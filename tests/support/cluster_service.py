@@ -61,6 +61,10 @@ class Service:
             options={"round_size": 8},
         ).id  # fmt: skip
 
+    def submit_network(self, path: pathlib.Path) -> int:
+        """Queue a job that puts the network of an ONNX file together; its number."""
+        return self.client.submit_file(path, trials=8, options={"round_size": 4}).id
+
     def wait(self, job_id: int, is_so: Callable[[client.Job], bool], seconds: float) -> client.Job:
         """The job, once something is so."""
         until_s = time.monotonic() + seconds

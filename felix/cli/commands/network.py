@@ -7,17 +7,20 @@ import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import errors
 from felix.artifact import export
 from felix.cli import interrupts, progress
-from felix.cli.commands import inputs
+from felix.cli.commands import cluster, inputs
 from felix.search import strategies
 from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
     from felix.network.optimized import OptimizedNetwork
+    from felix.network.report import Report
+
+_Shapes: TypeAlias = Mapping[str, list[int]] | None
 
 #: Ends of the names of files that hold a network: of ONNX, and of `torch.export.save`.
 SUFFIXES = (".onnx", ".pt2")
@@ -43,47 +46,98 @@ def run(arguments: argparse.Namespace) -> int:
         raise errors.TuningError("a network is tuned by local search with the shipped model")
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)
-    fast = _optimized(path, arguments, out)
-    folder = fast.export(out)
+    summary = _written(path, arguments, out)
     if arguments.json:
-        print(json.dumps({**fast.report.to_json(), "out": str(folder)}, indent=1))
+        print(json.dumps({**summary.to_json(), "out": str(out)}, indent=1))
     if not arguments.quiet or not arguments.json:
         human = sys.stderr if arguments.json else sys.stdout
-        print(f"{fast.report}\nrun it: python {folder / 'run.py'}", file=human)
-    return interrupts.EXIT_CODE if fast.report.reason == "interrupted" else 0
+        there = " where its device is" if arguments.cluster else ""
+        print(f"{summary}\nrun it{there}: python {out / 'run.py'}", file=human)
+    return interrupts.EXIT_CODE if summary.reason == "interrupted" else 0
 
 
-def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> OptimizedNetwork:
-    from felix.network import optimize
-
+def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Report:
+    """Tune, build and write the network; what ships."""
     model, shapes = _read(path, arguments.shape)
     with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+        chosen = options.TuneOptions(
+            round_size=arguments.round,
+            patience_rounds=arguments.patience,
+            devices=arguments.devices,
+            pool=cluster.pool(arguments.cluster),
+            should_stop=signals.noted,
+        )
         try:
-            return optimize.optimize(
-                model,
-                seconds=arguments.seconds,
-                trials=arguments.trials,
-                target=arguments.target or inputs.DEFAULT_TARGET,
-                shapes=shapes,
-                out=out,
-                seed=arguments.seed,
-                options=options.TuneOptions(
-                    round_size=arguments.round,
-                    patience_rounds=arguments.patience,
-                    devices=arguments.devices,
-                    should_stop=signals.noted,
-                ),
-                on_event=on_event,
-                pytorch=not arguments.no_pytorch,
-                improve=arguments.improve,
-                fusion=arguments.fusion,
-                allow_tf32=arguments.allow_tf32,
-            )
+            if arguments.cluster:
+                return _written_for_elsewhere(model, shapes, arguments, chosen, on_event, out)
+            fast = _optimized(model, shapes, arguments, chosen, on_event, out)
         except pacing.Stopped:  # before there was anything to report
             raise KeyboardInterrupt from None
+    fast.export(out)
+    return fast.report
 
 
-def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, Mapping[str, list[int]] | None]:
+def _optimized(
+    model: Any,
+    shapes: _Shapes,
+    arguments: argparse.Namespace,
+    chosen: options.TuneOptions,
+    on_event: options.OnEvent | None,
+    out: pathlib.Path,
+) -> OptimizedNetwork:
+    from felix.network import optimize
+
+    return optimize.optimize(
+        model,
+        seconds=arguments.seconds,
+        trials=arguments.trials,
+        target=arguments.target or inputs.DEFAULT_TARGET,
+        shapes=shapes,
+        out=out,
+        seed=arguments.seed,
+        options=chosen,
+        on_event=on_event,
+        pytorch=not arguments.no_pytorch,
+        improve=arguments.improve,
+        fusion=arguments.fusion,
+        allow_tf32=arguments.allow_tf32,
+    )
+
+
+def _written_for_elsewhere(
+    model: Any,
+    shapes: _Shapes,
+    arguments: argparse.Namespace,
+    chosen: options.TuneOptions,
+    on_event: options.OnEvent | None,
+    out: pathlib.Path,
+) -> Report:
+    from felix.network import elsewhere, outcomes
+    from felix.network.optimize import DEFAULT_SECONDS
+
+    has_limit = arguments.seconds is not None or arguments.trials is not None
+    request = outcomes.Request(
+        trials=arguments.trials,
+        seconds=arguments.seconds if has_limit else DEFAULT_SECONDS,
+        seed=arguments.seed,
+        options=chosen,
+        out=out,
+        on_event=on_event,
+        pytorch=False,
+        improve=arguments.improve,
+    )
+    return elsewhere.tune(
+        model,
+        out,
+        request,
+        arguments.target or inputs.DEFAULT_TARGET,
+        shapes=shapes,
+        fusion=arguments.fusion,
+        allow_tf32=arguments.allow_tf32,
+    )
+
+
+def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, _Shapes]:
     """(model, shapes) as `felix.optimize` takes them."""
     if path.endswith(".onnx"):
         return path, dict(map(_shape, shapes or ())) or None

@@ -66,10 +66,10 @@ def _check_elsewhere(arguments: argparse.Namespace, is_network: bool) -> None:
     ]
     if len(given) > 1:
         raise errors.TuningError("give --cluster or --tracker, not both")
-    if given and (arguments.queued or is_network):
-        raise errors.TuningError(
-            f"{given[0]} is for workloads: networks are compared and timed on the machine itself"
-        )
+    if given and arguments.queued:
+        raise errors.TuningError(f"{given[0]} is not for --queued, which tunes on this machine")
+    if arguments.tracker is not None and is_network:
+        raise errors.TuningError("--tracker is for workloads: boards run one program at a time")
     if arguments.cluster is not None:
         cluster.require(arguments.cluster)
 

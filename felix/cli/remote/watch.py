@@ -98,6 +98,8 @@ def line(event: client.Event) -> str | None:
             text = f"takes what was measured by job {jobs}"
         case "network" if payload.get("failure"):
             text = f"the network could not be built: {payload['failure']}"
+        case "network" if payload.get("call_us") is None:
+            text = "the network is built; its run.py checks and times it where the device is"
         case "network":
             text = f"a call of the network: {report.duration(payload.get('call_us'))}"
         case "artifact":

@@ -193,14 +193,19 @@ def compiling(target: tvm.target.Target) -> Iterator[None]:
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
     nvrtc.load()
-    arch = str(target.attrs["arch"])
-
-    def cubin(code: str) -> bytes:
-        source = cuda_source.slim(str(code))
-        return nvrtc.compile_cubin(source.text, arch, headers=source.headers)
-
-    with compiled_by(cubin), passes():
+    with compiled_by(lambda code: cubin(str(code), target)), passes():
         yield
+
+
+def cubin(code: str, target: tvm.target.Target) -> bytes:
+    """The cubin of CUDA source that TVM generated, compiled as it is measured.
+
+    Raises:
+        CompileError: NVRTC refuses it.
+        MeasureError: there is no NVRTC here, or headers are needed and there are none.
+    """
+    source = cuda_source.slim(code)
+    return nvrtc.compile_cubin(source.text, str(target.attrs["arch"]), headers=source.headers)
 
 
 def passes() -> tvm.transform.PassContext:

@@ -357,6 +357,18 @@ def _walk(tensor_map: launch_plan.TensorMap) -> list[Any]:
     ]
 
 
+def fill(descriptor: Any, tensor_map: launch_plan.TensorMap, pointer: Any) -> None:
+    """Encode a tensor map of what begins at a pointer into the room that a host program has.
+
+    Raises:
+        NoDriver: it is not here.
+        DriverError: the driver refuses it.
+    """
+    address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+    content = encoded(libcuda(), tensor_map, address - tensor_map.offset_bytes)
+    ctypes.memmove(descriptor, content, ctypes.sizeof(content))
+
+
 def libcuda() -> ctypes.CDLL:
     """The driver's library.
 

@@ -2,19 +2,19 @@
 
 The host function has the task's parameters, which TVM checks as those of any program. It takes
 the workspaces from TVM's pool as one, encodes the tensor maps and launches the kernels. TVM's
-runtime cannot encode im2col tensor maps: a function of this module does, so that a program with
-some runs only in a process that has imported it. TVM also wants device functions, from which it
+runtime cannot encode im2col tensor maps: a function of this module does, and in an artifact one of
+its `run.py`. TVM also wants device functions, from which it
 learns what the arguments are: they have the kernels' names and no body, and TVM gets the cubin in
 place of what it would compile of them.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,13 +37,19 @@ _ENCODE_IM2COL = "felix.encode_im2col_tensor_map"
 
 
 def module(
-    program: GeneratedProgram, task_mod: tvm.IRModule, target: tvm.target.Target
+    program: GeneratedProgram,
+    task_mod: tvm.IRModule,
+    target: tvm.target.Target,
+    runs_here: bool = True,
 ) -> tvm.runtime.Module:
     """A module whose "main" takes the tensors of a task's program.
 
+    One that does not run here has no code of its kernels where TVM finds no GPU's driver.
+
     Raises:
         CompileError: NVRTC refuses the source.
-        MeasureError: TVM cannot load CUDA code here, or there is no NVRTC or headers.
+        MeasureError: it is to run, and TVM cannot load CUDA code here; or there is no NVRTC or
+            headers.
     """
     cubins: list[bytes] = []
 
@@ -57,12 +63,38 @@ def module(
         device = tvm.get_global_func("target.build.cuda")(
             device_module(program.plan, target), target
         )
-    if not cubins:
+    if not cubins and runs_here:
         raise errors.MeasureError(
             "a module with a generated kernel can be made only where TVM finds a GPU's driver"
         )
     host.import_module(device)
     return host
+
+
+def with_prefix(program: GeneratedProgram, prefix: str) -> GeneratedProgram:
+    """The program with kernels of longer names, for a library that has other programs, too.
+
+    A library's host code finds kernels by name alone, among those of all modules it was made of.
+    """
+    source = program.source
+    for kernel in {launch.kernel for launch in program.plan.launches}:
+        definition = re.compile(rf"(__global__\s+void\s[^{{;]*?)\b{kernel}(\s*\()")
+        source, count = definition.subn(rf"\g<1>{prefix}_{kernel}\g<2>", source)
+        if count != 1:
+            raise errors.MeasureError(f"{count} kernels of a program are named {kernel}")
+    launches = tuple(
+        dataclasses.replace(launch, kernel=f"{prefix}_{launch.kernel}")
+        for launch in program.plan.launches
+    )
+    plan = dataclasses.replace(program.plan, launches=launches)
+    return dataclasses.replace(program, source=source, plan=plan)
+
+
+def cubins(program: GeneratedProgram) -> dict[str, bytes]:
+    """The cubin of a program by the name of each kernel; raises as `build.cubin_of`."""
+    return dict.fromkeys(
+        (launch.kernel for launch in program.plan.launches), build.cubin_of(program)
+    )
 
 
 def host_module(
@@ -181,12 +213,7 @@ def _encode(
 
 def _encode_im2col(descriptor: Any, pointer: Any, text: str) -> None:
     """Fill a descriptor as the driver does; TVM's runtime encodes maps of boxes alone."""
-    tensor_map = launch_plan.tensor_map_of(json.loads(text))
-    address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
-    filled = driver.encoded(
-        driver.libcuda(), dataclasses.replace(tensor_map, offset_bytes=0), address
-    )
-    ctypes.memmove(descriptor, filled, ctypes.sizeof(filled))
+    driver.fill(descriptor, launch_plan.tensor_map_of(json.loads(text)), pointer)
 
 
 tvm_ffi.register_global_func(_ENCODE_IM2COL, _encode_im2col, override=True)

@@ -7,6 +7,7 @@ examples.bin     inputs of a call, and the model's outputs on them
 run.py           loads the network, checks it against the examples and times it; a program that
                  imports it calls `Network(folder)(*inputs)`
 report.txt       the report as people read it
+driver.py, launch_plan.py  of a network for a GPU: they encode tensor maps that TVM cannot
 torch_functions.py  runs the groups that PyTorch's operators run, if there are any; then torch is
                  needed, too
 
@@ -15,6 +16,7 @@ The two `.bin` files are what `tvm.runtime.save_param_dict` writes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -27,11 +29,13 @@ from typing import Any
 
 import torch
 import tvm
+from tvm import relax
 
-from felix import errors, files, records, target
+from felix import errors, files, launch_plan, records, target
 from felix.artifact import export as task_artifact
 from felix.frontend.torch_calls.form import form_from_json
 from felix.measure import build
+from felix.measure.cuda import driver
 from felix.network import executable, imported, report, shipping
 from felix.network.bundle import run_script
 from felix.network.pytorch import functions
@@ -40,11 +44,33 @@ from felix.network.pytorch import functions
 FORMAT = 1
 LIBRARY, PARAMETERS, EXAMPLES = "network.so", "parameters.bin", "examples.bin"
 FUNCTIONS = "torch_functions.py"
+#: What encodes im2col tensor maps for kernels of a GPU.
+_TENSOR_MAP_SCRIPTS = {"driver.py": driver, "launch_plan.py": launch_plan}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A built network as the folder has it.
+
+    Attributes:
+        library: the compiled network.
+        parameters: what `main` takes behind the inputs of a call; with `prepacks`, what the
+            library's function `prepacking.TRANSFORM` makes that of.
+        outputs: of the model on the examples, or else of the network.
+        prepacks: whether parameters are prepacked when the network is loaded.
+        cubins: of generated kernels by name, for a library that is made without a GPU's driver.
+    """
+
+    library: relax.VMExecutable
+    parameters: Sequence[Any]
+    outputs: Sequence[torch.Tensor]
+    prepacks: bool = False
+    cubins: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
 def write(
     network: imported.Network,
-    built: executable.Executable,
+    built: Content,
     summary: report.Report,
     folder: str | os.PathLike[str],
 ) -> pathlib.Path:
@@ -54,21 +80,22 @@ def write(
         OutputError: the folder cannot be written, or there is no linker.
     """
     path = task_artifact.check_writable(folder)
-    outputs = built(list(network.examples))
-    expected = list(network.expected) if network.expected is not None else outputs
     try:
-        _library(built, path)
-        parameters = {f"p{i}": value for i, value in enumerate(built.parameters)}
-        _save(path / PARAMETERS, parameters)
-        _save(path / EXAMPLES, _named("input", network.examples) | _named("output", expected))
+        _library(built, network, path)
+        _save(path / PARAMETERS, _named("p", built.parameters))
+        tensors = _named("input", network.examples) | _named("output", built.outputs)
+        _save(path / EXAMPLES, tensors)
         shutil.copyfile(run_script.__file__, path / "run.py")
         (path / "report.txt").write_text(f"{summary}\n")
         forms = _forms(network, summary)
         names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]
-        if forms:
-            shutil.copyfile(functions.__file__, path / FUNCTIONS)
-            names.append(FUNCTIONS)
-        manifest = _manifest(network, len(built.parameters), summary, expected)
+        scripts = {FUNCTIONS: functions} if forms else {}
+        if network.target.kind.name == "cuda":
+            scripts |= _TENSOR_MAP_SCRIPTS
+        for name, module in scripts.items():
+            shutil.copyfile(str(module.__file__), path / name)
+            names.append(name)
+        manifest = _manifest(network, built, summary)
         manifest["pytorch"] = forms
         manifest["files"] = {name: _sha256(path / name) for name in names}
         files.write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
@@ -88,20 +115,15 @@ def _forms(network: imported.Network, summary: report.Report) -> dict[str, str]:
     return {form.function_name: form.to_json() for form in forms if not isinstance(form, str)}
 
 
-def _library(built: executable.Executable, path: pathlib.Path) -> None:
+def _library(built: Content, network: imported.Network, path: pathlib.Path) -> None:
     try:
-        build.export_executable(built.built, str(path / LIBRARY))
+        build.export_executable(built.library, str(path / LIBRARY), network.target, built.cubins)
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().splitlines()[-1]
         raise errors.OutputError(f"the network's library cannot be linked: {line}") from error
 
 
-def _manifest(
-    network: imported.Network,
-    n_parameters: int,
-    summary: report.Report,
-    expected: Sequence[torch.Tensor],
-) -> dict[str, Any]:
+def _manifest(network: imported.Network, built: Content, summary: report.Report) -> dict[str, Any]:
     model = network.imported
     return {
         "felix_network": FORMAT,
@@ -114,8 +136,9 @@ def _manifest(
         "inputs": [_tensor_json(spec.name, each) for spec, each in
                    zip(model.inputs, network.examples, strict=True)],
         "outputs": [_tensor_json(spec.name, each) for spec, each in
-                    zip(model.outputs, expected, strict=True)],
-        "n_parameters": n_parameters,
+                    zip(model.outputs, built.outputs, strict=True)],
+        "n_parameters": len(built.parameters),
+        "prepacks": built.prepacks,
         "allow_tf32": network.allow_tf32,
         "tolerance": network.tolerance,
         "report": summary.to_json(),
@@ -127,11 +150,14 @@ def _tensor_json(name: str, tensor: torch.Tensor) -> dict[str, Any]:
     return {"name": name, "shape": list(tensor.shape), "dtype": dtype}
 
 
-def _named(prefix: str, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    return {
-        f"{prefix}{number}": tvm.runtime.from_dlpack(executable.as_stored(tensor))
-        for number, tensor in enumerate(tensors)
-    }
+def _named(prefix: str, tensors: Sequence[Any]) -> dict[str, Any]:
+    return {f"{prefix}{number}": _as_tvm(each) for number, each in enumerate(tensors)}
+
+
+def _as_tvm(tensor: Any) -> tvm.runtime.Tensor:
+    if isinstance(tensor, torch.Tensor):
+        return tvm.runtime.from_dlpack(executable.as_stored(tensor))
+    return tensor
 
 
 def _save(path: pathlib.Path, tensors: Mapping[str, Any]) -> None:

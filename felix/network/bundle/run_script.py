@@ -54,6 +54,7 @@ class Network:
         if not self.device.exist:
             raise Failure(f"this network needs a {kind} device and there is none here")
         _register(tvm, self._folder, self.manifest.get("pytorch", {}))
+        _register_tensor_maps(tvm, self._folder, self.manifest)
         try:
             library = tvm.runtime.load_module(str(self._folder / "network.so"))
         except (RuntimeError, ValueError, OSError) as error:
@@ -65,7 +66,10 @@ class Network:
         has_workspace = machine.module.implements_function("workspace")
         self._workspace = list(machine["workspace"]()) if has_workspace else []
         stored = self.load("parameters.bin")
-        self._parameters = [stored[f"p{i}"] for i in range(self.manifest["n_parameters"])]
+        parameters = [stored[f"p{i}"] for i in range(self.manifest["n_parameters"])]
+        if self.manifest.get("prepacks", False):
+            parameters = list(machine["main_transform_params"](tuple(parameters)))
+        self._parameters = parameters
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """The outputs of one call; inputs as `inputs` in the manifest says."""
@@ -147,14 +151,30 @@ def _register(tvm: Any, folder: pathlib.Path, forms: dict[str, str]) -> None:
             f"PyTorch's operators run a part of this network: pip install torch ({error})"
         ) from None
     del torch
-    path = folder / "torch_functions.py"
-    spec = importlib.util.spec_from_file_location("torch_functions", path)
-    if spec is None or spec.loader is None:
-        raise Failure(f"{path} cannot be loaded")
-    functions = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(functions)
+    functions = _module(folder, "torch_functions")
     for name, form in forms.items():
         tvm.register_global_func(name, functions.packed(form), override=True)
+
+
+def _register_tensor_maps(tvm: Any, folder: pathlib.Path, manifest: dict[str, Any]) -> None:
+    """Make known to TVM what encodes the tensor maps that its own runtime cannot."""
+    if "driver.py" not in manifest["files"]:
+        return
+    driver, launch_plan = (_module(folder, name) for name in ("driver", "launch_plan"))
+
+    def encode(descriptor: Any, pointer: Any, text: str) -> None:
+        driver.fill(descriptor, launch_plan.tensor_map_of(json.loads(text)), pointer)
+
+    tvm.register_global_func("felix.encode_im2col_tensor_map", encode, override=True)
+
+
+def _module(folder: pathlib.Path, name: str) -> Any:
+    """A file of the folder as a module."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _manifest(folder: pathlib.Path) -> dict[str, Any]:

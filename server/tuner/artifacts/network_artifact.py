@@ -10,9 +10,19 @@ import dataclasses
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable, Sequence
 
 from felix import errors, files, names
-from felix.network import contest, groups, imported, optimize, outcomes, report, shipping
+from felix.network import (
+    contest,
+    elsewhere,
+    groups,
+    imported,
+    optimize,
+    outcomes,
+    report,
+    shipping,
+)
 from felix.tuning import results
 from server.store import networks
 from server.tuner import engine
@@ -20,7 +30,10 @@ from server.tuner.artifacts import job_artifact
 
 
 def write(
-    result: results.NetworkResult, claimed: engine.JobAccess, path: pathlib.Path
+    result: results.NetworkResult,
+    claimed: engine.JobAccess,
+    path: pathlib.Path,
+    runs_here: bool,
 ) -> networks.Built:
     """Build the network and write the zip to `path`; what the network is.
 
@@ -28,6 +41,8 @@ def write(
         result: of the run.
         claimed: the job; it has the ONNX file.
         path: of the zip; scratch files go beside it.
+        runs_here: whether this machine has the device; the network is not checked or timed
+            otherwise.
 
     Raises:
         WorkloadError: the file cannot be read.
@@ -38,25 +53,41 @@ def write(
     claimed.begin_step("reading the model")
     shapes = job.workload.get("shapes") or None
     full = result.results[0].task.target
-    network = imported.read(claimed.model_file(), (), {}, full, shapes)
+    drawn_on = None if runs_here else "cpu"
+    network = imported.read(claimed.model_file(), (), {}, full, shapes, drawn_on=drawn_on)
     network = dataclasses.replace(
         network,
         name=pathlib.PurePath(job.op).stem,
         allow_tf32=job.workload.get("allow_tf32", False),
     )
     every = groups.of(network.lowered, full, allow_tf32=network.allow_tf32)
-    fast = optimize.from_outcomes(
-        network, every, _outcomes(result), contest.Contest(network, None), claimed.begin_step
-    )
-    claimed.begin_step("writing the network")
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        folder = fast.export(pathlib.Path(scratch, f"felix-job-{job.id}-network"))
+        folder = pathlib.Path(scratch, f"felix-job-{job.id}-network")
+        write_folder = _run_and_write if runs_here else elsewhere.write
+        summary = write_folder(network, every, _outcomes(result), folder, claimed.begin_step)
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["job"] = job_artifact.describe(job, result)
         text = json.dumps(manifest, indent=2) + "\n"
         files.write_atomically(folder / "manifest.json", text)
         job_artifact.write_zip(folder, path)
-    return _built(fast.report, result)
+    return _built(summary, result)
+
+
+def _run_and_write(
+    network: imported.Network,
+    every: Sequence[groups.Group],
+    gathered: outcomes.Outcomes,
+    folder: pathlib.Path,
+    begin_step: Callable[[str], None],
+) -> report.Report:
+    """Build, check, time and write; as `elsewhere.write`."""
+    contenders = contest.Contest(network, None)
+    fast = optimize.from_outcomes(network, every, gathered, contenders, begin_step)
+    if fast.report.timing is None:
+        raise errors.TuningError("the network was not timed")
+    begin_step("writing the network")
+    fast.export(folder)
+    return fast.report
 
 
 def _outcomes(result: results.NetworkResult) -> outcomes.Outcomes:
@@ -67,11 +98,9 @@ def _outcomes(result: results.NetworkResult) -> outcomes.Outcomes:
 
 
 def _built(summary: report.Report, result: results.NetworkResult) -> networks.Built:
-    if summary.timing is None:
-        raise errors.TuningError("the network was not timed")
     numbers = {each.task.key: number for number, each in enumerate(result.results)}
     return networks.Built(
-        call_us=summary.timing.network_us,
+        call_us=None if summary.timing is None else summary.timing.network_us,
         max_error=summary.max_error,
         groups=tuple(_group(each, numbers) for each in summary.groups),
     )

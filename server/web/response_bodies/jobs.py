@@ -62,7 +62,8 @@ class Network(common.ResponseBody):
         description="sum of calls x latency over groups with a task; null while one has none"
     )
     call_us: float | None = pydantic.Field(
-        description="median of a whole call, with warm caches; null before it is built"
+        description="median of a whole call, with warm caches; null before it is built, and of "
+        "one that was built for a device of a cluster: its run.py times it"
     )
     max_error: float | None = pydantic.Field(
         description="largest relative difference from its build without tuning"

@@ -22,6 +22,7 @@ from felix.measure import build, protocol
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import nvrtc
 from felix.task import Task
+from tests.support import elves
 
 
 @dataclasses.dataclass
@@ -222,6 +223,9 @@ def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:
     assert manifest["pass_config"] == {"tirx.use_async_copy": True}
     first, *script = (tmp_path / "schedule.py").read_text().splitlines()
     assert str(manifest["pass_config"]) in first and tvm.script.from_source("\n".join(script))
+    kernel = (tmp_path / "kernel.so").read_bytes()
+    # a cubin, no source
+    assert elves.EM_CUDA in elves.machines(kernel) and b"__global__" not in kernel
     if not tvm.runtime.device("cuda", 0).exist:
         done = _run(tmp_path)
         assert done.returncode == 1 and "needs a cuda device" in done.stderr

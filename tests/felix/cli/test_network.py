@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from felix.cli import main
+from felix.cli.commands import cluster
 from felix.known_results import store
 from felix.task import Task
 from felix.tuning import options
@@ -73,9 +74,29 @@ def test_onnx(
     assert "shape" in capsys.readouterr().err
 
 
+def test_a_network_of_a_cluster_s_device_is_not_run_here(
+    tmp_path: pathlib.Path,
+    pool: networks.Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cluster, "require", lambda address: None)
+    monkeypatch.setattr(cluster, "pool", lambda address: lambda task: pool)
+    path, out = tmp_path / "net.pt2", tmp_path / "out"
+    torch.export.save(torch.export.export(nn.Linear(8, 4), (torch.randn(2, 8),)), path)
+    arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]
+    assert main.main([*arguments, "--cluster", "head:6379"]) == 0
+    told = capsys.readouterr().out
+    assert "a call runs: nothing yet" in told and "run it where its device is: python" in told
+    assert pool.n_measured >= 2 and "largest error" not in told
+    assert json.loads((out / "manifest.json").read_text())["report"]["timing"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["net.onnx", "--tracker=h:1", "--key=k"], "boards run one program at a time"),
+        (["--queued", "--cluster=h:1"], "tunes on this machine"),
         (["net.onnx", "gemm:8,8,8"], "tune it by itself"),
         (["missing.pt2"], "cannot read missing.pt2"),
         (["net.onnx", "--strategy", "random"], "local search"),

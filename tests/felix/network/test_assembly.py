@@ -15,6 +15,7 @@ from felix.network import assembly, executable, groups, imported
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 from tests.support import networks
+from tests.support.cuda import generated_programs
 
 
 def _network() -> imported.Network:
@@ -52,13 +53,19 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
     (group,) = groups.of(network.lowered, network.target)
     names: list[str] = []
 
-    def compiled(program: payload.Program, task: Task) -> tvm.runtime.Module:
+    def compiled(program: payload.Program, task: Task, runs_here: bool) -> tvm.runtime.Module:
+        assert isinstance(program, GeneratedProgram) and runs_here
+        kernels.extend(launch.kernel for launch in program.plan.launches)
         names.append(str(task.func.attrs["global_symbol"]))
         return tvm.tirx.build(tvm.IRModule({names[-1]: task.func}), task.target)
 
     monkeypatch.setattr("felix.measure.build.module_of_task", compiled)
-    kernel = GeneratedProgram.__new__(GeneratedProgram)  # what it does is `compiled`'s
-    mod = assembly.assemble(network.lowered, [(group, kernel)])
+    kernels: list[str] = []
+    program = generated_programs.plain()  # what it does is `compiled`'s
+    mod = assembly.assemble(network.lowered, [(group, program)])
     assert not frontend.calls(mod) and names == ["felix_group0"]
+    # a library finds kernels by name, whatever module they are of
+    assert kernels == ["felix_group0_squares", "felix_group0_sums"]
+    assert set(assembly.cubins([(group, program)])) == set(kernels)
     assert network.expected is not None
     torch.testing.assert_close(_outputs(network, mod), list(network.expected))

@@ -187,7 +187,7 @@ def test_the_command_allows_it(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     seen: list[Any] = []
     monkeypatch.setattr(tune_command, "_tune", lambda tasks, *rest: seen.append(tasks) or 1 / 0)
     monkeypatch.setattr(
-        network_command, "_optimized",
+        network_command, "_written",
         lambda path, arguments, out: seen.append(arguments.allow_tf32) or 1 / 0,
     )  # fmt: skip
     path = tmp_path / "task.json"

@@ -48,6 +48,18 @@ def test_groups_have_types_latencies_and_shares(service: Service) -> None:
     assert (network["latency_us"], network["call_us"]) == (80.0, 90.0)
 
 
+def test_a_network_for_a_device_elsewhere_is_built_and_not_timed(service: Service) -> None:
+    claim = _running(service)
+    groups = service_fakes.built_network().groups
+    with service.db.write() as tx:
+        built = networks.Built(call_us=None, max_error=None, groups=groups)
+        networks.finish(tx, claim.fence, built)
+    network = _get(service, f"/v1/jobs/{claim.job.id}")["network"]
+    assert (network["call_us"], network["max_error"], network["failure"]) == (None, None, None)
+    # latencies are those that it was built by, not those of the task as it is now
+    assert network["latency_us"] == 20.0 and network["groups"][0]["ships"] == "felix"
+
+
 def test_the_curve_begins_with_the_unscheduled_programs(service: Service) -> None:
     claim = _running(service, n_tasks=2)
     where = f"/v1/jobs/{claim.job.id}/network/curve"

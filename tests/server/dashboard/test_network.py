@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from collections.abc import Callable
@@ -12,11 +13,11 @@ import pytest
 from server.store import jobs, leases, networks
 from tests.server.dashboard.conftest import Pages, words
 from tests.server.dashboard.test_charts import LAYOUT, data_of, wait_for
-from tests.support import api_rows, service_fakes
+from tests.support import api_rows, onnx_models, service_fakes
 from tests.support.dashboard import browser, growing
 from tests.support.dashboard.browser import Site, until
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 
 
 def running(db: Any, key_id: int | None = None, **changes: Any) -> leases.Claim:
@@ -60,6 +61,18 @@ def test_the_page_tells_why_a_network_was_not_built(pages: Pages) -> None:
     assert "Download the network" not in text
 
 
+def test_the_page_tells_that_a_network_runs_elsewhere(pages: Pages) -> None:
+    service = pages.service
+    claim = running(service.db, service.keys["submit"].key.id)
+    built = dataclasses.replace(service_fakes.built_network(), call_us=None, max_error=None)
+    with service.db.write() as tx:
+        networks.finish(tx, claim.fence, built)
+    text = words(pages.get(f"/dashboard/jobs/{claim.job.id}"))
+    assert "built for a device that its tuner has not, so it was not run: run.py checks" in text
+    assert "A whole call, measured –" in text and "Largest relative error" not in text
+    assert "tvm takes 5.00 times as long" in text and "It is built from" not in text
+
+
 def test_jobs_without_a_network_have_no_table_of_it(pages: Pages) -> None:
     service = pages.service
     key_id = service.keys["submit"].key.id
@@ -79,27 +92,12 @@ def test_the_chart_has_the_network_s_curve(pages: Pages) -> None:
     assert network["trial"] == [0, 1, 2, 3] and network["best_us"][0] == 1000.0
 
 
-def model() -> bytes:
-    """x -> relu(x W)."""
-    make = onnx.helper
-    value, kind = make.make_tensor_value_info, onnx.TensorProto.FLOAT
-    graph = make.make_graph(
-        [make.make_node("MatMul", ["x", "w"], ["a"]), make.make_node("Relu", ["a"], ["y"])],
-        "net", [value("x", kind, [4, 8])], [value("y", kind, [4, 8])],
-        [make.make_tensor("w", kind, [8, 8], [0.1] * 64)],
-    )  # fmt: skip
-    content: bytes = make.make_model(
-        graph, opset_imports=[make.make_opsetid("", 17)]
-    ).SerializeToString()
-    return content
-
-
 @pytest.mark.parametrize("no_network", ["", "on"])
 def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) -> None:
     form = {"csrf_token": pages.csrf, "form_id": "one", "source": "file", "kind": "onnx",
             "trials": "8"}  # fmt: skip
     form |= {"no_network": no_network} if no_network else {}
-    file = {"file": ("net.onnx", model(), "application/octet-stream")}
+    file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
     job_id = int(sent.headers["location"].rsplit("/", 1)[1])
@@ -156,7 +154,8 @@ def test_an_upload_without_its_network(page: Any, site: Site) -> None:
     assert switch.is_hidden()
     form.get_by_label("Kind").locator("text=ONNX").click()
     switch.check()
-    file = {"name": "net.onnx", "mimeType": "application/octet-stream", "buffer": model()}
+    content = onnx_models.product()
+    file = {"name": "net.onnx", "mimeType": "application/octet-stream", "buffer": content}
     form.get_by_label("File").set_input_files(file)
     form.get_by_role("button", name="Upload").click()
     page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))

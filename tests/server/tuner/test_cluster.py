@@ -7,7 +7,10 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +18,7 @@ import psutil
 import pytest
 
 from server.store import trials
-from tests.support import network_namespace
+from tests.support import network_namespace, onnx_models
 from tests.support.cluster_service import Service, actors
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
@@ -95,6 +98,26 @@ def test_a_job_outlives_the_link_process(service: Service) -> None:
     relay.kill()
     assert not service.client.job(job_id).has_ended, "it was too quick"
     check(service, job_id, 32)
+
+
+def test_a_network_is_built_for_the_cluster_s_device(
+    service: Service, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(onnx_models.product())
+    job_id = service.submit_network(path)
+    service.wait(job_id, lambda job: job.has_ended, 300)
+    job = service.client.job(job_id)
+    assert job.network is not None and job.network["failure"] is None, job
+    assert job.network["call_us"] is None and job.network["groups"][0]["ships"] is not None
+    zipped = service.client.download(job_id, tmp_path / "net", network=True)
+    with zipfile.ZipFile(zipped) as archive:
+        archive.extractall(tmp_path / "net")
+    (script,) = (tmp_path / "net").glob("*/run.py")
+    command = [sys.executable, "-I", str(script), "--json", "--repeats", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["max_error"] < 1e-3
 
 
 @contextlib.contextmanager

@@ -108,8 +108,26 @@ int cuGetErrorName(int code, const char **name) {
 """
 
 
+#: What TVM's CUDA runtime links of the driver.
+_LINKED = (
+    "cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString",
+    "cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload",
+    "cuTensorMapEncodeTiled", "cuInit", "cuDriverGetVersion",
+)  # fmt: skip
+
+
+def make_stub(folder: pathlib.Path) -> None:
+    """Compile a `libcuda.so.1` of which every call fails: TVM's CUDA runtime loads beside it."""
+    source = "\n".join(f"int {name}(void) {{ return 999; }}" for name in _LINKED)
+    _compile(source, folder)
+
+
 def make(folder: pathlib.Path, device: pathlib.Path) -> None:
     """Compile `libcuda.so.1` into a folder, for a device that is a file."""
-    command = ["cc", "-w", "-shared", "-fPIC", f'-DDEVICE="{device}"', "-x", "c", "-"]
+    _compile(_SOURCE, folder, f'-DDEVICE="{device}"')
+
+
+def _compile(source: str, folder: pathlib.Path, *options: str) -> None:
+    command = ["cc", "-w", "-shared", "-fPIC", *options, "-x", "c", "-"]
     command += ["-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-    subprocess.run(command, input=_SOURCE, text=True, check=True)
+    subprocess.run(command, input=source, text=True, check=True)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import pathlib
+import shutil
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from felix.artifact import player
 from felix.launch_plan import Im2col, Launch, LaunchPlan, TensorMap
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import nvrtc, tvm_module
+from felix.network.bundle import run_script as network_run_script
 from tests.support.cuda import fakes, tma
 from tests.support.cuda import generated_programs as programs
 from tests.support.cuda.im2col_copies import Copy
@@ -108,6 +112,12 @@ def test_host_code_of_tvm_encodes_them_by_a_function_of_ours(
     library = fakes.Driver({})
     monkeypatch.setattr(cuda_driver, "libcuda", lambda: library)
     described = image_map(offset_bytes=64)
+    assert encoded_by_host_code(library, described)
+    assert tvm_ffi.get_global_func("felix.encode_im2col_tensor_map") is not None
+
+
+def encoded_by_host_code(library: fakes.Driver, described: TensorMap) -> bool:
+    """Whether TVM's host code of a program has a driver encode a map 64 bytes into a tensor."""
     launch = Launch("copy", (1, 1, 1, 128, 1, 1), 0, (described, 1))
     task = programs.task(programs.double)
     func = tvm_module.host_function(LaunchPlan(2, (), (launch,)), task.mod["main"])
@@ -117,8 +127,28 @@ def test_host_code_of_tvm_encodes_them_by_a_function_of_ours(
     host["main"](*tensors)
     (filled,) = library._maps
     start = np.from_dlpack(tensors[0]).ctypes.data
-    assert (filled.address, filled.corners) == (start + 64, ((-1, -1), (-1, -1)))
-    assert tvm_ffi.get_global_func("felix.encode_im2col_tensor_map") is not None
+    return (filled.address, filled.corners) == (start + 64, ((-1, -1), (-1, -1)))
+
+
+def test_the_artifact_of_a_network_encodes_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `run.py` does, by the folder's copy of the driver's calls and without Felix."""
+    for module in (cuda_driver, launch_plan):
+        shutil.copy(str(module.__file__), tmp_path)
+    name = "felix.encode_im2col_tensor_map"
+    ours = tvm_ffi.get_global_func(name)
+    for each in ("driver", "launch_plan"):
+        monkeypatch.setitem(sys.modules, each, None)
+    files = {"files": {"driver.py": "", "launch_plan.py": ""}}
+    try:
+        network_run_script._register_tensor_maps(tvm, tmp_path, files)
+        library = fakes.Driver({})
+        assert sys.modules["driver"].__file__ == str(tmp_path / "driver.py")
+        monkeypatch.setattr(sys.modules["driver"], "libcuda", lambda: library)
+        assert encoded_by_host_code(library, image_map(offset_bytes=64))
+    finally:
+        tvm_ffi.register_global_func(name, ours, override=True)
 
 
 def test_the_player_of_artifacts_encodes_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,8 +109,7 @@ def test_a_target_is_completed_by_the_device(there: places.OnCluster) -> None:
     assert there.device(device["target_keys"][-1]) == device
     with pytest.raises(errors.NoDevice, match="has no cuda now"):
         there.device("cuda")
-    with pytest.raises(errors.MeasureError, match="networks are compared"):
-        there.refuse_networks()
+    assert not there.are_here  # so the engine builds networks and does not run them
 
 
 def test_a_node_that_is_cut_off_is_no_device_for_now(

@@ -1,0 +1,121 @@
+"""Networks whose device is elsewhere: tuned on a cluster, built here, run where the device is.
+
+Each group runs the faster of Felix's best program and TVM's, as they were measured there. Nothing
+is compared or timed here, and PyTorch's operators are no contender. `run.py` prepacks parameters
+when it loads the network, and checks its outputs against those of the network as TVM builds it for
+this machine's CPU without tuning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from felix import target as targets
+from felix.known_results import store
+from felix.network import (
+    assembly,
+    contest,
+    executable,
+    groups,
+    imported,
+    judging,
+    optimize,
+    outcomes,
+    report,
+)
+from felix.network.bundle import export
+from felix.network.passes import prepacking
+
+#: What runs a call, for the report.
+CALLS = "nothing yet: its device is not here; run.py checks and times it there"
+
+
+def tune(
+    model: imported.Model,
+    folder: str | os.PathLike[str],
+    request: outcomes.Request,
+    target: targets.TargetLike,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fusion: str | None = None,
+    allow_tf32: bool = False,
+) -> report.Report:
+    """Tune a network's programs with the request's pool, build it and write its artifact.
+
+    Args:
+        model: the path or bytes of an ONNX file, or a program exported with its inputs, on the
+            CPU.
+        folder: of the artifact.
+        request: how unknown tasks are tuned.
+        target, shapes, fusion, allow_tf32: as `felix.optimize` takes them.
+
+    Returns:
+        See `write`.
+
+    Raises:
+        FelixError: as `felix.optimize` and `write`.
+    """
+    known = store.Store()
+    full = targets.parse(target)
+    grouping = judging.grouping(fusion, full, known, allow_tf32)
+    network = imported.read(model, (), {}, full, shapes, grouping, drawn_on="cpu")
+    network = dataclasses.replace(network, allow_tf32=allow_tf32)
+    every = groups.of(network.lowered, full, allow_tf32=allow_tf32)
+    gathered = outcomes.gather(groups.tasks(every), known, request)
+    return write(network, every, gathered, folder)
+
+
+def write(
+    network: imported.Network,
+    every: Sequence[groups.Group],
+    gathered: outcomes.Outcomes,
+    folder: str | os.PathLike[str],
+    begin_step: Callable[[str], None] = lambda step: None,
+) -> report.Report:
+    """Build a network, and write its artifact without running it.
+
+    Args:
+        network: the network, its examples on the CPU.
+        every: its groups (`groups.of`).
+        gathered: what is known of their tasks.
+        folder: of the artifact.
+        begin_step: called with what is done from now on.
+
+    Returns:
+        What ships; without an error and without times of whole calls.
+
+    Raises:
+        MeasureError: a program cannot be compiled here.
+        OutputError: the folder cannot be written, or there is no linker.
+    """
+    shipped = optimize.chosen_programs(every, gathered, contest.Contest(network, None))
+    begin_step("building the network")
+    runs = optimize.runs(shipped)
+    mod = prepacking.prepack(assembly.assemble(network.lowered, runs, runs_here=False))
+    library = executable.compile_network(mod, network.target)
+    begin_step("running the model on the CPU")
+    here = dataclasses.replace(network, target=targets.parse("llvm"))
+    content = export.Content(
+        library=library,
+        parameters=network.imported.parameters,
+        outputs=network.expected or optimize.plain_outputs(here),
+        prepacks=any(each.name_hint == prepacking.TRANSFORM for each in mod.get_global_vars()),
+        cubins=assembly.cubins(runs),
+    )
+    summary = report.Report(
+        network=network.name,
+        target=str(network.target.kind.name),
+        groups=shipped,
+        pytorch={name: len(forms) for name, forms in network.imported.pytorch.items()},
+        n_compared=0,
+        reason=gathered.reason,
+        tuning_s=gathered.elapsed_s,
+        max_error=None,
+        calls=CALLS,
+        timing=None,
+    )
+    begin_step("writing the network")
+    export.write(network, content, summary, folder)
+    return summary

@@ -1,0 +1,119 @@
+"""Libraries with kernels that are made without a GPU's driver have what they have with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import nvidia
+import pytest
+import tvm
+
+from felix import errors, target, workloads
+from felix.measure.cuda import build, embedded, tvm_module
+from felix.sketch import sketch
+from felix.sketch.template_sketch import TemplateSketch
+from tests.support.cuda import generated_programs as programs
+from tests.support.cuda import library
+
+without_driver = pytest.mark.skipif(not embedded.is_needed(), reason="there is a GPU's driver")
+
+
+def child(*folders: pathlib.Path) -> list[str]:
+    """What `blob_child` prints with these folders of libraries."""
+    environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    command = [sys.executable, "-m", "tests.support.cuda.blob_child"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@without_driver
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_is_the_one_that_tvm_makes_beside_a_driver(tmp_path: pathlib.Path) -> None:
+    library.make_stub(tmp_path)
+    runtime = [each for root in nvidia.__path__ for each in pathlib.Path(root).glob("*/lib")]
+    needed, hashes = child()
+    beside, expected = child(tmp_path, *runtime)
+    assert (needed, beside) == ("needed", "not needed")
+    assert hashes == expected
+
+
+@without_driver
+def test_kernels_that_are_kept_as_source_are_named() -> None:
+    full = target.parse("cuda -arch sm_90a")
+    program = tvm_module.with_prefix(programs.plain(), "net")
+    named: list[list[str]] = []
+
+    def cubin_of(names: list[str], source: str) -> bytes:
+        assert all(f"void {name}(" in source for name in names)
+        named.append(sorted(names))
+        return b"a cubin"
+
+    module = tvm_module.module(
+        program, programs.task(programs.square_sum).mod, full, runs_here=False
+    )
+    blob = tvm.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
+    changed = embedded.with_cubins(blob, cubin_of)
+    assert named == [["net_squares", "net_sums"]]
+    assert b"a cubin" in changed and b"__global__" in blob and b"__global__" not in changed
+    assert int.from_bytes(changed[:8], "little") == len(changed) - 8
+
+
+@without_driver
+def test_an_unknown_layout_is_refused() -> None:
+    def cubin_of(names: list[str], source: str) -> bytes:
+        raise AssertionError("nothing could be read")
+
+    content = embedded._text(b"cuda") + (1).to_bytes(8, "little") + b"x" * 40
+    for broken in (
+        b"",
+        b"x" * 40,
+        embedded._text(embedded._text(b"cuda") + embedded._text(content)),
+        embedded._text(embedded._text(b"cuda") + embedded._text(content)[:-4]),
+    ):
+        with pytest.raises(errors.MeasureError, match="on a machine with a GPU's driver"):
+            embedded.with_cubins(broken, cubin_of)
+
+
+def test_other_bytes_that_look_like_kernels_stay() -> None:
+    def cubin_of(names: list[str], source: str) -> bytes:
+        raise AssertionError("there are no kernels")
+
+    blob = embedded._text(b"constants: " + embedded._text(b"cuda") + b" and no module")
+    assert embedded.with_cubins(blob, cubin_of) == blob
+
+
+@pytest.mark.parametrize("device", ["h200", "a100"])
+@pytest.mark.parametrize(
+    "text",
+    ["gemm:512,512,512", "gemm:64,64,8192,dtype=bfloat16",
+     "gemm:1,4096,4096,transpose_b=true,dtype=float16",
+     "conv2d:1,28,28,64,64,3,padding=1,dtype=bfloat16"],
+)  # fmt: skip
+def test_kernels_of_every_template_can_be_given_a_prefix(text: str, device: str) -> None:
+    task = workloads.parse(text, target=device)
+    every = [each for each in sketch.sketches(task) if isinstance(each, TemplateSketch)]
+    assert every
+    for each in every:
+        for row in each.sample(16, seed=0):
+            program = each.program(row)
+            named = tvm_module.with_prefix(program, "net")
+            assert {launch.kernel for launch in named.plan.launches} == {
+                f"net_{launch.kernel}" for launch in program.plan.launches
+            }
+            assert named.source.replace("net_", "") == program.source
+
+
+def test_a_prefix_changes_names_and_nothing_else() -> None:
+    program = programs.plain()
+    named = tvm_module.with_prefix(program, "net")
+    assert [each.kernel for each in named.plan.launches] == ["net_squares", "net_sums"]
+    assert named.source.replace("net_", "") == program.source
+    assert build.cubin_of(named) != build.cubin_of(program)
+    wrong = dataclasses.replace(program, source=program.source.replace("sums(", "others("))
+    with pytest.raises(errors.MeasureError, match="0 kernels of a program are named sums"):
+        tvm_module.with_prefix(wrong, "net")

@@ -1,0 +1,118 @@
+"""Networks whose device is elsewhere: built here without running them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.networks import catalogue
+from felix import target
+from felix.known_results import store
+from felix.known_results.outcome import Outcome
+from felix.measure import payload
+from felix.network import elsewhere, groups, imported, outcomes
+from felix.sketch import sketch
+from felix.sketch.template_sketch import TemplateSketch
+from felix.task import Task
+from tests.support import elves, networks
+
+
+@pytest.fixture(autouse=True)
+def known(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known results of the test's own."""
+    monkeypatch.setenv(store.VARIABLE, str(tmp_path / "known.sqlite"))
+
+
+def request(pool: networks.Pool) -> outcomes.Request:
+    return outcomes.Request(
+        trials=4, seconds=None, seed=0, options=networks.tune_options(pool), out=None,
+        on_event=None, pytorch=False,
+    )  # fmt: skip
+
+
+def run(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "1"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_a_network_is_checked_and_timed_where_it_runs(tmp_path: pathlib.Path) -> None:
+    """BERT has parameters that are prepacked, which its `run.py` does."""
+    torch.manual_seed(0)
+    model, inputs = catalogue.make("bert_base", small=True)
+    pool, folder = networks.Pool(), tmp_path / "net"
+    exported = torch.export.export(model.eval(), inputs)
+    summary = elsewhere.tune(exported, folder, request(pool), networks.TARGET)
+    assert pool.n_measured >= 4 and summary.reason == "trials"
+    assert any(str(each.contender) == "felix" for each in summary.groups)
+    assert (summary.timing, summary.max_error) == (None, None)
+    assert "its device is not here" in (folder / "report.txt").read_text()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["prepacks"] and manifest["report"]["max_error"] is None
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["max_error"] < 1e-3 and answer["latency_us"] > 0
+
+
+def test_a_wrong_network_is_found_where_it_runs(tmp_path: pathlib.Path) -> None:
+    model = networks.Convolutions(2).eval()
+    exported = torch.export.export(model, (torch.randn(1, 3, 5, 5),))
+    network = imported.read(exported, (), {}, target.parse(networks.TARGET))
+    assert network.expected is not None
+    wrong = tuple(each + 1.0 for each in network.expected)
+    network = dataclasses.replace(network, expected=wrong)
+    every = groups.of(network.lowered, network.target)
+    nothing = outcomes.Outcomes({}, frozenset(), None, 0.0)
+    elsewhere.write(network, every, nothing, tmp_path / "net")
+    done = run(tmp_path / "net")
+    assert done.returncode == 1 and "differs from the stored one" in done.stderr
+
+
+def test_a_gpu_s_network_is_built_without_a_gpu(tmp_path: pathlib.Path) -> None:
+    full = target.parse("cuda -arch sm_90a")
+    exported = torch.export.export(networks.Perceptron().eval(), (torch.randn(4, 16),),
+                                   {"scale": torch.ones(1)})  # fmt: skip
+    network = imported.read(exported, (), {}, full)
+    every = groups.of(network.lowered, full)
+    steps: list[str] = []
+    nothing = outcomes.Outcomes({}, frozenset(), None, 0.0)
+    summary = elsewhere.write(network, every, nothing, tmp_path / "net", steps.append)
+    assert steps == ["building the network", "running the model on the CPU", "writing the network"]
+    assert summary.target == "cuda" and {str(e.contender) for e in summary.groups} == {"tvm"}
+    assert elves.EM_CUDA in elves.machines((tmp_path / "net" / "network.so").read_bytes())
+    if not torch.cuda.is_available():
+        done = run(tmp_path / "net")
+        assert done.returncode == 1 and "needs a cuda device" in done.stderr
+
+
+def test_generated_kernels_of_equal_names_are_all_in_a_library(tmp_path: pathlib.Path) -> None:
+    """A library finds kernels by name alone, and every template calls its own `gemm`."""
+    full = target.parse("cuda -arch sm_90a")
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 512)).bfloat16().eval()
+    exported = torch.export.export(model, (torch.randn(64, 128, dtype=torch.bfloat16),))
+    network = imported.read(exported, (), {}, full)
+    every = groups.of(network.lowered, full)
+    by_key = {each.task.key: generated(each.task) for each in every if each.task is not None}
+    assert len(by_key) == len(every) == 2
+    gathered = outcomes.Outcomes(by_key, frozenset(), "trials", 1.0)
+    summary = elsewhere.write(network, every, gathered, tmp_path / "net")
+    assert {str(each.contender) for each in summary.groups} == {"felix"}
+    content = (tmp_path / "net" / "network.so").read_bytes()
+    assert elves.EM_CUDA in elves.machines(content)
+    for number in range(2):
+        assert b".text.felix_group%d_gemm" % number in content
+    assert b".text.gemm\0" not in content
+
+
+def generated(task: Task) -> Outcome:
+    """What tuning would give if it had measured one generated kernel."""
+    each = next(each for each in sketch.sketches(task) if isinstance(each, TemplateSketch))
+    (row,) = each.sample(1, seed=0)
+    return Outcome(tuned_us=1.0, program=payload.of(each.program(row), task.target), n_trials=1)

@@ -1,0 +1,54 @@
+"""Prints whether TVM's CUDA runtime is here, and hashes of what libraries have of kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import tvm
+
+from felix import workloads
+from felix.measure import build
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import embedded, tvm_module
+from felix.sketch import sketch
+from felix.sketch.trace_sketch import TraceSketch
+from tests.support.cuda import generated_programs as programs
+
+
+def blob(library: tvm.runtime.Module, cubins: dict[str, bytes], full: tvm.target.Target) -> bytes:
+    """What a library has of the modules that this one imports."""
+    packed = tvm.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
+    if not embedded.is_needed():
+        return bytes(packed)
+    return embedded.with_cubins(
+        packed, lambda names, source: cubins.get(names[0]) or cuda_build.cubin(source, full)
+    )
+
+
+def main() -> None:
+    """A scheduled program, and a library of two generated ones whose kernels had equal names."""
+    task = workloads.parse("gemm:64,64,64", target="cuda -arch sm_90a")
+    traced = next(each for each in sketch.sketches(task) if isinstance(each, TraceSketch))
+    (row,) = traced.sample(1, seed=1)
+    blobs = [blob(build.module(traced.program(row), task.target), {}, task.target)]
+    of = programs.task(programs.square_sum)
+    whole, cubins = None, {}
+    for prefix in ("first", "second"):
+        program = tvm_module.with_prefix(programs.plain(), prefix)
+        func = of.func.with_attr("global_symbol", prefix)
+        named = dataclasses.replace(of, mod=tvm.IRModule({"main": func}))
+        module = build.module_of_task(program, named, runs_here=False)
+        cubins |= tvm_module.cubins(program)
+        if whole is None:
+            whole = module
+        else:
+            whole.import_module(module)
+    assert whole is not None
+    blobs.append(blob(whole, cubins, of.target))
+    print("needed" if embedded.is_needed() else "not needed")
+    print(*(hashlib.sha256(each).hexdigest() for each in blobs))
+
+
+if __name__ == "__main__":
+    main()
