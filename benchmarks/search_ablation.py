@@ -19,7 +19,8 @@ its gradient ranks first (`support/gradients.py`).
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
 felix is ahead, with the interval that holds 95 % of such means over tasks and seeds drawn anew.
-None of the subgraphs chose a setting of the search. Writes
+After equal numbers of rounds searches with gradients are compared once more: what gradients would
+be worth if they cost nothing. None of the subgraphs chose a setting of the search. Writes
 benchmarks/results/gpu-search/search_ablation.json after each task; with --keep the pieces that it
 has of as many CPU seconds are not run again.
 """
@@ -67,6 +68,8 @@ FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "exact-evolution", "rank")
 WITH_GRADIENTS = ("descent", "descent-only", "late-descent", "first-order")
 STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS)
 BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
+#: At which searches with gradients are compared whatever they cost.
+ROUNDS = (2, 3, 4)
 N_WARM_UP, N_ROUND = 8, 24
 #: Of a curve of the picture.
 N_POINTS = 80
@@ -233,8 +236,34 @@ def _tasks(pieces: Sequence[dict[str, Any]]) -> list[tuple[str, list[int]]]:
     return [(name, sorted({p["seed"] for p in pieces if p["name"] == name})) for name in names]
 
 
+def at_equal_rounds(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How far felix is ahead of searches with gradients after as many rounds, whatever they cost.
+
+    It says what gradients would be worth if they cost nothing. Tasks and seeds of which either
+    had no time for so many rounds are left out.
+    """
+    rows = []
+    for name in dict.fromkeys(piece["set"] for piece in pieces):
+        of_set = [piece for piece in pieces if piece["set"] == name]
+        ends = {(p["strategy"], p["name"], p["seed"]): p["best_us"] for p in of_set}
+        for strategy in [each for each in WITH_GRADIENTS if any(each == key[0] for key in ends)]:
+            for n in ROUNDS:
+                by_task = [
+                    [math.log(theirs[n - 1] / ours[n - 1]) for seed in seeds
+                     if min(len(theirs := ends[strategy, task, seed]),
+                            len(ours := ends[FELIX, task, seed])) >= n]
+                    for task, seeds in _tasks(of_set)
+                ]  # fmt: skip
+                both = [logs for logs in by_task if logs]
+                if both:
+                    n_searches, ahead = sum(map(len, both)), paired.mean(both)
+                    rows.append({"set": name, "strategy": strategy, "rounds": n,
+                                 "searches": n_searches, "ahead": ahead})  # fmt: skip
+    return rows
+
+
 def render(data: dict[str, Any]) -> str:
-    """The tables of a results file, one a set."""
+    """The tables of a results file, one a set, then that at equal rounds."""
     tables = []
     for name in dict.fromkeys(row["set"] for row in data["summary"]):
         rows = [
@@ -246,6 +275,14 @@ def render(data: dict[str, Any]) -> str:
         n_tasks = len({piece["name"] for piece in data["pieces"] if piece["set"] == name})
         head = ["strategy", "CPU s", "rounds", "share", "felix / other", "95 %"]
         tables.append(f"{name}, {n_tasks} tasks:\n\n{common.table(head, rows)}")
+    equal = [
+        [row["set"], row["strategy"], row["rounds"], row["searches"], row["ahead"].mean,
+         f"{row['ahead'].low:.3f} to {row['ahead'].high:.3f}"]
+        for row in at_equal_rounds(data["pieces"])
+    ]  # fmt: skip
+    if equal:
+        head = ["set", "strategy", "rounds", "searches", "felix / other", "95 %"]
+        tables.append(f"After as many rounds, whatever they cost:\n\n{common.table(head, equal)}")
     return "\n\n".join(tables)
 
 

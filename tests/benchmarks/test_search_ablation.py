@@ -54,6 +54,19 @@ def test_an_interval_covers_what_tasks_say() -> None:
     assert row["ahead"] == pytest.approx(math.exp((math.log(0.8) + math.log(1.25)) / 3))
 
 
+def test_gradients_are_compared_after_as_many_rounds() -> None:
+    short = [piece("descent", "c", 0, 10.0, 5.0), piece("felix", "c", 0, 10.0, 10.0, 2.0)]
+    rows = {row["rounds"]: row for row in ablation.at_equal_rounds([*PIECES, *short])}
+    assert set(rows) == {2, 3}  # none has four rounds
+    assert (rows[2]["searches"], rows[3]["searches"]) == (5, 4)
+    assert rows[3]["ahead"].mean == pytest.approx(1.1)
+    two = (4 * math.log(1.1) + math.log(0.5)) / 5
+    assert rows[2]["ahead"].mean == pytest.approx(math.exp(two))
+    assert "After as many rounds" in ablation.render(
+        {"summary": ablation.summary(PIECES, 4.0), "pieces": PIECES}
+    )
+
+
 def test_the_page_names_the_best_searches_with_and_without_gradients(
     tmp_path: pathlib.Path,
 ) -> None:
