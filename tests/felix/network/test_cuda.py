@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ from felix.network import (
     outcomes,
 )
 from felix.network.backend import entry, partition, queued
+from felix.templates.generated import GeneratedProgram
 from tests.support import networks
 
 ARCH = "cuda -arch sm_80"
@@ -187,3 +191,28 @@ def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
     graph.replay()
     with torch.no_grad():
         torch.testing.assert_close(output, model(other) + 1, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_an_artifact_of_several_generated_kernels_runs_without_felix(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Their templates name kernels alike, and those of convolutions for Hopper have im2col maps."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 128, 3, padding=1),
+              nn.Flatten(), nn.Linear(128 * 14 * 14, 256)]  # fmt: skip
+    model = nn.Sequential(*layers).bfloat16().cuda().eval()
+    x = torch.randn(1, 64, 14, 14, dtype=torch.bfloat16, device="cuda")
+    fast = felix.optimize(
+        model, (x,), trials=24, target="cuda", pytorch=False,
+        known_results=tmp_path / "known.sqlite",
+    )  # fmt: skip
+    programs = [each.outcome.read_program() for each in fast.report.groups if each.outcome]
+    generated = [each for each in programs if isinstance(each, GeneratedProgram)]
+    assert len(generated) >= 2, str(fast.report)
+    folder = fast.export(tmp_path / "net")
+    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["latency_us"] > 0
