@@ -198,7 +198,7 @@ def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
 def test_an_artifact_of_several_generated_kernels_runs_without_felix(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Their templates name kernels alike, and those of convolutions for Hopper have im2col maps."""
+    """Templates name kernels alike, and those of convolutions for Hopper have im2col maps."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 128, 3, padding=1),
               nn.Flatten(), nn.Linear(128 * 14 * 14, 256)]  # fmt: skip
