@@ -13,8 +13,8 @@ from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 
 
-class SketchJudge:
-    """Judges by the sketches of a task, and by known results.
+class KnownJudge:
+    """Judges by known results alone: every candidate is one kernel. It takes no time.
 
     Args:
         known: where latencies are looked up; None for nowhere.
@@ -26,15 +26,8 @@ class SketchJudge:
         self._allow_tf32 = allow_tf32
 
     def judge(self, task: Task) -> Judgement:
-        """Kernels of the task's best sketch, and whether tensor cores compute it."""
-        try:
-            every = sketch.sketches(self._allowing(task))
-        except errors.UnsupportedSchedule:
-            return Judgement(n_kernels=None)
-        traced = [each for each in every if isinstance(each, TraceSketch)]
-        generated = [each for each in every if isinstance(each, TemplateSketch)]
-        n_kernels = 1 if generated else min(map(_n_kernels, traced))
-        return Judgement(n_kernels, any(map(_is_on_tensor_cores, generated)))
+        """One kernel, on tensor cores."""
+        return Judgement(n_kernels=1)
 
     def latency_us(self, task: Task) -> float | None:
         """The least latency of the task that is known.
@@ -50,6 +43,21 @@ class SketchJudge:
 
     def _allowing(self, task: Task) -> Task:
         return task.where_tf32_matters() if self._allow_tf32 else task
+
+
+class SketchJudge(KnownJudge):
+    """Judges by the sketches of a task, too."""
+
+    def judge(self, task: Task) -> Judgement:
+        """Kernels of the task's best sketch, and whether tensor cores compute it."""
+        try:
+            every = sketch.sketches(self._allowing(task))
+        except errors.UnsupportedSchedule:
+            return Judgement(n_kernels=None)
+        traced = [each for each in every if isinstance(each, TraceSketch)]
+        generated = [each for each in every if isinstance(each, TemplateSketch)]
+        n_kernels = 1 if generated else min(map(_n_kernels, traced))
+        return Judgement(n_kernels, any(map(_is_on_tensor_cores, generated)))
 
 
 def grouping(
@@ -68,6 +76,13 @@ def grouping(
         raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
     chosen = fusion_for(full) if fusion is None else Fusion(fusion)
     return Grouping(chosen, SketchJudge(known, allow_tf32))
+
+
+def known_grouping(
+    full: tvm.target.Target, known: store.Store, allow_tf32: bool = False
+) -> Grouping:
+    """How groups are chosen as is best for the target, where there is no time to make sketches."""
+    return Grouping(fusion_for(full), KnownJudge(known, allow_tf32))
 
 
 def _is_on_tensor_cores(each: TemplateSketch) -> bool:

@@ -125,9 +125,8 @@ def _model(
     """The tasks of an ONNX model, and its groups as `server.store.networks` has them."""
     full = targets.parse(target)
     model = frontend.import_onnx(content, request["shapes"] or None)
-    every = network_groups.of(
-        frontend.lowered(model, full), full, allow_tf32=request["allow_tf32"]
-    )
+    lowered = frontend.lowered(model, full, frontend.Grouping(frontend.fusion_for(full)))
+    every = network_groups.of(lowered, full, allow_tf32=request["allow_tf32"])
     tasks = network_groups.tasks(every)
     numbers = {task.key: number for number, task in enumerate(tasks)}
     return tasks, [

@@ -64,6 +64,8 @@ def read_graph(
     n_inputs = len(order) - len(parameters)
     traced = _traced(graph, order, [placeholders[index].meta["val"] for index in order])
     mod = importer.to_relax(_program(traced))
+    main = mod.get_global_var("main")  # the importer takes parameters for inputs
+    mod.update_func(main, mod[main].with_attr("num_input", n_inputs))
     specs = [imported.spec_of(each) for each in imported.main_of(mod).params]
     (output,) = traced.graph.find_nodes(op="output")
     return imported.ImportedModel(

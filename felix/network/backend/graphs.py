@@ -21,6 +21,7 @@ from torch._dynamo import convert_frame
 from felix import errors
 from felix import target as targets
 from felix.known_results import store
+from felix.network import judging
 from felix.network.backend import part, partition, settings, tracing, tuned
 from felix.network.backend.report import GraphReport, PartReport, SizesReport
 from felix.tir import grammar
@@ -198,9 +199,10 @@ class _FunctionalGraph:
             and position not in self._written
             and tuned.can_follow(value)
         }
-        cuts = partition.split(self._graph, bound, self._target)
-        self._graph, self.pytorch = cuts.graph, dict(cuts.pytorch)
         known = store.Store(self._settings.known_results)
+        grouping = judging.known_grouping(self._target, known, self._settings.allow_tf32)
+        cuts = partition.split(self._graph, bound, self._target, grouping)
+        self._graph, self.pytorch = cuts.graph, dict(cuts.pytorch)
         for cut in cuts.parts:
             built = part.Part(cut, self._settings, known)
             self._graph.set_submodule(cut.name, built)

@@ -80,6 +80,7 @@ def split(
     functional: torch.fx.GraphModule,
     parameters: Mapping[int, torch.Tensor],
     target: tvm.target.Target,
+    grouping: frontend.Grouping,
 ) -> SplitGraph:
     """Split a graph.
 
@@ -87,13 +88,14 @@ def split(
         functional: the graph, which stays as it is.
         parameters: of its placeholders with these positions.
         target: what parts are lowered for.
+        grouping: how operators of parts are grouped.
     """
     for node in functional.graph.nodes:
         node.meta[_NAME] = node.name
     refused: dict[str, str] = {}
     while True:
         judge = support.Support(networks.device_of(target), refused)
-        result = _split(functional, parameters, target, judge)
+        result = _split(functional, parameters, target, judge, grouping)
         more: dict[str, str] = {}
         for part in result.parts:
             if isinstance(part.program, str):
@@ -108,6 +110,7 @@ def _split(
     parameters: Mapping[int, torch.Tensor],
     target: tvm.target.Target,
     judge: support.Support,
+    grouping: frontend.Grouping,
 ) -> SplitGraph:
     graph = _copied(functional)
     outside = {
@@ -131,7 +134,7 @@ def _split(
                 if numbers.get(source) in parameters
             }
             module: Any = graph.get_submodule(call.target)
-            program = _program(module, values, target)
+            program = _program(module, values, target, grouping)
             parts.append(Cut(name=call.target, graph=module, parameters=values, program=program))
     return SplitGraph(graph, parts, outside)
 
@@ -148,11 +151,12 @@ def _program(
     graph: torch.fx.GraphModule,
     parameters: Mapping[int, torch.Tensor],
     target: tvm.target.Target,
+    grouping: frontend.Grouping = frontend.Grouping(),  # noqa: B008 - a frozen value
 ) -> PartProgram | str:
     try:
         raw = graphs.read_graph(graph, parameters)
         folded = folding.fold(raw)
-        lowered = frontend.lowered(folded, target)
+        lowered = frontend.lowered(folded, target, grouping)
     except errors.WorkloadError as error:
         return _short(str(error))
     return PartProgram(raw=raw, folded=folded, lowered=lowered, target=target)

@@ -22,6 +22,7 @@ from tvm import relax
 from felix.frontend import folding
 from felix.network import assembly, contest, executable, shipping
 from felix.network.backend import partition
+from felix.network.passes import prepacking
 
 #: Parameters are folded again so often.
 MAX_REFRESHES = 8
@@ -52,8 +53,9 @@ class TunedPart:
             for each in shipped
         ]
         self._raw = program.raw
+        mod = prepacking.prepack(assembly.assemble(program.lowered, runs))
         self._network = executable.Executable(
-            executable.compile_network(assembly.assemble(program.lowered, runs), program.target),
+            executable.compile_network(mod, program.target),
             program.folded.parameters,
             executable.device(program.target),
         )

@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
 
-from felix import errors, files, names
+from felix import errors, files, frontend, names
 from felix.network import (
     contest,
     elsewhere,
@@ -51,16 +51,7 @@ def write(
     """
     job = claimed.job
     claimed.begin_step("reading the model")
-    shapes = job.workload.get("shapes") or None
-    full = result.results[0].task.target
-    drawn_on = None if runs_here else "cpu"
-    network = imported.read(claimed.model_file(), (), {}, full, shapes, drawn_on=drawn_on)
-    network = dataclasses.replace(
-        network,
-        name=pathlib.PurePath(job.op).stem,
-        allow_tf32=job.workload.get("allow_tf32", False),
-    )
-    every = groups.of(network.lowered, full, allow_tf32=network.allow_tf32)
+    network, every = _read(result, claimed, None if runs_here else "cpu")
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         folder = pathlib.Path(scratch, f"felix-job-{job.id}-network")
         write_folder = _run_and_write if runs_here else elsewhere.write
@@ -71,6 +62,28 @@ def write(
         files.write_atomically(folder / "manifest.json", text)
         job_artifact.write_zip(folder, path)
     return _built(summary, result)
+
+
+def _read(
+    result: results.NetworkResult, claimed: engine.JobAccess, drawn_on: str | None
+) -> tuple[imported.Network, list[groups.Group]]:
+    """The network in the groups that were tuned: an earlier version's parser had fixed rules."""
+    workload, full = claimed.job.workload, result.results[0].task.target
+    tuned = {each.task.key for each in result.results}
+    for fusion in dict.fromkeys((frontend.fusion_for(full), frontend.DEFAULT_FUSION)):
+        network = imported.read(
+            claimed.model_file(), (), {}, full, workload.get("shapes") or None,
+            frontend.Grouping(fusion), drawn_on,
+        )  # fmt: skip
+        network = dataclasses.replace(
+            network,
+            name=pathlib.PurePath(claimed.job.op).stem,
+            allow_tf32=workload.get("allow_tf32", False),
+        )
+        every = groups.of(network.lowered, full, allow_tf32=network.allow_tf32)
+        if {task.key for task in groups.tasks(every)} <= tuned:
+            break
+    return network, every
 
 
 def _run_and_write(

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import felix
 from benchmarks.networks import catalogue
-from felix import errors, target
+from felix import errors, frontend, target
 from felix.known_results import store
 from felix.network import (
     assembly,
@@ -115,7 +115,7 @@ def test_parts_of_a_compiled_graph_build_for_a_gpu() -> None:
             return [y, torch.kthvalue(means, 2)[0]]
 
         functional = proxy_tensor.make_fx(call)(weights, x)
-    cuts = partition.split(functional, {}, full)
+    cuts = partition.split(functional, {}, full, frontend.Grouping(frontend.fusion_for(full)))
     assert list(cuts.pytorch) == ["aten.kthvalue.default"]
     (part,) = cuts.parts
     assert isinstance(part.program, partition.PartProgram)

@@ -15,6 +15,7 @@ than either of them is not taken.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -95,10 +96,14 @@ class _Planner:
             for way in (read.by_rules, read.by_fuseops)
         ]
         self.all_known = {each for way in self.known for each in way}
-        every = candidates.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
-        self.signatures = {each: reading.signature(read.group(each)) for each in every}
+        self.every = candidates.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
         self.judged: dict[Any, Judgement] = {}
         self.tasks: dict[Any, Task | None] = {}
+
+    @functools.cached_property
+    def signatures(self) -> dict[Candidate, Any]:
+        """Of all candidates: equal ones have equal programs."""
+        return {each: reading.signature(self.read.group(each)) for each in self.every}
 
     def chosen_groups(self) -> list[list[groups.Call]]:
         self._judge(list(self.all_known))
@@ -113,8 +118,8 @@ class _Planner:
     def _estimates_us(self) -> dict[Candidate, float]:
         """Costs of the candidates that may be chosen."""
         estimates = {}
-        for each, signature in self.signatures.items():
-            judgement = self.judged.get(signature)
+        for each in self.every:
+            judgement = self.judged.get(self.signatures[each]) if self.judged else None
             has_schedule = judgement is None or judgement.n_kernels is not None
             if has_schedule or self._is_one_operator(each) or each in self.all_known:
                 estimate = cost.projected(self.read.graph, each, self.machine, judgement)
