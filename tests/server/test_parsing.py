@@ -12,12 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from felix import workloads
+from benchmarks.networks import onnx_files
+from felix import frontend, target, workloads
+from felix.network import groups as network_groups
+from felix.network import judging
 from felix.task import Task
 from server import errors
 from server.parsing import child
 from server.parsing import parser as parsing
+from tests.support import networks
 
 GEMM = parsing.Workload(kind="operator", name="gemm", params={"m": 8, "n": 16, "k": 32})
 TF32 = dataclasses.replace(GEMM, params={**GEMM.params, "allow_tf32": True})
@@ -152,6 +157,22 @@ def test_tir_in_every_form(parser: parsing.Parser) -> None:
     texts = [task.to_json(), tvm.ir.save_json(task.mod), tvm.ir.save_json(task.func)]
     all_parsed = [parser.parse(tir(text.encode()), "llvm") for text in texts]
     assert {parsed.tasks[0].flops for parsed in all_parsed} == {float(task.flops)}
+
+
+def test_a_gpu_s_groups_are_planned(parser: parsing.Parser) -> None:
+    """As `felix.optimize` plans them, but without looking at schedules."""
+    content = onnx_files.export(networks.Block().eval(), [torch.tensor([[1, 2, 3, 10, 0]])])
+    workload = parsing.Workload(kind="onnx", name="net.onnx", content=content)
+    model = frontend.import_onnx(content, None)
+    calls = {}
+    for spec in ("llvm", "h200"):
+        full = target.parse(spec)
+        found = parser.parse(workload, spec).groups
+        lowered = frontend.lowered(model, full, judging.grouping(None, full, None))
+        expected = network_groups.of(lowered, full)
+        assert [each.calls for each in found] == [each.calls for each in expected]
+        calls[spec] = sum(each.calls for each in found)
+    assert calls["h200"] < calls["llvm"]
 
 
 def test_an_onnx_model(parser: parsing.Parser) -> None:

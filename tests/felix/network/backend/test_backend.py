@@ -50,6 +50,28 @@ def test_transformer_takes_the_tasks_of_optimize(tmp_path: pathlib.Path) -> None
     assert len(only.groups) == len(tasks)
 
 
+def test_what_depends_on_parameters_alone_is_computed_once(everything_known: pathlib.Path) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x @ torch.softmax(self.weight, dim=-1))
+
+    model, x = Normalised().eval(), torch.randn(3, 8)
+    fast = backend.compiled(model, everything_known, fullgraph=True)
+    with torch.no_grad():
+        _close(fast(x), model(x))
+        (only,) = backend.parts()
+        tasks = [each.group.name for each in only.groups if each.group.task is not None]
+        assert tasks == ["fused_matmul_relu"]
+        model.weight.mul_(2.0)
+        _close(fast(x), model(x))
+    (only,) = backend.parts()
+    assert only.is_tuned
+
+
 def test_unsupported_operator_stays_in_pytorch(everything_known: pathlib.Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
