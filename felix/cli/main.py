@@ -139,7 +139,6 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add(
         "--devices",
         type=_devices,
-        default=(0,),
         metavar="GPUS",
         help="GPUs of one model to measure on: numbers joined by commas, or all (default: 0)",
     )

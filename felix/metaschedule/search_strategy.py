@@ -1,4 +1,4 @@
-"""The gradient search as a MetaSchedule plug-in (`GradientSearch`).
+"""Felix's searches as MetaSchedule plug-ins (`LocalSearch`, `GradientSearch`).
 
 A design space with an instruction Felix does not know (tensor intrinsics, say) is left out, with
 a warning; if none remains, tuning ends with an error. A candidate that failed is not proposed
@@ -24,7 +24,7 @@ from felix.measure import protocol
 from felix.metaschedule import cost_model as ms_cost_model
 from felix.metaschedule import runner_results
 from felix.search import interface
-from felix.search.strategies import gradient
+from felix.search.strategies import gradient, local
 from felix.sketch.trace_sketch import TraceSketch
 
 if TYPE_CHECKING:
@@ -39,26 +39,11 @@ _MAX_TRIES = 3
 ModelLike = ms_cost_model.MLPCostModel | str | pathlib.Path | nn.Module | None
 
 
-@derived_object
-class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
-    """Felix's gradient search as a MetaSchedule strategy; see `felix.metaschedule`.
+class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
+    """What the strategies share: all but which search it is."""
 
-    Args:
-        model: the `MLPCostModel` that is given to `ms.tune_tir`, too, or a checkpoint or module
-            for a model of its own; the one shipped for the target if left out.
-        options: sizes of a round.
-        seed: everything random follows from it; MetaSchedule's seed if left out.
-    """
-
-    def __init__(
-        self,
-        model: ModelLike = None,
-        *,
-        options: gradient.GradientOptions | None = None,
-        seed: int | None = None,
-    ) -> None:
+    def __init__(self, model: ModelLike, seed: int | None) -> None:
         self._model = model
-        self._options = options
         self._seed = seed
         self._context: _Context | None = None
         self._state: _State | None = None
@@ -102,7 +87,7 @@ class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
             updated_by_tvm=updated_by_tvm,
             workload=workload,
             sketches=sketches,
-            search=gradient.GradientSearch(sketches, ms_cost_model.no_model, self._options, seed),
+            search=self._search(sketches, seed),
             max_trials=max_trials,
             per_round=num_trials_per_iter,
         )
@@ -125,14 +110,64 @@ class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
         """Learn what was measured."""
         self._running().learn(candidates, results)
 
-    def clone(self) -> GradientSearch:
-        """A strategy with the same options; a shared model stays shared."""
-        return GradientSearch(self._model, options=self._options, seed=self._seed)
+    def _search(self, sketches: list[TraceSketch], seed: int) -> local.LocalSearch:
+        raise NotImplementedError
 
     def _running(self) -> _State:
         if self._state is None:
             raise errors.TuningError("the strategy is used before pre_tuning")
         return self._state
+
+
+@derived_object
+class LocalSearch(_Strategy):
+    """Felix's default search as a MetaSchedule strategy; see `felix.metaschedule`.
+
+    Args:
+        model: the `MLPCostModel` that is given to `ms.tune_tir`, too, or a checkpoint or module
+            for a model of its own; the one shipped for the target if left out.
+        options: sizes of a round.
+        seed: everything random follows from it; MetaSchedule's seed if left out.
+    """
+
+    def __init__(
+        self,
+        model: ModelLike = None,
+        *,
+        options: local.LocalOptions | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(model, seed)
+        self._options = options
+
+    def _search(self, sketches: list[TraceSketch], seed: int) -> local.LocalSearch:
+        return local.LocalSearch(sketches, ms_cost_model.no_model, self._options, seed)
+
+    def clone(self) -> LocalSearch:
+        """A strategy with the same options; a shared model stays shared."""
+        return LocalSearch(self._model, options=self._options, seed=self._seed)
+
+
+@derived_object
+class GradientSearch(_Strategy):
+    """The same with a descent in each round; arguments as those of `LocalSearch`."""
+
+    def __init__(
+        self,
+        model: ModelLike = None,
+        *,
+        options: gradient.GradientOptions | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(model, seed)
+        self._options = options
+
+    def _search(self, sketches: list[TraceSketch], seed: int) -> local.LocalSearch:
+        return gradient.GradientSearch(sketches, ms_cost_model.no_model, self._options, seed)
+
+    def clone(self) -> GradientSearch:
+        """A strategy with the same options; a shared model stays shared."""
+        return GradientSearch(self._model, options=self._options, seed=self._seed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +190,7 @@ class _State:
     updated_by_tvm: bool
     workload: ms_cost_model.Workload
     sketches: list[TraceSketch]
-    search: gradient.GradientSearch
+    search: local.LocalSearch
     max_trials: int
     per_round: int
     n_sent: int = 0

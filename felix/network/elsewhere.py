@@ -12,8 +12,12 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+from torch.export.passes import move_to_device_pass
+
 from felix import target as targets
 from felix.known_results import store
+from felix.measure.cuda import embedded
 from felix.network import (
     assembly,
     contest,
@@ -29,7 +33,7 @@ from felix.network.bundle import export
 from felix.network.passes import prepacking
 
 #: What runs a call, for the report.
-CALLS = "nothing yet: its device is not here; run.py checks and times it there"
+CALLS = "not run where it was built: run.py checks and times it"
 
 
 def tune(
@@ -45,8 +49,7 @@ def tune(
     """Tune a network's programs with the request's pool, build it and write its artifact.
 
     Args:
-        model: the path or bytes of an ONNX file, or a program exported with its inputs, on the
-            CPU.
+        model: the path or bytes of an ONNX file, or a program exported with its inputs.
         folder: of the artifact.
         request: how unknown tasks are tuned.
         target, shapes, fusion, allow_tf32: as `felix.optimize` takes them.
@@ -60,6 +63,8 @@ def tune(
     known = store.Store()
     full = targets.parse(target)
     grouping = judging.grouping(fusion, full, known, allow_tf32)
+    if isinstance(model, torch.export.ExportedProgram):
+        model = move_to_device_pass(model, "cpu")
     network = imported.read(model, (), {}, full, shapes, grouping, drawn_on="cpu")
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     every = groups.of(network.lowered, full, allow_tf32=allow_tf32)
@@ -95,14 +100,12 @@ def write(
     runs = optimize.runs(shipped)
     mod = prepacking.prepack(assembly.assemble(network.lowered, runs, runs_here=False))
     library = executable.compile_network(mod, network.target)
-    begin_step("running the model on the CPU")
-    here = dataclasses.replace(network, target=targets.parse("llvm"))
     content = export.Content(
         library=library,
         parameters=network.imported.parameters,
-        outputs=network.expected or optimize.plain_outputs(here),
+        outputs=network.expected or _outputs_on_cpu(network, begin_step),
         prepacks=any(each.name_hint == prepacking.TRANSFORM for each in mod.get_global_vars()),
-        cubins=assembly.cubins(runs),
+        cubins=assembly.cubins(runs) if embedded.is_needed() else {},
     )
     summary = report.Report(
         network=network.name,
@@ -119,3 +122,11 @@ def write(
     begin_step("writing the network")
     export.write(network, content, summary, folder)
     return summary
+
+
+def _outputs_on_cpu(
+    network: imported.Network, begin_step: Callable[[str], None]
+) -> list[torch.Tensor]:
+    """The outputs of a network as TVM builds it for this machine's CPU, without schedules."""
+    begin_step("running the model on the CPU")
+    return optimize.plain_outputs(dataclasses.replace(network, target=targets.parse("llvm")))

@@ -14,7 +14,7 @@ from felix.task import Task
 
 
 class KnownJudge:
-    """Judges by known results alone: every candidate is one kernel. It takes no time.
+    """Judges by known results alone: every candidate is one kernel. It makes no sketches.
 
     Args:
         known: where latencies are looked up; None for nowhere.
@@ -26,7 +26,7 @@ class KnownJudge:
         self._allow_tf32 = allow_tf32
 
     def judge(self, task: Task) -> Judgement:
-        """One kernel, on tensor cores."""
+        """One kernel, generated where there are templates for it."""
         return Judgement(n_kernels=1)
 
     def latency_us(self, task: Task) -> float | None:

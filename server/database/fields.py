@@ -264,7 +264,7 @@ class Network:
     name: orm.Mapped[str]
     #: fields of `server.store.networks.Group`
     groups: orm.Mapped[list[Any]]
-    #: a whole call by wall clock; NULL before it is built
+    #: a whole call by wall clock; NULL before it was timed, which needs the device
     call_us: orm.Mapped[float | None]
     #: largest relative difference from its build without tuning
     max_error: orm.Mapped[float | None]

@@ -23,7 +23,7 @@ from felix.network import groups as network_groups
 from felix.processes import confine, fork_loop, policy
 from felix.task import Task
 from felix.tir import sandbox
-from server.parsing import child_database, devices
+from server.parsing import child_database, devices, grouping
 
 # Loaded once, by the fork server, before there are limits.
 with contextlib.suppress(ImportError):
@@ -125,7 +125,7 @@ def _model(
     """The tasks of an ONNX model, and its groups as `server.store.networks` has them."""
     full = targets.parse(target)
     model = frontend.import_onnx(content, request["shapes"] or None)
-    lowered = frontend.lowered(model, full, frontend.Grouping(frontend.fusion_for(full)))
+    lowered = frontend.lowered(model, full, grouping.of(full))
     every = network_groups.of(lowered, full, allow_tf32=request["allow_tf32"])
     tasks = network_groups.tasks(every)
     numbers = {task.key: number for number, task in enumerate(tasks)}

@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune the workloads, the network or what is queued; the exit code."""
     is_network = network_command.is_network(arguments.workload)
     _check_elsewhere(arguments, is_network)
+    if arguments.devices is None:
+        arguments.devices = (0,)
     if arguments.queued:
         return queued.run(arguments)
     if is_network:
@@ -66,6 +68,8 @@ def _check_elsewhere(arguments: argparse.Namespace, is_network: bool) -> None:
     ]
     if len(given) > 1:
         raise errors.TuningError("give --cluster or --tracker, not both")
+    if arguments.cluster is not None and arguments.devices is not None:
+        raise errors.TuningError("--devices is for this machine's GPUs: --cluster uses all it has")
     if given and arguments.queued:
         raise errors.TuningError(f"{given[0]} is not for --queued, which tunes on this machine")
     if arguments.tracker is not None and is_network:

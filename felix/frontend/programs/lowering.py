@@ -58,11 +58,13 @@ class Grouping:
     """How groups are chosen, and what is known of candidates.
 
     Attributes:
-        judge: of planned groups; without one every candidate counts as one kernel.
+        judge: of planned groups; without one every candidate that is a task counts as one kernel.
+        machine: whose costs count of planned groups; the target's if left out.
     """
 
     fusion: Fusion = DEFAULT_FUSION
     judge: Judge | None = None
+    machine: targets.Hardware | None = None
 
 
 def grouped(
@@ -120,7 +122,7 @@ def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> 
         return relax.transform.FuseOps()(mod)
     if grouping.fusion is Fusion.RULES:
         return outlining.outline(mod, groups.plan(mod))
-    machine = targets.hardware(full)
+    machine = grouping.machine or targets.hardware(full)
     extended, chosen = planner.plan(
         mod, full, machine, grouping.judge, rewriting=grouping.fusion is Fusion.PLANNED
     )

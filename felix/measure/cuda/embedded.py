@@ -2,7 +2,7 @@
 
 TVM's CUDA runtime loads only beside a driver. Without it a module of kernels is kept as source,
 and so it is in a library, where whoever loads that would have to compile it. So the library gets
-the cubins that are measured, as it would where a driver is.
+cubins, compiled as those that are measured, as it would where a driver is.
 
 A library has the modules that its host code imports as one blob. In that of TVM 0.27 a module of
 kernels is the text "cuda", then bytes that hold a format, the kernels' signatures and their code.
@@ -38,13 +38,33 @@ def packer(cubin_of: CubinOf) -> Callable[[tvm.runtime.Module, bool, str, str], 
 
     def pack(library: tvm.runtime.Module, is_system_lib: bool, prefix: str, folder: str) -> str:
         blob = tvm.get_global_func("runtime.ModulePackImportsToTensor")(library)
-        content = with_cubins(blob.numpy().tobytes(), cubin_of)
+        made: list[bytes] = []
+
+        def counted(names: list[str], source: str) -> bytes:
+            made.append(cubin_of(names, source))
+            return made[-1]
+
+        content = with_cubins(blob.numpy().tobytes(), counted)
+        if len(made) != _n_kernel_modules(library):
+            raise _unknown()
         write = tvm.get_global_func("codegen.codegen_blob")
         path = os.path.join(folder, f"{prefix}devc.o")
         write(content, is_system_lib, '{"kind": "llvm"}', prefix).write_to_file(path)
         return path
 
     return pack
+
+
+def _n_kernel_modules(library: tvm.runtime.Module) -> int:
+    """Modules of kernels among those that a library imports, and those import, each once."""
+    waiting, seen, n_modules = [library], [library], 0
+    while waiting:
+        for each in waiting.pop().imports:
+            if not any(each.same_as(other) for other in seen):
+                seen.append(each)
+                waiting.append(each)
+                n_modules += each.kind == "cuda"
+    return n_modules
 
 
 def with_cubins(blob: bytes, cubin_of: CubinOf) -> bytes:

@@ -63,7 +63,7 @@ class TunedPart:
         self._stamps = [_stamp(parameters[position]) for position in self._positions]
         self._n_refreshes = 0
         self._strides = [None if each.is_contiguous() else each.stride() for each in outputs]
-        self._shared = _shared_outputs(program.lowered)
+        self._shared = _shared_outputs(mod)
 
     def follow(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Take the parameters as they are now; False if they change too often."""

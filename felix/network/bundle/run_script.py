@@ -169,10 +169,11 @@ def _register_tensor_maps(tvm: Any, folder: pathlib.Path, manifest: dict[str, An
 
 
 def _module(folder: pathlib.Path, name: str) -> Any:
-    """A file of the folder as a module."""
-    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    """A file of the folder as a module, which other code does not find by the file's name."""
+    known_as = f"_felix_network_{name}"
+    spec = importlib.util.spec_from_file_location(known_as, folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[known_as] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -24,6 +24,7 @@ from felix.network import (
     shipping,
 )
 from felix.tuning import results
+from server.parsing import grouping
 from server.store import networks
 from server.tuner import engine
 from server.tuner.artifacts import job_artifact
@@ -70,20 +71,25 @@ def _read(
     """The network in the groups that were tuned: an earlier version's parser had fixed rules."""
     workload, full = claimed.job.workload, result.results[0].task.target
     tuned = {each.task.key for each in result.results}
-    for fusion in dict.fromkeys((frontend.fusion_for(full), frontend.DEFAULT_FUSION)):
-        network = imported.read(
+    network = dataclasses.replace(
+        imported.read(
             claimed.model_file(), (), {}, full, workload.get("shapes") or None,
-            frontend.Grouping(fusion), drawn_on,
-        )  # fmt: skip
-        network = dataclasses.replace(
-            network,
-            name=pathlib.PurePath(claimed.job.op).stem,
-            allow_tf32=workload.get("allow_tf32", False),
+            grouping.of(full), drawn_on,
+        ),
+        name=pathlib.PurePath(claimed.job.op).stem,
+        allow_tf32=workload.get("allow_tf32", False),
+    )  # fmt: skip
+    for other in (None, frontend.Grouping()):
+        lowered = (
+            network.lowered if other is None else frontend.lowered(network.imported, full, other)
         )
-        every = groups.of(network.lowered, full, allow_tf32=network.allow_tf32)
+        every = groups.of(lowered, full, allow_tf32=network.allow_tf32)
         if {task.key for task in groups.tasks(every)} <= tuned:
-            break
-    return network, every
+            return dataclasses.replace(network, lowered=lowered), every
+    raise errors.TuningError(
+        "the model's programs are not those that were tuned, which another version of Felix read: "
+        "submit it again"
+    )
 
 
 def _run_and_write(

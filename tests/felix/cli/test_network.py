@@ -97,6 +97,7 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
     [
         (["net.onnx", "--tracker=h:1", "--key=k"], "boards run one program at a time"),
         (["--queued", "--cluster=h:1"], "tunes on this machine"),
+        (["net.onnx", "--cluster=h:1", "--devices=0"], "--cluster uses all it has"),
         (["net.onnx", "gemm:8,8,8"], "tune it by itself"),
         (["missing.pt2"], "cannot read missing.pt2"),
         (["net.onnx", "--strategy", "random"], "local search"),

@@ -160,7 +160,7 @@ def test_tunes_with_tvms_own_builder_and_runner(
     database = tune(
         task,
         tmp_path,
-        strategy=search_strategy.GradientSearch(model, options=SMALL),
+        strategy=search_strategy.LocalSearch(model, options=SMALL),
         cost_model=model,
         builder=ms.builder.LocalBuilder(
             max_workers=2,
@@ -183,7 +183,7 @@ def test_tunes_with_tvms_own_builder_and_runner(
 @pytest.mark.parametrize("shared", [True, False])
 def test_both_plug_ins_learn_once(shared: bool, task: felix.Task, tmp_path: pathlib.Path) -> None:
     model, runner = cost_model.MLPCostModel(), Runner()
-    strategy = search_strategy.GradientSearch(model if shared else None, options=SMALL)
+    strategy = search_strategy.LocalSearch(model if shared else None, options=SMALL)
     database = tune(task, tmp_path, strategy=strategy, cost_model=model, runner=runner)
     n_ran = sum(s is not None for s in runner.seconds)
     assert len(runner.seconds) == 8 and n_ran < 8  # some failed
@@ -196,7 +196,7 @@ def test_strategy_learns_itself_when_tvm_has_another_cost_model(
     task: felix.Task, tmp_path: pathlib.Path
 ) -> None:
     model, runner = cost_model.MLPCostModel(), Runner()
-    strategy = search_strategy.GradientSearch(model, options=SMALL)
+    strategy = search_strategy.LocalSearch(model, options=SMALL)
     tune(task, tmp_path, strategy=strategy, cost_model="random", runner=runner)
     assert len(model.online._network.tuner) == sum(s is not None for s in runner.seconds)
 
@@ -213,10 +213,11 @@ def test_cost_model_serves_tvms_evolutionary_search(
     assert len(model.online._network.tuner) > 0
 
 
-def test_same_seed_same_candidates(task: felix.Task, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", ["LocalSearch", "GradientSearch"])
+def test_same_seed_same_candidates(kind: str, task: felix.Task, tmp_path: pathlib.Path) -> None:
     def mods(name: str, seed: int) -> list[str]:
         builder = Builder()
-        strategy = search_strategy.GradientSearch(options=SMALL)
+        strategy = getattr(search_strategy, kind)(options=SMALL)
         tune(task, tmp_path / name, strategy=strategy, cost_model="random", builder=builder,
              seed=seed, max_trials_global=4)  # fmt: skip
         return [str(mod) for mod in builder.mods]
@@ -232,7 +233,7 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
     rules = ms.space_generator.PostOrderApply(
         sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"
     )
-    tune(gpu, tmp_path, strategy=search_strategy.GradientSearch(model, options=SMALL),
+    tune(gpu, tmp_path, strategy=search_strategy.LocalSearch(model, options=SMALL),
          cost_model=model, builder=builder, space=rules)  # fmt: skip
     assert len({str(mod) for mod in builder.mods}) == 8
     assert all("threadIdx.x" in str(mod) for mod in builder.mods)
@@ -241,7 +242,7 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
 def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     small = felix.workloads.elementwise((7,), target="llvm -num-cores 2")
     builder = Builder()
-    tune(small, tmp_path, strategy=search_strategy.GradientSearch(options=SMALL),
+    tune(small, tmp_path, strategy=search_strategy.LocalSearch(options=SMALL),
          cost_model="random", builder=builder, max_trials_global=64)  # fmt: skip
     assert 0 < len(builder.mods) < 64
 
@@ -318,7 +319,7 @@ def test_an_unmodelled_design_space_is_left_out(
 
     monkeypatch.setattr(cost_model.Workload, "sketch", not_the_first)
     builder = Builder()
-    tune(task, tmp_path, strategy=search_strategy.GradientSearch(options=SMALL),
+    tune(task, tmp_path, strategy=search_strategy.LocalSearch(options=SMALL),
          cost_model="random", builder=builder)  # fmt: skip
     assert len(builder.mods) == 8
 
@@ -326,7 +327,7 @@ def test_an_unmodelled_design_space_is_left_out(
 def test_errors_arrive_with_their_type_and_the_strategy_can_be_used_again(
     task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = search_strategy.GradientSearch(options=SMALL)
+    strategy = search_strategy.LocalSearch(options=SMALL)
     with monkeypatch.context() as patched:
         patched.setattr(cost_model.Workload, "sketch", _refuse)
         with pytest.raises(errors.TuningError, match=r"no design space .* for the test"):
@@ -354,7 +355,8 @@ def _refuse(*args: Any) -> Callable[..., Any]:
     raise errors.UnsupportedSchedule("for the test")
 
 
-def test_the_package_offers_both_plug_ins() -> None:
+def test_the_package_offers_all_plug_ins() -> None:
+    assert felix.metaschedule.LocalSearch is search_strategy.LocalSearch
     assert felix.metaschedule.GradientSearch is search_strategy.GradientSearch
     assert felix.metaschedule.MLPCostModel is cost_model.MLPCostModel
     with pytest.raises(AttributeError):

@@ -15,7 +15,6 @@ than either of them is not taken.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -42,6 +41,9 @@ from felix.task import Task
 #: Cost of a candidate that neither rules nor FuseOps make: of equal ones theirs are taken.
 NEW = 1.001
 
+#: Of a candidate that was not judged.
+_ASSUMED = Judgement(n_kernels=1)
+
 _log = logging.getLogger("felix.frontend")
 
 
@@ -67,7 +69,7 @@ def plan(
 
     Args:
         mod: with operators lowered, and TVM's kinds of operators on its programs.
-        judge: judges what is chosen; without one every candidate is one kernel.
+        judge: judges what is chosen; without one every candidate that is a task is one kernel.
         rewriting: whether values may be computed by other operators than the model's: then the
             result is a module that has more calls, some of which no group may have.
     """
@@ -97,13 +99,17 @@ class _Planner:
         ]
         self.all_known = {each for way in self.known for each in way}
         self.every = candidates.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
+        self.signatures: dict[Candidate, Any] = {}
+        #: what is known of candidates by their signatures, where it is not what is assumed
         self.judged: dict[Any, Judgement] = {}
+        self.seen: set[Any] = set()
         self.tasks: dict[Any, Task | None] = {}
 
-    @functools.cached_property
-    def signatures(self) -> dict[Candidate, Any]:
-        """Of all candidates: equal ones have equal programs."""
-        return {each: reading.signature(self.read.group(each)) for each in self.every}
+    def signature(self, each: Candidate) -> Any:
+        """Of a candidate: equal ones have equal programs."""
+        if each not in self.signatures:
+            self.signatures[each] = reading.signature(self.read.group(each))
+        return self.signatures[each]
 
     def chosen_groups(self) -> list[list[groups.Call]]:
         self._judge(list(self.all_known))
@@ -119,7 +125,7 @@ class _Planner:
         """Costs of the candidates that may be chosen."""
         estimates = {}
         for each in self.every:
-            judgement = self.judged.get(self.signatures[each]) if self.judged else None
+            judgement = self.judged.get(self.signature(each)) if self.judged else None
             has_schedule = judgement is None or judgement.n_kernels is not None
             if has_schedule or self._is_one_operator(each) or each in self.all_known:
                 estimate = cost.projected(self.read.graph, each, self.machine, judgement)
@@ -132,7 +138,7 @@ class _Planner:
         measured = self._measured_us(chosen)
         if len(measured) < len(chosen):
             return None
-        measured = self._measured_us(list(self.signatures))
+        measured = self._measured_us(self.every)
         return choice.choose(self.read.graph, measured, [chosen])
 
     def _measured_us(self, every: Sequence[Candidate]) -> dict[Candidate, float]:
@@ -144,7 +150,7 @@ class _Planner:
         measured = {}
         latencies: dict[Any, float | None] = {}
         for each in every:
-            signature = self.signatures[each]
+            signature = self.signature(each)
             task = self.tasks.get(signature)
             if signature not in latencies:
                 latencies[signature] = None if task is None else self.judge.latency_us(task)
@@ -157,24 +163,29 @@ class _Planner:
 
     def _judge(self, chosen: Sequence[Candidate]) -> bool:
         """Judge what was not yet; whether there was anything."""
-        if self.judge is None:
-            return False
-        fresh = {self.signatures[each] for each in chosen if not self._is_trivial(each)}
-        fresh -= self.judged.keys()
+        fresh = {self.signature(each) for each in chosen if not self._is_trivial(each)}
+        fresh -= self.seen
         self._make_tasks(chosen)
         for signature in fresh:
-            task = self.tasks[signature]
-            judgement = Judgement(n_kernels=None) if task is None else self.judge.judge(task)
-            self.judged[signature] = judgement
-            _log.debug("candidate %s: %s", None if task is None else task.name, judgement)
+            judgement = self._judgement(self.tasks[signature])
+            self.seen.add(signature)
+            if judgement != _ASSUMED:
+                self.judged[signature] = judgement
         return bool(fresh)
+
+    def _judgement(self, task: Task | None) -> Judgement:
+        if task is None:
+            return Judgement(n_kernels=None)
+        judgement = _ASSUMED if self.judge is None else self.judge.judge(task)
+        _log.debug("candidate %s: %s", task.name, judgement)
+        return judgement
 
     def _make_tasks(self, every: Sequence[Candidate]) -> None:
         """The tasks of candidates, where Felix can tune their programs."""
         first: dict[Any, Candidate] = {}
         for each in every:
-            if self.signatures[each] not in self.tasks and not self._is_trivial(each):
-                first.setdefault(self.signatures[each], each)
+            if self.signature(each) not in self.tasks and not self._is_trivial(each):
+                first.setdefault(self.signature(each), each)
         members = [self.read.group(each) for each in first.values()]
         made = programs.of_groups(self.read.mod, members) if first else []
         for signature, group, func in zip(first, members, made, strict=True):

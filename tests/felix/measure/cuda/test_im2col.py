@@ -139,13 +139,14 @@ def test_the_artifact_of_a_network_encodes_them(
     name = "felix.encode_im2col_tensor_map"
     ours = tvm_ffi.get_global_func(name)
     for each in ("driver", "launch_plan"):
-        monkeypatch.setitem(sys.modules, each, None)
+        monkeypatch.setitem(sys.modules, f"_felix_network_{each}", None)
     files = {"files": {"driver.py": "", "launch_plan.py": ""}}
     try:
         network_run_script._register_tensor_maps(tvm, tmp_path, files)
         library = fakes.Driver({})
-        assert sys.modules["driver"].__file__ == str(tmp_path / "driver.py")
-        monkeypatch.setattr(sys.modules["driver"], "libcuda", lambda: library)
+        copied = sys.modules["_felix_network_driver"]
+        assert copied.__file__ == str(tmp_path / "driver.py")
+        monkeypatch.setattr(copied, "libcuda", lambda: library)
         assert encoded_by_host_code(library, image_map(offset_bytes=64))
     finally:
         tvm_ffi.register_global_func(name, ours, override=True)
