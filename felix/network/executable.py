@@ -70,16 +70,18 @@ class Executable:
         """
         passed = [_on_device(each, self._device) for each in parameters]
         self._parameters = passed if self._prepack is None else list(self._prepack(tuple(passed)))
+        self._addresses = {_tensor(each).data_ptr() for each in self._parameters}
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs of one call."""
+        """The outputs of one call; none of them lies where a parameter does."""
         ready = [as_stored(each) for each in inputs]
         with self._lock:
             if self._is_gpu and not torch.cuda.is_current_stream_capturing():
                 self._follow(torch.cuda.current_stream())
             outputs = self._main(*ready, *self._parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
-        return [_tensor(each) for each in flat]
+        tensors = [_tensor(each) for each in flat]
+        return [each.clone() if each.data_ptr() in self._addresses else each for each in tensors]
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
         """The call on this stream begins when the last one, on another stream, has ended."""

@@ -109,3 +109,23 @@ def test_intermediate_values_have_memory_of_their_own(tmp_path: pathlib.Path) ->
     with torch.no_grad():
         for (output,), each in zip(outputs, (x, x, x + 1, x + 1), strict=True):
             torch.testing.assert_close(output, model(each))
+
+
+def test_a_parameter_that_is_an_output_is_copied(tmp_path: pathlib.Path) -> None:
+    class WithWeight(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            weight = torch.softmax(self.weight, dim=-1)
+            return torch.relu(x @ weight), weight
+
+    model, x = WithWeight().eval(), torch.randn(3, 8)
+    fast = networks.optimize(model, (x,), tmp_path)
+    with torch.no_grad():
+        product, weight = model(x)
+    fast(x)[1].add_(1.0)
+    outputs = fast(x)
+    torch.testing.assert_close(outputs[0], product, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs[1], weight, rtol=1e-4, atol=1e-5)
