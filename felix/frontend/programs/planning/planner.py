@@ -5,9 +5,9 @@ is made a program and judged: does it have schedules, of how many kernels, on te
 The choice is made again with what that says, until it takes only candidates that were judged. So
 it is the choice that judging every candidate would give, at the price of few programs.
 
-Where the latency of every group of that choice was measured, the cheapest groups among all that
-were measured are chosen instead. So a model that was tuned before needs no measuring, and what
-tuning showed of other groupings counts.
+Where the latency of every group of that choice was measured, the cheapest groups are chosen among
+these and those of the fixed rules and of FuseOps that were measured. So a model that was tuned
+before needs no measuring, and what tuning showed of these groupings counts.
 
 The groups of the fixed rules and of TVM's FuseOps are candidates, and a choice that costs more
 than either of them is not taken.
@@ -134,11 +134,15 @@ class _Planner:
         return estimates
 
     def _best_measured(self, chosen: Sequence[Candidate]) -> list[Candidate] | None:
-        """The cheapest choice of measured candidates; None if one of `chosen` was not measured."""
+        """The cheapest choice of measured candidates; None if one of `chosen` was not measured.
+
+        Those of the fixed rules and of FuseOps are looked up besides: a task of every candidate
+        would take half a minute of a transformer.
+        """
         measured = self._measured_us(chosen)
         if len(measured) < len(chosen):
             return None
-        measured = self._measured_us(self.every)
+        measured = self._measured_us([*self.all_known, *chosen])
         return choice.choose(self.read.graph, measured, [chosen])
 
     def _measured_us(self, every: Sequence[Candidate]) -> dict[Candidate, float]:
