@@ -87,7 +87,10 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]
     assert main.main([*arguments, "--cluster", "head:6379"]) == 0
     told = capsys.readouterr().out
-    assert "a call runs: not run where it was built" in told and "run it where its device is: python" in told
+    assert (
+        "a call runs: not run where it was built" in told
+        and "run it where its device is: python" in told
+    )
     assert pool.n_measured >= 2 and "largest error" not in told
     assert json.loads((out / "manifest.json").read_text())["report"]["timing"] is None
 
