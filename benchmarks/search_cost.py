@@ -3,7 +3,7 @@
     python benchmarks/search_cost.py [--only NAME ...] [--seeds 1] [--rounds 4]
 
 Each workload is searched for an H200 with the shipped cost model, as `felix.tune` does: its
-sketches are made and opened, then the gradient search proposes a warm-up round of 8 and
+sketches are made and opened, then the default search proposes a warm-up round of 8 and
 `--rounds` of 24, and is updated as if each candidate took what the model predicted. Nothing is
 built or measured, so no GPU is needed. *Cold* starts with an empty formula cache, *warm* again
 with what the cold search left there. Each search has a process of its own, one thread, and what
