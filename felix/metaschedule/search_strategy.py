@@ -42,8 +42,17 @@ ModelLike = ms_cost_model.MLPCostModel | str | pathlib.Path | nn.Module | None
 class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
     """What the strategies share: all but which search it is."""
 
-    def __init__(self, model: ModelLike, seed: int | None) -> None:
+    _kind: type[local.LocalSearch] = local.LocalSearch
+
+    def __init__(
+        self,
+        model: ModelLike = None,
+        *,
+        options: local.LocalOptions | None = None,
+        seed: int | None = None,
+    ) -> None:
         self._model = model
+        self._options = options
         self._seed = seed
         self._context: _Context | None = None
         self._state: _State | None = None
@@ -87,7 +96,7 @@ class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
             updated_by_tvm=updated_by_tvm,
             workload=workload,
             sketches=sketches,
-            search=self._search(sketches, seed),
+            search=self._kind(sketches, ms_cost_model.no_model, self._options, seed),
             max_trials=max_trials,
             per_round=num_trials_per_iter,
         )
@@ -110,9 +119,6 @@ class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
         """Learn what was measured."""
         self._running().learn(candidates, results)
 
-    def _search(self, sketches: list[TraceSketch], seed: int) -> local.LocalSearch:
-        raise NotImplementedError
-
     def _running(self) -> _State:
         if self._state is None:
             raise errors.TuningError("the strategy is used before pre_tuning")
@@ -130,19 +136,6 @@ class LocalSearch(_Strategy):
         seed: everything random follows from it; MetaSchedule's seed if left out.
     """
 
-    def __init__(
-        self,
-        model: ModelLike = None,
-        *,
-        options: local.LocalOptions | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(model, seed)
-        self._options = options
-
-    def _search(self, sketches: list[TraceSketch], seed: int) -> local.LocalSearch:
-        return local.LocalSearch(sketches, ms_cost_model.no_model, self._options, seed)
-
     def clone(self) -> LocalSearch:
         """A strategy with the same options; a shared model stays shared."""
         return LocalSearch(self._model, options=self._options, seed=self._seed)
@@ -150,20 +143,9 @@ class LocalSearch(_Strategy):
 
 @derived_object
 class GradientSearch(_Strategy):
-    """The same with a descent in each round; arguments as those of `LocalSearch`."""
+    """The same with a descent in each round; its options are `GradientOptions`."""
 
-    def __init__(
-        self,
-        model: ModelLike = None,
-        *,
-        options: gradient.GradientOptions | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(model, seed)
-        self._options = options
-
-    def _search(self, sketches: list[TraceSketch], seed: int) -> local.LocalSearch:
-        return gradient.GradientSearch(sketches, ms_cost_model.no_model, self._options, seed)
+    _kind = gradient.GradientSearch
 
     def clone(self) -> GradientSearch:
         """A strategy with the same options; a shared model stays shared."""

@@ -99,9 +99,9 @@ def write(
     begin_step("building the network")
     runs = optimize.runs(shipped)
     mod = prepacking.prepack(assembly.assemble(network.lowered, runs, runs_here=False))
-    library = executable.compile_network(mod, network.target)
+    compiled = executable.compile_network(mod, network.target)
     content = export.Content(
-        library=library,
+        executable=compiled,
         parameters=network.imported.parameters,
         outputs=network.expected or _outputs_on_cpu(network, begin_step),
         prepacks=any(each.name_hint == prepacking.TRANSFORM for each in mod.get_global_vars()),

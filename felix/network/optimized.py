@@ -69,7 +69,7 @@ class OptimizedNetwork:
 
         outputs = self._network.expected or self._executable(list(self._network.examples))
         content = export.Content(
-            library=self._executable.built,
+            executable=self._executable.built,
             parameters=self._executable.parameters,
             outputs=outputs,
         )

@@ -53,15 +53,15 @@ class Content:
     """A built network as the folder has it.
 
     Attributes:
-        library: the compiled network.
+        executable: the compiled network.
         parameters: what `main` takes behind the inputs of a call; with `prepacks`, what the
-            library's function `prepacking.TRANSFORM` makes that of.
+            network's function `prepacking.TRANSFORM` makes that of.
         outputs: of the model on the examples, or else of the network.
         prepacks: whether parameters are prepacked when the network is loaded.
         cubins: of generated kernels by name, for a library that is made without a GPU's driver.
     """
 
-    library: relax.VMExecutable
+    executable: relax.VMExecutable
     parameters: Sequence[Any]
     outputs: Sequence[torch.Tensor]
     prepacks: bool = False
@@ -117,7 +117,9 @@ def _forms(network: imported.Network, summary: report.Report) -> dict[str, str]:
 
 def _library(built: Content, network: imported.Network, path: pathlib.Path) -> None:
     try:
-        build.export_executable(built.library, str(path / LIBRARY), network.target, built.cubins)
+        build.export_executable(
+            built.executable, str(path / LIBRARY), network.target, built.cubins
+        )
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().splitlines()[-1]
         raise errors.OutputError(f"the network's library cannot be linked: {line}") from error
