@@ -34,13 +34,23 @@ PARTS = (
     "run_work",
 )  # fmt: skip
 
+#: Trials a task of the job that is not counted.
+WARM_TRIALS = 16
+
+#: Tunes on so many devices, in this turn, for so many trials.
+Tune = Callable[[int, int, int], dict[str, Any]]
+
 
 def main() -> int:
     """Tune in turns; prints a table and writes the results."""
     args = _arguments()
     counts, tune = _simulated(args) if args.simulated else _on_gpus(args)
-    tune(counts[0], -1)  # what a process pays once, and the formula cache
-    runs = [tune(count, turn) | {"turn": turn} for turn in range(args.turns) for count in counts]
+    # What a process pays once, and the formula cache.
+    tune(counts[0], -1, min(args.trials, WARM_TRIALS * len(args.workloads)))
+    runs = [
+        tune(count, turn, args.trials) | {"turn": turn}
+        for turn in range(args.turns) for count in counts
+    ]  # fmt: skip
     data = common.header("multi_gpu") | {
         "device": "simulated" if args.simulated else _name(args.devices[0]),
         "workloads": args.workloads, "runs": runs, "summary": summary(runs),
@@ -50,8 +60,8 @@ def main() -> int:
     return 0
 
 
-def _on_gpus(args: argparse.Namespace) -> tuple[list[int], Callable[[int, int], dict[str, Any]]]:
-    def tune(count: int, turn: int) -> dict[str, Any]:
+def _on_gpus(args: argparse.Namespace) -> tuple[list[int], Tune]:
+    def tune(count: int, turn: int, trials: int) -> dict[str, Any]:
         from felix import workloads
         from felix.tuning import options
 
@@ -59,18 +69,18 @@ def _on_gpus(args: argparse.Namespace) -> tuple[list[int], Callable[[int, int], 
         chosen = options.TuneOptions(
             devices=tuple(args.devices[:count]), search_processes=args.search_processes
         )
-        return jobs.run(tasks, args.trials, turn + 1, chosen) | {"devices": count}
+        return jobs.run(tasks, trials, turn + 1, chosen) | {"devices": count}
 
     return sorted({1, len(args.devices)}), tune
 
 
-def _simulated(args: argparse.Namespace) -> tuple[list[int], Callable[[int, int], dict[str, Any]]]:
+def _simulated(args: argparse.Namespace) -> tuple[list[int], Tune]:
     times = nodes.Times(
         build_s=args.build_ms / 1e3, run_s=args.run_ms / 1e3, prepare_s=args.run_ms / 1e3
     )
 
-    def tune(count: int, turn: int) -> dict[str, Any]:
-        return jobs.tuned(args.workloads, args.trials, turn + 1, count, args.builders, times)
+    def tune(count: int, turn: int, trials: int) -> dict[str, Any]:
+        return jobs.tuned(args.workloads, trials, turn + 1, count, args.builders, times)
 
     return sorted({1, args.simulated}), tune
 
