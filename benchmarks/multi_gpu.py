@@ -80,7 +80,9 @@ def _simulated(args: argparse.Namespace) -> tuple[list[int], Tune]:
     )
 
     def tune(count: int, turn: int, trials: int) -> dict[str, Any]:
-        return jobs.tuned(args.workloads, trials, turn + 1, count, args.builders, times)
+        return jobs.tuned(
+            args.workloads, trials, turn + 1, count, args.builders, times, args.search_processes
+        )
 
     return sorted({1, args.simulated}), tune
 

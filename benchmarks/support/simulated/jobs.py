@@ -22,12 +22,15 @@ WORKLOADS = (
 
 def tuned(
     texts: Sequence[str], trials: int, seed: int, n_devices: int, n_builders: int,
-    times: nodes.Times,
+    times: nodes.Times, search_processes: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """One job on so many simulated devices."""
     cluster = nodes.Cluster(n_devices, n_builders, times)
     tasks = [workloads.parse(text, target=nodes.TARGET) for text in texts]
-    chosen = options.TuneOptions(pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS))
+    chosen = options.TuneOptions(
+        pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS),
+        search_processes=search_processes,
+    )
     return run(tasks, trials, seed, chosen) | {"devices": n_devices, "busy": cluster.most_busy}
 
 

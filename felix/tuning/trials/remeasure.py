@@ -1,11 +1,12 @@
 """The fastest candidates of a run are measured again before one is called best.
 
 The minimum of many noisy medians is low by luck as much as by merit, and a machine that drifts
-favours whatever it timed in a good moment. So the fastest candidates of a run are timed again, in
-turns: a burst of repeats each, then the next burst of each, over seconds; and they are judged by
-the median of these alone. As long as a candidate that was not measured again looks
-faster than the winner, it is measured again as well, for a few waves. These records say so
-(`Record.repeat`); they are no trials, and neither the search nor the model learns from them.
+favours whatever it timed in a good moment. So the fastest candidates of all tasks of a run are
+timed again, in turns: a burst of repeats each, then the next burst of each, over seconds; and they
+are judged by the median of these alone. As long as a candidate that was not measured again looks
+faster than the winner of its task, it is measured again as well, for a few waves. These records
+say so (`Record.repeat`); they are no trials, and neither the search nor the model learns from
+them.
 
 Where the unscheduled program was about as fast as the winner, or faster, the two are then timed in
 turns as well, so that which of them ships (`results.faster`) is not decided by luck either.
@@ -41,47 +42,94 @@ def run(
     breakdown: pacing.Breakdown,
     recorder: recorder_module.Recorder,
 ) -> None:
-    """Measure the fastest candidates of every task again, longer."""
+    """Measure the fastest candidates of every task again, longer.
+
+    A wave is one of all tasks, so each device times those of its own tasks meanwhile.
+    """
     if options.n_finalists <= 0:
         return
-    for task_run in task_runs:
-        done: set[records.Key] = set()
-        for _ in range(WAVES):
-            contenders = _contenders(task_run, options.n_finalists, done)
-            if not contenders:
-                break
-            done.update(contender.key for contender in contenders)
+    done: dict[int, set[records.Key]] = {task_run.index: set() for task_run in task_runs}
+    for _ in range(WAVES):
+        finals: list[_Final] = []
+        for task_run in task_runs:
+            contenders = _contenders(task_run, options.n_finalists, done[task_run.index])
+            done[task_run.index].update(contender.key for contender in contenders)
             programs = [task_run.program_of(contender) for contender in contenders]
-            with breakdown.of("measure"):
-                bursts = _bursts(task_run, programs, options, compute_guard)
-            for contender, of_contender in zip(contenders, bursts, strict=True):
-                measurement = _pooled(of_contender)
+            finals.append(_Final(task_run, contenders, programs))
+        if not any(final.programs for final in finals):
+            break
+        with breakdown.of("measure"):
+            _time(finals, options, compute_guard)
+        for final in finals:
+            for contender, measurement in zip(final.contenders, final.pooled(), strict=True):
                 if measurement is not None:
-                    recorder.repeat(task_run, contender, measurement)
-        _compare_with_unscheduled(task_run, options, compute_guard, breakdown, recorder)
+                    recorder.repeat(final.task_run, contender, measurement)
+    _compare_with_unscheduled(task_runs, options, compute_guard, breakdown, recorder)
+
+
+class _Final:
+    """Programs of a task that are timed in turns, and their bursts.
+
+    Args:
+        task_run: of the task.
+        contenders: the records of the first programs.
+        programs: all.
+    """
+
+    def __init__(
+        self,
+        task_run: TaskRun,
+        contenders: Sequence[records.Record],
+        programs: Sequence[Program],
+    ) -> None:
+        self.task_run, self.contenders, self.programs = task_run, contenders, programs
+        self._bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
+
+    def submit(self) -> list[concurrent.futures.Future[protocol.Measurement]]:
+        """One burst of each program."""
+        measurer = self.task_run.measurer
+        return [measurer.submit(program, thorough=True) for program in self.programs]
+
+    def take(self, bursts: Sequence[protocol.Measurement]) -> None:
+        """What `submit` gave, in its order."""
+        for of_program, burst in zip(self._bursts, bursts, strict=True):
+            of_program.append(burst)
+
+    def pooled(self) -> list[protocol.Measurement | None]:
+        """All bursts of each program as one measurement."""
+        return [_pooled(bursts) for bursts in self._bursts]
 
 
 def _compare_with_unscheduled(
-    task_run: TaskRun,
+    task_runs: Sequence[TaskRun],
     options: options_module.TuneOptions,
     compute_guard: pacing.ComputeGuard,
     breakdown: pacing.Breakdown,
     recorder: recorder_module.Recorder,
 ) -> None:
-    """Time the best schedule and the unscheduled program in turns, if they are that close."""
-    best, baseline = task_run.best, task_run.baseline
-    if best is None or task_run.best_us is None or baseline is None or baseline.latency_us is None:
-        return
-    if baseline.latency_us > MARGIN * task_run.best_us:
-        return
+    """Time the best schedule and the unscheduled program in turns, where they are that close."""
+    finals = [
+        _Final(
+            task_run, [best], [task_run.program_of(best), results.unscheduled(task_run.task).mod]
+        )
+        for task_run in task_runs
+        if (best := task_run.best) is not None and _is_close(task_run)
+    ]
     with breakdown.of("measure"):
-        programs = [task_run.program_of(best), results.unscheduled(task_run.task).mod]
-        of_best, of_baseline = _bursts(task_run, programs, options, compute_guard)
-    measurement, again = _pooled(of_best), _pooled(of_baseline)
-    if measurement is None or again is None or not again.ok:
-        return
-    recorder.repeat(task_run, best, measurement)
-    task_run.set_baseline(again)
+        _time(finals, options, compute_guard)
+    for final in finals:
+        measurement, again = final.pooled()
+        if measurement is not None and again is not None and again.ok:
+            recorder.repeat(final.task_run, final.contenders[0], measurement)
+            final.task_run.set_baseline(again)
+
+
+def _is_close(task_run: TaskRun) -> bool:
+    """Whether the unscheduled program is about as fast as the best schedule, or faster."""
+    best_us, baseline = task_run.best_us, task_run.baseline
+    if best_us is None or baseline is None or baseline.latency_us is None:
+        return False
+    return baseline.latency_us <= MARGIN * best_us
 
 
 def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[records.Record]:
@@ -100,21 +148,18 @@ def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[recor
     ][:n]
 
 
-def _bursts(
-    task_run: TaskRun,
-    programs: Sequence[Program],
+def _time(
+    finals: Sequence[_Final],
     options: options_module.TuneOptions,
     compute_guard: pacing.ComputeGuard,
-) -> list[list[protocol.Measurement]]:
-    """The bursts of each candidate: all are timed in turns."""
-    bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
-    for turn in range(options.final_turns):
-        if turn > 0 and task_run.task.target.kind.name == "llvm":
+) -> None:
+    """Time the programs of all finals in turns: in each turn a burst of every one."""
+    for turn in range(options.final_turns if finals else 0):
+        if turn > 0 and finals[0].task_run.task.target.kind.name == "llvm":
             _pause(compute_guard, options.final_pause_s)
-        futures = [task_run.measurer.submit(program, thorough=True) for program in programs]
-        for of_candidate, future in zip(bursts, futures, strict=True):
-            of_candidate.append(_wait(compute_guard, future))
-    return bursts
+        submitted = [final.submit() for final in finals]
+        for final, futures in zip(finals, submitted, strict=True):
+            final.take([_wait(compute_guard, future) for future in futures])
 
 
 def _pooled(bursts: Sequence[protocol.Measurement]) -> protocol.Measurement | None:

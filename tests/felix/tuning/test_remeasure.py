@@ -34,16 +34,19 @@ class _Noisy(fakes.Pool):
     """Every candidate seems up to 30 % faster than it is, until it is timed thoroughly."""
 
     thorough: list[fakes.Program]
+    #: keys of their tasks
+    thorough_tasks: list[str]
 
     def for_task(self, task: Any) -> Any:
         pool = self
-        pool.thorough = []
+        pool.thorough, pool.thorough_tasks = [], []
 
         class Measurer(testing.FunctionMeasurer):
             def submit(self, mod: Any, thorough: bool = False) -> Any:
                 luck = 1.0
                 if thorough:
                     pool.thorough.append(mod)
+                    pool.thorough_tasks.append(task.key)
                 elif isinstance(mod, fakes.Program):
                     luck = 0.7 + 0.3 * (hash(mod.decisions) % 97) / 97
                 self._latency_of = lambda mod: fakes.latency_us(mod) * luck
@@ -163,6 +166,16 @@ def test_finalists_are_timed_in_turns() -> None:
         assert order[: 3 * len(wave)] == 3 * wave
         order = order[3 * len(wave) :]
     assert 2 <= max(sizes) <= 3
+
+
+def test_finalists_of_all_tasks_are_timed_in_the_same_turns() -> None:
+    """So that every device has those of its own tasks to time."""
+    pool = _Noisy()
+    tasks = [fakes.task(), fakes.task(m=128)]
+    chosen = fakes.small(pool, n_finalists=1, final_turns=4)
+    felix.tune(tasks, 32, model=fakes.Model(), options=chosen)
+    one, other = (task.key for task in tasks)
+    assert pool.thorough_tasks[:8] == 4 * [one, other]
 
 
 def _burst(*latencies_us: float) -> protocol.Measurement:
