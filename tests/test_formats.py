@@ -8,7 +8,6 @@ import hashlib
 import json
 import pathlib
 import subprocess
-import sys
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from server.database import database, models, schema
 from server.parsing import devices
 from server.store import blobs, control, jobs, trials
 from server.tuner import felix_engine, tuner
+from tests.support import run_py
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
@@ -93,7 +93,7 @@ def test_the_best_schedule_is_built_from_stored_records(
 
 def test_an_artifact_runs_by_itself(stored: pathlib.Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", str(stored / "run" / "run.py"), "--json"],
+        run_py.command(stored / "run" / "run.py", "--json"),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

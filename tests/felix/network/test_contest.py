@@ -6,7 +6,6 @@ import gc
 import json
 import pathlib
 import subprocess
-import sys
 import weakref
 from typing import Any
 
@@ -21,7 +20,7 @@ from felix.known_results import store
 from felix.measure.calls import cpu_calls
 from felix.network import contest, cuda_graph, executable, groups, imported
 from felix.network.shipping import Contender
-from tests.support import networks
+from tests.support import networks, run_py
 
 
 def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
@@ -69,7 +68,7 @@ def test_faster_pytorch_ships(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     plain = networks.optimize(model, (x,), tmp_path)
     assert Contender.PYTORCH not in {each.contender for each in plain.report.groups}
     folder = fast.export(tmp_path / "net")
-    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "2"]
+    command = run_py.command(folder / "run.py", "--json", "--repeats", "2")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-3

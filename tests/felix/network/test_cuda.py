@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from felix.network import (
 )
 from felix.network.backend import entry, partition, queued
 from felix.templates.generated import GeneratedProgram
-from tests.support import networks
+from tests.support import networks, run_py
 
 ARCH = "cuda -arch sm_80"
 
@@ -217,7 +216,7 @@ def test_an_artifact_of_several_generated_kernels_runs_without_felix(
     generated = [each for each in programs if isinstance(each, GeneratedProgram)]
     assert len(generated) >= 2, str(fast.report)
     folder = fast.export(tmp_path / "net")
-    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "3"]
+    command = run_py.command(folder / "run.py", "--json", "--repeats", "3")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["latency_us"] > 0

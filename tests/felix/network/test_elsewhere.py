@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from felix.network import elsewhere, groups, imported, judging, outcomes
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
 from felix.task import Task
-from tests.support import elves, networks
+from tests.support import elves, networks, run_py
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,7 @@ def request(pool: networks.Pool) -> outcomes.Request:
 
 
 def run(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "1"]
+    command = run_py.command(folder / "run.py", "--json", "--repeats", "1")
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 

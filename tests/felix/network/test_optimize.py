@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from felix import errors, events
 from felix.known_results import store
 from felix.measure import protocol
 from felix.network.shipping import Contender
-from tests.support import networks
+from tests.support import networks, run_py
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -192,7 +191,7 @@ def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
     model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
     fast = networks.optimize(model, (x,), tmp_path, trials=2)
     folder = fast.export(tmp_path / "net")
-    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "3"]
+    command = run_py.command(folder / "run.py", "--json", "--repeats", "3")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from felix import frontend
-from tests.support import networks
+from tests.support import networks, run_py
 
 
 class Model(nn.Module):
@@ -81,7 +80,7 @@ def test_pytorch_runs_it_inside_of_the_network(
 def test_the_artifact_runs_it_without_felix(tmp_path: pathlib.Path) -> None:
     fast = networks.optimize(Model(_middle).eval(), torch.randn(8, 8), tmp_path, trials=1)
     folder = fast.export(tmp_path / "net")
-    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "2"]
+    command = run_py.command(folder / "run.py", "--json", "--repeats", "2")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-4

@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from server.store import trials
-from tests.support import network_namespace, onnx_models
+from tests.support import network_namespace, onnx_models, run_py
 from tests.support.cluster_service import Service, actors
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
@@ -114,7 +113,7 @@ def test_a_network_is_built_for_the_cluster_s_device(
     with zipfile.ZipFile(zipped) as archive:
         archive.extractall(tmp_path / "net")
     (script,) = (tmp_path / "net").glob("*/run.py")
-    command = [sys.executable, "-I", str(script), "--json", "--repeats", "3"]
+    command = run_py.command(script, "--json", "--repeats", "3")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] < 1e-3

@@ -20,7 +20,7 @@ from server.store import artifacts, blobs, events, jobs, networks
 from server.store.across_jobs import reuse
 from server.store.tuners import workers
 from server.tuner import tuner
-from tests.support import service_fakes
+from tests.support import run_py, service_fakes
 
 onnx = pytest.importorskip("onnx")
 
@@ -138,7 +138,7 @@ def run_network(store: blobs.BlobStore, sha256: str, folder: pathlib.Path, call_
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["network"] == "net" and manifest["job"]["name"] == "net"
     assert manifest["report"]["timing"]["network_us"] == call_us
-    command = [sys.executable, "-I", str(home / "run.py"), "--json", "--repeats", "3"]
+    command = run_py.command(home / "run.py", "--json", "--repeats", "3")
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["latency_us"] > 0

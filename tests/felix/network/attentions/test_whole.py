@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from felix.network import executable, groups
 from felix.network.attentions import finding, rewiring, whole
 from felix.network.pytorch import functions
 from felix.network.shipping import Contender
-from tests.support import networks
+from tests.support import networks, run_py
 
 FULL = target.parse(networks.TARGET)
 Function = Callable[..., torch.Tensor]
@@ -168,7 +167,7 @@ def test_faster_operator_takes_the_place_of_the_programs(
     assert len(log) == n_timed and again.report.n_compared == 0  # attentions are known, too
     assert again.report.attentions[0].ships
     folder = fast.export(tmp_path / "net")
-    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "2"]
+    command = run_py.command(folder / "run.py", "--json", "--repeats", "2")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-3
