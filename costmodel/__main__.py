@@ -97,7 +97,8 @@ def _split_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--cache", help="folder for computed features")
     sub.add_argument(
         "--jobs", type=_positive, default=1,
-        help="processes that compute features into the cache (%(default)s)",
+        help="processes that compute features into the cache, and of compare those that train "
+        "side by side (%(default)s)",
     )  # fmt: skip
     sub.add_argument("--split", choices=("workload", "operator"), default="workload")
     sub.add_argument("--validation", type=float, default=0.15, help="share (%(default)s)")

@@ -163,7 +163,9 @@ def compare(options: argparse.Namespace, command: str) -> None:
         dataset, felix = inputs.load_for_training(options)
         _, tvm = inputs.load(options, tvm_features.TvmFeaturizer)
         train_options = inputs.train_options(options)
-        reports = comparing.reports(felix, tvm, splits, train_options, options.threads, say)
+        reports = comparing.reports(
+            felix, tvm, splits, train_options, options.threads, options.jobs, say
+        )
     print(evaluation.table(reports))
     part = "test" if n_folds is None else f"{n_folds} folds"
     _write_reports(options, _facts(command, dataset, felix), part, reports)

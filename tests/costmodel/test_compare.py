@@ -26,6 +26,8 @@ from tests.support.costmodel_fakes import FakeFeaturizer
 class FewerColumns(FakeFeaturizer):
     """Stands for TVM's features: other columns of the same schedules."""
 
+    digest = "fewer-columns"
+
     def names(self) -> tuple[str, ...]:
         return tuple(f"per_store_{column}" for column in range(2))
 
@@ -82,6 +84,19 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
         overall[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM")
     )
     assert better > worse + 0.05  # the second cannot see most of what decides
+
+
+def test_processes_train_what_one_trains(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    arguments = ["compare", "--data", str(data), "--folds", "3", "--epochs", "2", "--hidden", "16"]
+    written = []
+    for jobs in ([], ["--jobs", "2", "--cache", str(tmp_path / "cache")]):
+        assert cli.main([*arguments, *jobs, "--out", str(tmp_path / "folds.json")]) == 0
+        written.append(json.loads((tmp_path / "folds.json").read_text()))
+    assert written[0]["reports"] == written[1]["reports"]
+    assert written[0]["command"] == written[1]["command"]
 
 
 def test_compare_with_folds_scores_every_workload_by_what_never_saw_it(
