@@ -232,12 +232,12 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
 
 
 def _schedule_script(mod: tvm.IRModule, built_for: tvm.target.Target) -> str:
-    """TVMScript of the scheduled program, and under what it is built as it was measured."""
-    config = build.pass_config(built_for)
+    """TVMScript of what was compiled, and under what it is built as it was measured."""
+    config, script = build.pass_config(built_for), build.prepared(mod, built_for).script()
     if config:
         context = f"# Build it within tvm.transform.PassContext(config={config!r})."
-        return f"{context}\n{mod.script()}\n"
-    return f"{mod.script()}\n"
+        return f"{context}\n{script}\n"
+    return f"{script}\n"
 
 
 def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:

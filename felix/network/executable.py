@@ -18,6 +18,7 @@ import torch
 import tvm
 from tvm import relax
 
+from felix.measure.cpu import exponential
 from felix.measure.cuda import build as cuda_build
 from felix.network.passes import default_schedules, prepacking, workspace
 from felix.target import cpu
@@ -140,11 +141,11 @@ def compile_networks(
 def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     """What is left to do with a lowered network; operators are fused already.
 
-    On a GPU programs without threads get a schedule of TVM's rules.
+    On a GPU programs without threads get a schedule of TVM's rules; on a CPU exp is written out.
     """
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
-    if full.kind.name == "cuda":
-        schedule.append(default_schedules.default_schedules())
+    is_gpu = full.kind.name == "cuda"
+    schedule.append(default_schedules.default_schedules() if is_gpu else exponential.EXP)
     return tvm.transform.Sequential(
         [
             *schedule,
