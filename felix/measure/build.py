@@ -54,13 +54,22 @@ def handle(payload: str, stem: str, link: str) -> dict[str, Any]:
     return {"library": build(program.mod, program.target, stem, Link(link))}
 
 
-def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -> str:
+def build(
+    mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link, by_tvm_alone: bool = False
+) -> str:
     """Compile `mod`; returns the path of the file: `stem` + ".so" or ".ll".
+
+    Args:
+        mod: the module.
+        target: what it is compiled for.
+        stem: of the path.
+        link: how it becomes loadable.
+        by_tvm_alone: whether TVM compiles it as it is, so that it checks what Felix writes out.
 
     Raises:
         ValueError: a module with device code and no linker; or no linker for another machine.
     """
-    library = module(mod, target)
+    library = tvm.tirx.build(mod, target) if by_tvm_alone else module(mod, target)
     machine, packing = foreign_machine(target), _packing(target)
     if machine is not None:
         _export(library, stem, lambda out, objects: _ld(out, objects, cross_linker(machine), []))

@@ -32,7 +32,8 @@ def handle(payload: str, stem: str, link: str, seed: int, check: bool) -> dict[s
         library = _for_gpu(program.mod, program.target, task, stem)
     elif check:
         cpu = task_program.cpu_target(program.target)
-        library = build.build(task_program.for_cpu(program.mod), cpu, stem, build.Link(link))
+        mod = task_program.for_cpu(program.mod)
+        library = build.build(mod, cpu, stem, build.Link(link), by_tvm_alone=True)
     return {"description": task.to_json(), "library": library}
 
 
