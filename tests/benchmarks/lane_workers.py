@@ -28,19 +28,30 @@ def note(request: dict[str, Any], what: str) -> None:
 
 
 @contextlib.contextmanager
-def tuning() -> Iterator[Do]:
-    """A search that takes half a second."""
+def tuning(
+    until: Callable[[dict[str, Any]], None] = lambda request: time.sleep(0.5),
+) -> Iterator[Do]:
+    """A search that takes half a second, or as long as `until` does."""
 
     def do(request: dict[str, Any]) -> None:
         note(request, "begins")
         if request["name"] == FAILS_TUNING:
             raise ValueError("this shape cannot be tuned")
-        time.sleep(0.5)
+        until(request)
         path = pathlib.Path(request["path"])
         path.with_suffix(winners.SUFFIX).write_text("[]")
         write(request, {"wall_s": 0.5, "n_measured": 1, "curve": [[1, 0.1, 5.0]]})
 
     yield do
+
+
+def await_preparing(request: dict[str, Any]) -> None:
+    """Wait until the libraries of the shape begin to be prepared; the test says if they do not."""
+    journal = pathlib.Path(request["path"]).parent / "journal.jsonl"
+    begins = json.dumps(["prepare", "vendor", request["name"]])[:-1]
+    until_s = time.monotonic() + 30
+    while begins not in journal.read_text() and time.monotonic() < until_s:
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

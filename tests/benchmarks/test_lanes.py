@@ -29,11 +29,12 @@ def _locks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _run(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *more: str
-) -> tuple[int, list[list[Any]], set[str]]:
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *more: str,
+    tuning: Any = lane_workers.tuning,
+) -> tuple[int, list[list[Any]], set[str]]:  # fmt: skip
     """Exit status, the journal and the pieces of a run with lanes that pretend."""
     work, out = tmp_path / "work", tmp_path / "results.json"
-    monkeypatch.setattr(pieces, "tuning", lane_workers.tuning)
+    monkeypatch.setattr(pieces, "tuning", tuning)
     libraries = functools.partial(lane_workers.libraries, tmp_path)
     monkeypatch.setattr(pieces, "libraries", libraries)
     argv = ["search_efficiency.py", "--lanes", "--strategies", "felix", "vendor",
@@ -53,8 +54,9 @@ def _moment(lines: list[list[Any]], *what: str) -> float:
 def test_a_shape_is_tuned_while_its_libraries_are_prepared_and_then_they_are_timed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tuning = functools.partial(lane_workers.tuning, lane_workers.await_preparing)
     status, lines, done = _run(
-        tmp_path, monkeypatch, "--subgraphs", "gemm", "conv2d-3x3", "conv3d"
+        tmp_path, monkeypatch, "--subgraphs", "gemm", "conv2d-3x3", "conv3d", tuning=tuning
     )
     assert status == 0 and len(done) == 6
     for name in ("gemm", "conv2d-3x3", "conv3d"):
