@@ -7,8 +7,7 @@ of the time of a softmax. Before a program is compiled for a CPU, each exp is wr
 
 with ln 2 in two parts, so that r is exact to the last bits, and the polynomial of degree 7 of
 Cephes' `expf` for exp(r). The error is below one unit in the last place; what would overflow is
-infinite, what is too small is 0, and NaN stays NaN. A vector of 16 takes a thirteenth of the time
-that 16 calls take (AVX-512).
+infinite, what is too small is 0, and NaN stays NaN.
 """
 
 from __future__ import annotations

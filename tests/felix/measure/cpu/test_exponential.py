@@ -15,6 +15,7 @@ from tvm import te, tirx
 from felix import workloads
 from felix.measure import build
 from felix.measure.cpu import exponential
+from felix.network import executable
 
 N = 1 << 14
 TARGET = tvm.target.Target("llvm")
@@ -29,7 +30,8 @@ def _mapped(function: Callable[[Any], Any], dtype: str = "float32") -> tvm.IRMod
 def _run(mod: tvm.IRModule, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     x, y = tvm.runtime.tensor(values), tvm.runtime.empty((N,), str(values.dtype))
     build.module(mod, TARGET)["main"](x, y)
-    return y.numpy()  # type: ignore[no-any-return]
+    computed: np.ndarray[Any, Any] = y.numpy()
+    return computed
 
 
 def _n_calls(mod: tvm.IRModule, name: str) -> int:
@@ -45,7 +47,8 @@ def exp() -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
         padded[: len(values)] = values
         x, y = tvm.runtime.tensor(padded), tvm.runtime.empty((N,), "float32")
         function(x, y)
-        return y.numpy()[: len(values)]  # type: ignore[no-any-return]
+        computed: np.ndarray[Any, Any] = y.numpy()[: len(values)]
+        return computed
 
     return run
 
@@ -87,6 +90,15 @@ def test_no_function_is_called_for_each_element() -> None:
     assert _n_calls(_mapped(tirx.exp), "exp") == 1 and _n_calls(written, "exp") == 0
     nested = exponential.written_out(_mapped(lambda x: tirx.exp(-tirx.exp(x))))
     assert _n_calls(nested, "exp") == 0
+
+
+def test_networks_have_it() -> None:
+    names = [each.info.name for each in executable._pipeline(TARGET).passes]
+    assert names.count("felix.ExpWrittenOut") == 1
+    assert _n_calls(exponential.EXP(_mapped(tirx.exp)), "exp") == 0
+    gpu = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+    names = [each.info.name for each in executable._pipeline(gpu).passes]
+    assert "felix.ExpWrittenOut" not in names
 
 
 def test_nested_and_in_a_sigmoid() -> None:
