@@ -1,6 +1,7 @@
 """A job of several tasks on one GPU and on several of the same machine, in turns.
 
     python benchmarks/multi_gpu.py --devices 0 1 [--trials 512] [--turns 3]
+    python benchmarks/multi_gpu.py --devices 0 1 --cluster 127.0.0.1:6379
     python benchmarks/multi_gpu.py --simulated 2 --run-ms 40 --build-ms 500
 
 The tasks are tuned together with `felix.tune`, on the first GPU alone and then on all that are
@@ -9,6 +10,9 @@ the parts of a candidate say what the tuner's thread waited for. Builders are as
 makes, one a core, for one GPU as for several. Latencies of the winners say whether more GPUs cost
 quality: candidates of more rounds are on their way when the next one is searched.
 
+With `--cluster` the job is also tuned on all GPUs of that Ray cluster, which `felix worker` brought
+there. It is for a cluster of this machine, so that GPUs and cores are the same.
+
 With `--simulated N` there is no GPU: N devices take `--run-ms` for a candidate and `--builders`
 take `--build-ms`, while search, scheduling and the rounds are real.
 """
@@ -16,6 +20,7 @@ take `--build-ms`, while search, scheduling and the rounds are real.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 import statistics
@@ -37,19 +42,30 @@ PARTS = (
 #: Trials a task of the job that is not counted.
 WARM_TRIALS = 16
 
-#: Tunes on so many devices, in this turn, for so many trials.
-Tune = Callable[[int, int, int], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """What measures: so many devices, of this process or of a cluster."""
+
+    devices: int
+    cluster: bool = False
+
+
+#: Tunes there, in this turn, for so many trials.
+Tune = Callable[[Place, int, int], dict[str, Any]]
 
 
 def main() -> int:
     """Tune in turns; prints a table and writes the results."""
     args = _arguments()
-    counts, tune = _simulated(args) if args.simulated else _on_gpus(args)
+    places, tune = _simulated(args) if args.simulated else _on_gpus(args)
     # What a process pays once, and the formula cache.
-    tune(counts[0], -1, min(args.trials, WARM_TRIALS * len(args.workloads)))
+    for place in (places[0], *(each for each in places if each.cluster)):
+        tune(place, -1, min(args.trials, WARM_TRIALS * len(args.workloads)))
     runs = [
-        tune(count, turn, args.trials) | {"turn": turn}
-        for turn in range(args.turns) for count in counts
+        tune(place, turn, args.trials) | dataclasses.asdict(place) | {"turn": turn}
+        for turn in range(args.turns) for place in places
     ]  # fmt: skip
     data = common.header("multi_gpu") | {
         "device": "simulated" if args.simulated else _name(args.devices[0]),
@@ -60,41 +76,47 @@ def main() -> int:
     return 0
 
 
-def _on_gpus(args: argparse.Namespace) -> tuple[list[int], Tune]:
-    def tune(count: int, turn: int, trials: int) -> dict[str, Any]:
+def _on_gpus(args: argparse.Namespace) -> tuple[list[Place], Tune]:
+    def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
         from felix import workloads
+        from felix.cli.commands import cluster
         from felix.tuning import options
 
-        tasks = [workloads.parse(text, target="cuda") for text in args.workloads]
+        here = dict[str, Any](devices=tuple(args.devices[: place.devices]))
         chosen = options.TuneOptions(
-            devices=tuple(args.devices[:count]), search_processes=args.search_processes
+            search_processes=args.search_processes,
+            **(dict(pool=cluster.pool(args.cluster)) if place.cluster else here),
         )
-        return jobs.run(tasks, trials, turn + 1, chosen) | {"devices": count}
+        tasks = [workloads.parse(text, target="cuda") for text in args.workloads]
+        return jobs.run(tasks, trials, turn + 1, chosen)
 
-    return sorted({1, len(args.devices)}), tune
+    places = [Place(count) for count in sorted({1, len(args.devices)})]
+    return places + [Place(len(args.devices), cluster=True)] * bool(args.cluster), tune
 
 
-def _simulated(args: argparse.Namespace) -> tuple[list[int], Tune]:
+def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
     times = nodes.Times(
         build_s=args.build_ms / 1e3, run_s=args.run_ms / 1e3, prepare_s=args.run_ms / 1e3
     )
 
-    def tune(count: int, turn: int, trials: int) -> dict[str, Any]:
+    def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
         return jobs.tuned(
-            args.workloads, trials, turn + 1, count, args.builders, times, args.search_processes
-        )
+            args.workloads, trials, turn + 1, place.devices, args.builders, times,
+            args.search_processes,
+        )  # fmt: skip
 
-    return sorted({1, args.simulated}), tune
+    return [Place(count) for count in sorted({1, args.simulated})], tune
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By number of devices: medians over turns, and the speed-up over one."""
+    """By what measured: medians over turns, and the speed-up over one device."""
     rows: list[dict[str, Any]] = []
-    for count in sorted({run["devices"] for run in runs}):
-        some = [run for run in runs if run["devices"] == count]
+    for place in dict.fromkeys(Place(run["devices"], run["cluster"]) for run in runs):
+        some = [run for run in runs if (run["devices"], run["cluster"]) == (
+            place.devices, place.cluster)]  # fmt: skip
         median = functools.partial(_median, some)
-        rows.append({
-            "devices": count, "turns": len(some), "seconds": median("seconds"),
+        rows.append(dataclasses.asdict(place) | {
+            "turns": len(some), "seconds": median("seconds"),
             "rate": median("rate"), "cpu_ms": median("cpu_ms"),
             "ms": {part: statistics.median(run["ms"][part] for run in some) for part in PARTS},
             "latency_us": statistics.median(_mean_us(run) for run in some),
@@ -116,10 +138,13 @@ def render(data: dict[str, Any]) -> str:
     """The tables of a results file."""
     rows = data["summary"]
     head = ["devices", "turns", "job s", "speed-up", "candidates 1/s", "winners us"]
-    fields = ("devices", "turns", "seconds", "speed_up", "rate", "latency_us")
-    parts = [[row["devices"], *(row["ms"][part] for part in PARTS)] for row in rows]
+    fields = ("turns", "seconds", "speed_up", "rate", "latency_us")
+    names = [f"{row['devices']}{', over Ray' * row.get('cluster', False)}" for row in rows]
+    parts = [[name, *(row["ms"][part] for part in PARTS)]
+             for name, row in zip(names, rows, strict=True)]  # fmt: skip
     return "\n\n".join([
-        common.table(head, [[row[field] for field in fields] for row in rows]),
+        common.table(head, [[name, *(row[field] for field in fields)]
+                            for name, row in zip(names, rows, strict=True)]),
         "Milliseconds a candidate:",
         common.table(["devices", *(part.replace("_", " ") for part in PARTS)], parts),
     ])  # fmt: skip
@@ -134,6 +159,7 @@ def _name(device: int) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--devices", type=int, nargs="+", default=[0, 1], help="GPUs")
+    parser.add_argument("--cluster", metavar="HOST:PORT", help="Ray cluster of this machine, too")
     parser.add_argument("--simulated", type=int, default=0, help="devices instead of GPUs")
     parser.add_argument("--run-ms", type=float, default=40.0, help="of a simulated candidate")
     parser.add_argument("--build-ms", type=float, default=500.0, help="of a simulated build")

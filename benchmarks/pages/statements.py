@@ -145,11 +145,15 @@ def cluster_scaling(data: Data) -> str:
 
 def multi_gpu(data: Data) -> str:
     """How much faster a job is on several devices."""
-    several = data["summary"][-1]
-    return (
+    *_, several = (row for row in data["summary"] if not row.get("cluster"))
+    line = (
         f"On {several['devices']} devices ({data['device']}) a job of {len(data['workloads'])} "
         f"tasks is {several['speed_up']:.2f} times as fast as on one."
     )
+    for row in data["summary"]:
+        if row.get("cluster"):
+            line += f" Over Ray on the same machine it is {row['speed_up']:.2f} times as fast."
+    return line
 
 
 def search_efficiency(data: Data) -> str:

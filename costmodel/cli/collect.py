@@ -185,7 +185,8 @@ def _opener(
             pools.append(stack.enter_context(felix_bridge.pool_for(task, builders)))
         view = pools[0].for_task(task)
         seed = int(workload.key, 16) ^ options.seed % 2**32
-        sketches = proposals.some_of(_sketches(task, options), options.sketches, seed)
+        chosen = proposals.some_of(_sketches(task, options), options.sketches, seed)
+        sketches = proposals.with_decisions(chosen)
         search = None
         if model is not None and sketches:
             search = descent.search(sketches, model, options.seed)

@@ -146,13 +146,16 @@ def test_throughput_is_compared_with_one_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_speed_up_is_of_medians_over_turns() -> None:
-    def run(devices: int, seconds: float) -> dict[str, Any]:
-        return {"devices": devices, "seconds": seconds, "rate": 100 / seconds, "cpu_ms": 1.0,
+    def run(devices: int, seconds: float, cluster: bool = False) -> dict[str, Any]:
+        return {"devices": devices, "cluster": cluster, "seconds": seconds, "rate": 100 / seconds, "cpu_ms": 1.0,
                 "ms": dict.fromkeys(multi_gpu.PARTS, 2.0),
                 "best_us": [4.0, 9.0, None]}  # fmt: skip
 
-    runs = [run(1, 10), run(1, 30), run(1, 20), run(2, 8), run(2, 10), run(2, 50)]
-    one, two = multi_gpu.summary(runs)
+    runs = [run(1, 10), run(1, 30), run(1, 20), run(2, 8), run(2, 10), run(2, 50),
+            run(2, 40, cluster=True)]  # fmt: skip
+    one, two, over_ray = multi_gpu.summary(runs)
+    assert over_ray["cluster"] and over_ray["speed_up"] == 0.5
     assert (one["speed_up"], two["speed_up"], two["turns"]) == (1.0, 2.0, 3)
     assert two["latency_us"] == pytest.approx(6.0)
     assert "Milliseconds a candidate" in multi_gpu.render({"summary": [one, two]})
+    assert "2, over Ray" in multi_gpu.render({"summary": [one, over_ray]})

@@ -11,6 +11,7 @@ import pytest
 
 from costmodel.collect import collector, proposals
 from costmodel.data import dataset, workloads_cpu
+from felix import errors
 from felix.measure import protocol
 from tests.support.collect_fakes import Bench, FakeSketch, speed, workload
 
@@ -78,6 +79,15 @@ def test_small_space_ends_and_invalid_schedules_do_not_loop(tmp_path: Path) -> N
     bad = Bench(sketches=(FakeSketch(0, invalid=True),))
     progress = bad.run(tmp_path / "b", [workload(1)], per_workload=10)
     assert progress.measured == 0 and progress.invalid > 0
+
+
+def test_sketches_that_nothing_can_be_drawn_of_are_left_out() -> None:
+    class Empty(FakeSketch):
+        def sample(self, n: int, seed: int) -> np.ndarray:
+            raise errors.InvalidSchedule("no legal decisions were found")
+
+    drawable, empty = FakeSketch(0), Empty(1)
+    assert proposals.with_decisions([empty, drawable]) == [drawable]
 
 
 def test_errors_are_kept_but_lost_candidates_are_not(tmp_path: Path) -> None:
