@@ -10,8 +10,8 @@ the parts of a candidate say what the tuner's thread waited for. Builders are as
 makes, one a core, for one GPU as for several. Latencies of the winners say whether more GPUs cost
 quality: candidates of more rounds are on their way when the next one is searched.
 
-With `--cluster` the job is also tuned on all GPUs of that Ray cluster, which `felix worker` brought
-there. It is for a cluster of this machine, so that GPUs and cores are the same.
+With `--cluster` the job is also tuned on all GPUs of that Ray cluster, which `felix worker`
+brought there. It is for a cluster of this machine, so that GPUs and cores are the same.
 
 With `--simulated N` there is no GPU: N devices take `--run-ms` for a candidate and `--builders`
 take `--build-ms`, while search, scheduling and the rounds are real.
@@ -41,7 +41,6 @@ PARTS = (
 
 #: Trials a task of the job that is not counted.
 WARM_TRIALS = 16
-
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

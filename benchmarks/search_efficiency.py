@@ -46,42 +46,28 @@ seconds, latencies in microseconds.
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import fnmatch
 import json
 import multiprocessing
 import os
 import pathlib
-import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common, efficiency, subgraphs, winners
-from benchmarks.support.generated import first_choice
-from benchmarks.support.lanes import device, lane, overlap, pieces
+from benchmarks.support.lanes import lane, overlap, pieces
+from benchmarks.support.searches import pieces as searched
+from benchmarks.support.searches import tuned
 
-if TYPE_CHECKING:
-    from server.tuner import warm_pools
-
-TUNED = {"felix": "local", "gradient": "gradient", "evolution": "tvm-evolutionary",
-         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
-STRATEGIES = (*TUNED, "stock", "winners", "vendor")
+STRATEGIES = (*tuned.TUNED, "stock", "winners", "vendor")
 TRIALS = {"felix": 128, "gradient": 128, "evolution": 128, "exact-evolution": 128,
           "random": 64, "stock": 64}  # fmt: skip
-FAILED_US = 1e9
 TIME_IS_UP = "time is up; the same command goes on"
-#: Candidates of a batch of `ms.tune_tir`.
-TVM_BATCH = 64
-#: What stock could build must not be lost when it is built again.
-REBUILD_S, REBUILD_SOURCE_BYTES = 60.0, 1 << 30
-#: As many of stock's fastest as Felix measures again at the end.
-N_STOCK_REMEASURED = 4
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
              "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.local",
@@ -133,7 +119,7 @@ def _after_each_other(args: argparse.Namespace, benchmark: str) -> list[str]:
     """Run missing pieces, each in a process of its own; labels of those that failed."""
     started, failed = time.monotonic(), []
     for name, seed, strategy in _pieces(args):
-        path = _path(args.work, name, seed, strategy)
+        path = searched.path_of(args.work, name, seed, strategy)
         if path.exists() or not _is_chosen(args, name, seed, strategy):
             continue
         if args.limit_s is not None and time.monotonic() - started > args.limit_s:
@@ -167,9 +153,9 @@ def missing_shapes(args: argparse.Namespace) -> list[overlap.Shape]:
     """
     shapes: dict[tuple[str, int], overlap.Shape] = {}
     chosen = [piece for piece in _pieces(args) if _is_chosen(args, *piece)]
-    missing = {piece for piece in chosen if not _path(args.work, *piece).exists()}
+    missing = {piece for piece in chosen if not searched.path_of(args.work, *piece).exists()}
     for name, seed, strategy in chosen:
-        path = _path(args.work, name, seed, strategy)
+        path = searched.path_of(args.work, name, seed, strategy)
         is_alone = path.exists() and not path.with_suffix(winners.SUFFIX).exists()
         again = is_alone and strategy in overlap.TUNING and (name, seed, "vendor") in missing
         if (name, seed, strategy) not in missing and not again:
@@ -201,7 +187,7 @@ def restore(work: pathlib.Path, results: pathlib.Path, patterns: Sequence[str]) 
         return
     for run in json.loads(results.read_text())["runs"]:
         label = f"{run['name']}:{run['seed']}:{run['strategy']}"
-        path = _path(work, run["name"], run["seed"], run["strategy"])
+        path = searched.path_of(work, run["name"], run["seed"], run["strategy"])
         if any(fnmatch.fnmatch(label, pattern) for pattern in patterns) and not path.exists():
             common.write(path, run)
 
@@ -226,16 +212,6 @@ def collect(args: argparse.Namespace, benchmark: str = "search_efficiency") -> d
 def _each(where: Sequence[dict[str, Any]], key: str) -> list[str]:
     """All values of a field, once each."""
     return list(dict.fromkeys(str(one[key]) for one in where if key in one))
-
-
-def _device(target: str) -> str:
-    """Name of the device that runs programs of a target here."""
-    from felix import target as felix_target
-
-    return str(felix_target.hardware(felix_target.parse(target)).name)
-
-
-# ---------------------------------------------------------------- pieces, from outside
 
 
 def _arguments() -> argparse.Namespace:
@@ -311,10 +287,6 @@ def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
                     yield name, seed, strategy
 
 
-def _path(work: pathlib.Path, name: str, seed: int, strategy: str) -> pathlib.Path:
-    return work / f"{name}-s{seed}-{strategy}.json"
-
-
 def _request(
     args: argparse.Namespace, name: str, seed: int, strategy: str, path: pathlib.Path
 ) -> dict[str, Any]:
@@ -334,294 +306,13 @@ def _run(
     os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    process = context.Process(target=_piece, args=(request, str(path.with_suffix(".log"))))
+    process = context.Process(target=searched.run, args=(request, str(path.with_suffix(".log"))))
     process.start()
     process.join()
     if process.exitcode or not path.exists():
         print(f"  failed, see {path.with_suffix('.log')}", file=sys.stderr)
         return False
     return True
-
-
-# ---------------------------------------------------------------- pieces, inside
-
-
-def _piece(request: dict[str, Any], log: str) -> None:
-    with open(log, "w") as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
-    strategy = request["strategy"]
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["FELIX_CACHE_DIR"] = scratch
-        if strategy == "vendor":
-            results = _vendor(request)
-        elif strategy == "first":
-            results = first_choice.piece(request)
-        elif strategy == "winners":
-            results = _winners(request)
-        elif strategy == "stock":
-            results = _stock(request, scratch)
-        else:
-            results = _tune_alone(request)
-    write_piece(request, results)
-
-
-def write_piece(request: dict[str, Any], results: dict[str, Any]) -> None:
-    """Write the results of a request, with its settings and where it was measured."""
-    settings = {key: request[key] for key in request if key not in ("path", "log", "phase")}
-    where = _where(request["target"])
-    command = where.pop("command")
-    common.write(
-        pathlib.Path(request["path"]),
-        {**settings, "date": where["date"], "command": command, "measured_on": where, **results},
-    )
-
-
-def _where(target: str) -> dict[str, Any]:
-    """Command, date, versions; machine and GPU, so that pieces of one machine are known."""
-    from felix.measure.cuda import devices
-
-    head = common.header("search_efficiency")
-    facts = {key: head[key] for key in ("command", "date", "commit", "versions", "machine")}
-    facts["device"] = _device(target)
-    if target.startswith("cuda"):
-        facts["gpu"] = devices.uuid(0)[:8]
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists():
-        facts["boot"] = boot.read_text()[:8]
-    return facts
-
-
-def _tune_alone(request: dict[str, Any]) -> dict[str, Any]:
-    from server.tuner import warm_pools
-
-    waits = device.Waits()
-    with waits.counted(), warm_pools.Pools() as pools:
-        return tune(request, pools, waits, _warm_us)
-
-
-def tune(
-    request: dict[str, Any],
-    pools: warm_pools.Pools,
-    waits: device.Waits,
-    warm_us: Callable[[Any, Any], float | None],
-) -> dict[str, Any]:
-    """Results of a search that measures by `pools`; `warm_us` times its winner with a warm L2.
-
-    `lock_wait_s` is how long its candidates waited for others on the GPU, which is in `wall_s` as
-    far as nothing else went on meanwhile.
-    """
-    import felix
-    from felix import workloads
-    from felix.tuning import options
-
-    settings = options.TuneOptions(baseline=False)
-    if request["strategy"] == "evolution":
-        settings = dataclasses.replace(settings, round_size=TVM_BATCH, first_round_size=TVM_BATCH)
-    else:
-        sizes = search_options(request["strategy"], request["max_compile_s"])
-        settings = dataclasses.replace(settings, search=sizes)
-    task = workloads.parse(request["workload"], target=request["target"])
-    start = time.perf_counter()
-    pools.warm(request["target"])
-    pool_s, start, waited_s = time.perf_counter() - start, time.perf_counter(), waits.seconds
-    result = felix.tune(
-        task, trials=request["trials"], seed=request["seed"], model=request["model"],
-        strategy=TUNED[request["strategy"]],
-        options=dataclasses.replace(settings, pool=pools.take),
-    )  # fmt: skip
-    wall_s = time.perf_counter() - start
-    failures = [r.measurement for r in result.records if not r.measurement.ok]
-    piece = {"pool_s": pool_s, "wall_s": wall_s, "lock_wait_s": waits.seconds - waited_s,
-             "curve": result.curve, "finals": remeasured(result),
-             "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
-             "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
-             "breakdown": dataclasses.asdict(result.breakdown),
-             "build_s": mean_build_s(result.records)}  # fmt: skip
-    best = [] if result.best_or_none is None else [result.best.program]
-    winners.write(pathlib.Path(request["path"]), task, best)
-    if best:
-        piece |= {"variant": result.best.variant, "flops": task.flops}
-    if request["strategy"] == "felix" and best:
-        piece["best_warm_us"] = warm_us(task, best[0])
-    return piece
-
-
-def mean_build_s(records: Sequence[Any]) -> float | None:
-    """Seconds that building a candidate took on average; None if none was built."""
-    built_s = [record.measurement.build_s for record in records if record.measurement.build_s]
-    return statistics.mean(built_s) if built_s else None
-
-
-def search_options(strategy: str, max_compile_s: float | None) -> Any:
-    """Options of one of Felix's searches, the default one with that limit; None: its own."""
-    from felix import search
-
-    if strategy == "exact-evolution":
-        return search.EvolutionOptions(population=1024, generations=8)
-    if strategy != "felix" or max_compile_s is None:
-        return None
-    options = search.LocalOptions()
-    return dataclasses.replace(
-        options,
-        selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
-        warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
-    )
-
-
-def remeasured(result: Any) -> list[tuple[int, float, float]]:
-    """Latencies measured again at the end, dated to the first measurement of each candidate."""
-    first: dict[Any, tuple[int, float]] = {}
-    for trial, record in enumerate(result.records, 1):
-        first.setdefault((record.sketch_index, record.decisions), (trial, record.elapsed_s))
-    return [
-        (*first[record.sketch_index, record.decisions], record.measurement.latency_us)
-        for record in result.repeats
-        if record.measurement.ok
-    ]
-
-
-def _patient(**more: Any) -> Any:
-    """Options of a pool that builds whatever stock could build."""
-    from felix.measure.pool import local
-
-    return local.LocalOptions(
-        build_timeout_s=REBUILD_S, max_source_bytes=REBUILD_SOURCE_BYTES, **more
-    )
-
-
-def _warm_us(task: Any, mod: Any) -> float | None:
-    """Latency of a schedule with a warm L2, by Felix's pool."""
-    from felix.measure.pool import local
-
-    with local.LocalPool(task, warm_options()) as pool:
-        (measured,) = pool.measure([mod])
-    return measured.latency_us
-
-
-def warm_options() -> Any:
-    """Options of a pool that times with a warm L2."""
-    from felix.measure import timing
-
-    warm = timing.TimingOptions(flush=False, max_repeats=5, min_repeat_ms=20)
-    return _patient(builders=1, timing=warm, check=False)
-
-
-def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
-    from tvm.s_tir import meta_schedule as ms
-
-    from felix import workloads
-    from felix.target import cpu
-
-    task = workloads.parse(request["workload"], target=request["target"])
-    watch = _watch()
-    cores = cpu.available_cores()  # TVM's default takes those of the whole machine
-    builder = ms.builder.LocalBuilder(max_workers=cores, timeout_sec=common.STOCK_BUILD_S)
-    start = time.perf_counter()
-    ms.tune_tir(
-        task.mod, task.target, work_dir=scratch, max_trials_global=request["trials"],
-        num_tuning_cores=cores, builder=builder, seed=request["seed"] + 1,
-        measure_callbacks=[ms.measure_callback.AddToDatabase(), watch.callback],
-    )  # fmt: skip
-    wall_s = time.perf_counter() - start
-    counts = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
-    if not watch.ran:
-        winners.write(pathlib.Path(request["path"]), task, [])
-        return counts | {"curve": []}
-    cold_us = _cold_us(task, [mod for *_, mod in watch.ran])
-    best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
-    cold = [number for number, latency_us in enumerate(cold_us) if latency_us is not None]
-    cold = sorted(cold, key=lambda number: cold_us[number])[:N_STOCK_REMEASURED]
-    mods = [watch.ran[number][3] for number in cold]
-    winners.write(pathlib.Path(request["path"]), task, mods)
-    return counts | {
-        "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
-        "own_best_us": watch.ran[best][2], "own_best_cold_us": cold_us[best],
-        "best_warm_us": _warm_us(task, watch.ran[best][3]),
-        "cold_failed": sum(one is None for one in cold_us),
-    }  # fmt: skip
-
-
-def _winners(request: dict[str, Any]) -> dict[str, Any]:
-    from felix import workloads
-
-    task = workloads.parse(request["workload"], target=request["target"])
-    work = pathlib.Path(request["path"]).parent
-    pieces = {
-        strategy: _path(work, request["name"], request["seed"], strategy)
-        for strategy in efficiency.SEARCHES
-    }
-    return winners.timed(task, winners.read(pieces), _patient())
-
-
-def _vendor(request: dict[str, Any]) -> dict[str, Any]:
-    """The libraries, and what Felix's pieces of this seed wrote, in turns."""
-    from benchmarks.support import vendor
-
-    by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), felix_calls(request))
-    return {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
-
-
-def felix_calls(request: dict[str, Any], turn: device.Turn | None = None) -> dict[str, Any]:
-    """The programs that Felix's pieces of a subgraph and seed wrote, on the GPU."""
-    from benchmarks.support import vendor
-    from felix import workloads
-
-    task = workloads.parse(request["workload"], target=request["target"])
-    work = pathlib.Path(request["path"]).parent
-    felix = {}
-    for strategy in ("felix", "first"):
-        piece = _path(work, request["name"], request["seed"], strategy)
-        programs = winners.read_one(piece) if piece.exists() else []
-        if programs:
-            felix[strategy] = vendor.tuned(task, programs[0], turn)
-    return felix
-
-
-def _watch() -> Any:
-    """A measure callback that records (trial, time, latency_us, module) of all that ran."""
-    import types
-
-    from tvm.ir.utils import derived_object
-    from tvm.s_tir import meta_schedule as ms
-
-    record = types.SimpleNamespace(count=0, ran=[])
-
-    @derived_object
-    class RecordTrials(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
-        def apply(
-            self, scheduler: Any, task_id: int, candidates: Any, builds: Any, runs: Any
-        ) -> None:
-            now = time.perf_counter()
-            for candidate, run in zip(candidates, runs, strict=True):
-                record.count += 1
-                if run.error_msg or not run.run_secs:
-                    continue
-                latency_us = statistics.median(float(s) for s in run.run_secs) * 1e6
-                if latency_us < FAILED_US:
-                    record.ran.append((record.count, now, latency_us, candidate.sch.mod))
-
-    record.callback = RecordTrials()
-    return record
-
-
-def _cold_us(task: Any, mods: Sequence[Any]) -> list[float | None]:
-    """Latencies in Felix's pool, whatever a build takes."""
-    from felix.measure.pool import local
-
-    with local.LocalPool(task, _patient()) as pool:
-        return [measurement.latency_us for measurement in pool.measure(mods)]
-
-
-def curve_of(
-    moments: Sequence[tuple[int, float]], latencies_us: Sequence[float | None]
-) -> list[tuple[int, float, float]]:
-    """(trial, elapsed_s, best_us) of every improvement."""
-    curve: list[tuple[int, float, float]] = []
-    for (trial, elapsed_s), latency_us in zip(moments, latencies_us, strict=True):
-        if latency_us is not None and (not curve or latency_us < curve[-1][2]):
-            curve.append((trial, elapsed_s, latency_us))
-    return curve
 
 
 if __name__ == "__main__":

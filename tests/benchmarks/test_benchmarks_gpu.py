@@ -19,6 +19,7 @@ import felix
 from benchmarks import measure_throughput, search_ablation, search_efficiency, unrolling
 from benchmarks.pages import statements
 from benchmarks.support import efficiency, subgraphs, vendor, winners
+from benchmarks.support.searches import pieces, stock, timing, tuned
 from felix import workloads
 from felix.cli.comparison import torch_child
 from felix.measure import protocol, testing
@@ -106,15 +107,15 @@ def test_re_measured_latencies_are_dated_by_the_records() -> None:
     records = [record((1,), 1.0, 9.0), record((2,), 2.0, 8.0), record((3,), 3.0, 7.0)]
     repeats = [record((3,), 5.0, None), record((2,), 5.0, 7.5)]
     result = types.SimpleNamespace(records=records, repeats=repeats)
-    assert search_efficiency.remeasured(result) == [(2, 2.0, 7.5)]
+    assert tuned.remeasured(result) == [(2, 2.0, 7.5)]
 
 
 def test_stock_is_judged_by_all_its_schedules_with_a_cold_cache() -> None:
     moments = [(1, 5.0), (3, 5.0), (4, 8.0), (6, 8.0)]
-    curve = search_efficiency.curve_of(moments, [12.0, None, 13.0, 11.0])
+    curve = stock.curve_of(moments, [12.0, None, 13.0, 11.0])
     assert curve == [(1, 5.0, 12.0), (6, 8.0, 11.0)]
-    stock = run("gemm", "stock", 0, curve) | {"own_best_us": 7.0, "best_warm_us": 6.5}
-    text = efficiency.render({"runs": [RUNS[0] | {"best_warm_us": 8.0}, stock]})
+    found = run("gemm", "stock", 0, curve) | {"own_best_us": 7.0, "best_warm_us": 6.5}
+    text = efficiency.render({"runs": [RUNS[0] | {"best_warm_us": 8.0}, found]})
     assert text.splitlines()[-1].split() == "| gemm | 7 | 6.5 | - | 11 | 8 | 10 |".split()
 
 
@@ -189,13 +190,13 @@ def test_trials_are_given_by_strategy() -> None:
 
 def test_searches_are_those_of_the_ablation() -> None:
     ablated = search_ablation.make_search("exact-evolution", [synthetic.FakeSketch()], None, 0)
-    assert search_efficiency.search_options("exact-evolution", None) == ablated.options
+    assert tuned.search_options("exact-evolution", None) == ablated.options
     names = {"felix": "felix", "gradient": "descent", "exact-evolution": "exact-evolution"}
     for strategy, name in names.items():
         ablated = search_ablation.make_search(name, [synthetic.FakeSketch()], None, 0)
-        assert search_efficiency.TUNED[strategy] == ablated.kind
+        assert tuned.TUNED[strategy] == ablated.kind
     own = ("felix", "gradient", "random")
-    assert all(search_efficiency.search_options(each, None) is None for each in own)
+    assert all(tuned.search_options(each, None) is None for each in own)
 
 
 def test_a_missing_time_counts_as_never_in_the_median() -> None:
@@ -205,7 +206,7 @@ def test_a_missing_time_counts_as_never_in_the_median() -> None:
 
 def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> None:
     for piece in RUNS:
-        path = search_efficiency._path(tmp_path, piece["name"], 0, piece["strategy"])
+        path = pieces.path_of(tmp_path, piece["name"], 0, piece["strategy"])
         path.write_text(json.dumps(piece))
     data = search_efficiency.collect(argparse.Namespace(work=tmp_path))
     text = efficiency.render(data)
@@ -288,7 +289,7 @@ def test_felix_and_evolution_differ_in_the_search_alone(
     monkeypatch.setattr(local, "LocalPool", pool)
     monkeypatch.setattr(server_pools.SharedPool, "is_usable", lambda self: True)
     monkeypatch.setattr(online_model, "Learner", learner)
-    monkeypatch.setattr(search_efficiency, "_warm_us", lambda task, mod: 4.0)
+    monkeypatch.setattr(timing, "warm_us", lambda task, mod: 4.0)
     calls: list[dict[str, Any]] = []
     tune = felix.tune
 
@@ -301,8 +302,8 @@ def test_felix_and_evolution_differ_in_the_search_alone(
                "trials": 2, "model": None, "max_compile_s": None,
                "path": str(tmp_path / "piece.json")}  # fmt: skip
     for strategy in ("felix", "evolution"):
-        search_efficiency._tune_alone({"strategy": strategy, **request})
-    search_efficiency._tune_alone({"strategy": "felix", **request, "max_compile_s": 3.0})
+        tuned.alone({"strategy": strategy, **request})
+    tuned.alone({"strategy": "felix", **request, "max_compile_s": 3.0})
     search = calls.pop()["options"].search
     assert {search.selection.max_compile_s, search.warm_selection.max_compile_s} == {3.0}
     assert len(pools) == 3 and models[0] == models[1]  # builder, runner; model and its learning

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import threading
 import time
@@ -333,7 +334,7 @@ def test_felix_tunes_shape_after_shape_by_one_pool(
             do({"name": "a", "workload": f"gemm:32,32,{32 * number}", "seed": 0, "trials": 4,
                 "strategy": "felix", "target": "llvm", "model": None, "max_compile_s": None,
                 "path": str(path), "log": "unused", "lanes": True})  # fmt: skip
-            caches.append(search_efficiency.os.environ["FELIX_CACHE_DIR"])
+            caches.append(os.environ["FELIX_CACHE_DIR"])
             piece = json.loads(path.read_text())
             assert piece["n_measured"] == 4 and piece["best_warm_us"] > 0
             assert piece["lock_wait_s"] >= 0 and path.with_suffix(winners.SUFFIX).exists()

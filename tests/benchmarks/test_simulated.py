@@ -147,8 +147,8 @@ def test_throughput_is_compared_with_one_device(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_speed_up_is_of_medians_over_turns() -> None:
     def run(devices: int, seconds: float, cluster: bool = False) -> dict[str, Any]:
-        return {"devices": devices, "cluster": cluster, "seconds": seconds, "rate": 100 / seconds, "cpu_ms": 1.0,
-                "ms": dict.fromkeys(multi_gpu.PARTS, 2.0),
+        return {"devices": devices, "cluster": cluster, "seconds": seconds,
+                "rate": 100 / seconds, "cpu_ms": 1.0, "ms": dict.fromkeys(multi_gpu.PARTS, 2.0),
                 "best_us": [4.0, 9.0, None]}  # fmt: skip
 
     runs = [run(1, 10), run(1, 30), run(1, 20), run(2, 8), run(2, 10), run(2, 50),

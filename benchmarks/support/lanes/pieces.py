@@ -30,6 +30,8 @@ from typing import Any
 import psutil
 
 from benchmarks.support.lanes import device
+from benchmarks.support.searches import pieces as searched
+from benchmarks.support.searches import timing, tuned
 
 Do = Callable[[dict[str, Any]], None]
 #: Niceness of processes that compile for the libraries: that of Felix's builders.
@@ -39,7 +41,6 @@ NICE = 10
 @contextlib.contextmanager
 def tuning() -> Iterator[Do]:
     """Does requests of "felix" and "first" with pools that stay."""
-    from benchmarks import search_efficiency
     from benchmarks.support.generated import first_choice
     from server.tuner import warm_pools
 
@@ -54,8 +55,8 @@ def tuning() -> Iterator[Do]:
                         request, lambda task: pools.take(task).for_task(task)
                     )
                 else:
-                    results = search_efficiency.tune(request, pools, waits, warm.us)
-                search_efficiency.write_piece(request, results)
+                    results = tuned.tune(request, pools, waits, warm.us)
+                searched.write(request, results)
             gc.collect()
 
         yield do
@@ -70,11 +71,10 @@ class _WarmTimes:
 
     def us(self, task: Any, program: Any) -> float | None:
         """Of a program; None: it fails."""
-        from benchmarks import search_efficiency
         from felix.measure.pool import local
 
         if self._pool is None:
-            pool = local.LocalPool(task, search_efficiency.warm_options())
+            pool = local.LocalPool(task, timing.warm_options())
             self._pool = self._open.enter_context(pool)
         (measured,) = self._pool.for_task(task).measure([program])
         latency_us: float | None = measured.latency_us
@@ -134,21 +134,20 @@ class Libraries:
         return calls
 
     def _time(self, request: dict[str, Any]) -> None:
-        from benchmarks import search_efficiency
         from benchmarks.support import vendor
 
         path, calls = self._prepared or ("", {})
         if path != request["path"]:
             calls = self._prepare(request)
         start = time.monotonic()
-        felix = search_efficiency.felix_calls(request, self._turn)
+        felix = searched.felix_calls(request, self._turn)
         with self._turn.taken():
             by_layout = vendor.in_turns_us(calls, felix)
             self._prepared = None
             calls, felix = {}, {}
             gc.collect()  # memory of the GPU is given back while it is ours
         pathlib.Path(request["path"]).parent.mkdir(parents=True, exist_ok=True)
-        search_efficiency.write_piece(
+        searched.write(
             request,
             {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout,
              "time_s": time.monotonic() - start, "shares_while_compiling": self._shares,

@@ -1,0 +1,1 @@
+"""Pieces of `search_efficiency`, as the processes of each run them."""

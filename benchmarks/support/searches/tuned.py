@@ -1,0 +1,113 @@
+"""A search of Felix's, or of TVM's with Felix's cost model, builder and runner."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.support import winners
+from benchmarks.support.lanes import device
+from benchmarks.support.searches import timing
+
+if TYPE_CHECKING:
+    from server.tuner import warm_pools
+
+#: Strategies of `felix.tune` by their names here.
+TUNED = {"felix": "local", "gradient": "gradient", "evolution": "tvm-evolutionary",
+         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
+#: Candidates of a batch of `ms.tune_tir`.
+TVM_BATCH = 64
+
+
+def alone(request: dict[str, Any]) -> dict[str, Any]:
+    from server.tuner import warm_pools
+
+    waits = device.Waits()
+    with waits.counted(), warm_pools.Pools() as pools:
+        return tune(request, pools, waits, timing.warm_us)
+
+
+def tune(
+    request: dict[str, Any],
+    pools: warm_pools.Pools,
+    waits: device.Waits,
+    warm_us: Callable[[Any, Any], float | None],
+) -> dict[str, Any]:
+    """Results of a search that measures by `pools`; `warm_us` times its winner with a warm L2.
+
+    `lock_wait_s` is how long its candidates waited for others on the GPU, which is in `wall_s` as
+    far as nothing else went on meanwhile.
+    """
+    import felix
+    from felix import workloads
+    from felix.tuning import options
+
+    settings = options.TuneOptions(baseline=False)
+    if request["strategy"] == "evolution":
+        settings = dataclasses.replace(settings, round_size=TVM_BATCH, first_round_size=TVM_BATCH)
+    else:
+        sizes = search_options(request["strategy"], request["max_compile_s"])
+        settings = dataclasses.replace(settings, search=sizes)
+    task = workloads.parse(request["workload"], target=request["target"])
+    start = time.perf_counter()
+    pools.warm(request["target"])
+    pool_s, start, waited_s = time.perf_counter() - start, time.perf_counter(), waits.seconds
+    result = felix.tune(
+        task, trials=request["trials"], seed=request["seed"], model=request["model"],
+        strategy=TUNED[request["strategy"]],
+        options=dataclasses.replace(settings, pool=pools.take),
+    )  # fmt: skip
+    wall_s = time.perf_counter() - start
+    failures = [r.measurement for r in result.records if not r.measurement.ok]
+    piece = {"pool_s": pool_s, "wall_s": wall_s, "lock_wait_s": waits.seconds - waited_s,
+             "curve": result.curve, "finals": remeasured(result),
+             "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
+             "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
+             "breakdown": dataclasses.asdict(result.breakdown),
+             "build_s": mean_build_s(result.records)}  # fmt: skip
+    best = [] if result.best_or_none is None else [result.best.program]
+    winners.write(pathlib.Path(request["path"]), task, best)
+    if best:
+        piece |= {"variant": result.best.variant, "flops": task.flops}
+    if request["strategy"] == "felix" and best:
+        piece["best_warm_us"] = warm_us(task, best[0])
+    return piece
+
+
+def mean_build_s(records: Sequence[Any]) -> float | None:
+    """Seconds that building a candidate took on average; None if none was built."""
+    built_s = [record.measurement.build_s for record in records if record.measurement.build_s]
+    return statistics.mean(built_s) if built_s else None
+
+
+def search_options(strategy: str, max_compile_s: float | None) -> Any:
+    """Options of one of Felix's searches, the default one with that limit; None: its own."""
+    from felix import search
+
+    if strategy == "exact-evolution":
+        return search.EvolutionOptions(population=1024, generations=8)
+    if strategy != "felix" or max_compile_s is None:
+        return None
+    options = search.LocalOptions()
+    return dataclasses.replace(
+        options,
+        selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
+        warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
+    )
+
+
+def remeasured(result: Any) -> list[tuple[int, float, float]]:
+    """Latencies measured again at the end, dated to the first measurement of each candidate."""
+    first: dict[Any, tuple[int, float]] = {}
+    for trial, record in enumerate(result.records, 1):
+        first.setdefault((record.sketch_index, record.decisions), (trial, record.elapsed_s))
+    return [
+        (*first[record.sketch_index, record.decisions], record.measurement.latency_us)
+        for record in result.repeats
+        if record.measurement.ok
+    ]
