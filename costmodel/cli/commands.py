@@ -30,6 +30,7 @@ def train(options: argparse.Namespace, command: str) -> None:
     from costmodel.data import replay as replaying
     from costmodel.data import split as splitting
     from costmodel.models import checkpoint
+    from costmodel.training import evaluate as evaluation
     from costmodel.training import model_card
     from costmodel.training import train as training
 
@@ -55,7 +56,7 @@ def train(options: argparse.Namespace, command: str) -> None:
         device_name=inputs.device_name(features.tasks),
         data=inputs.data_facts(dataset, features, parts, options)
         | _calibration(settings, trained.line),
-        scores=scores,
+        scores=evaluation.without_workloads(scores),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=_without_cache(command),
     )
@@ -67,7 +68,7 @@ def train(options: argparse.Namespace, command: str) -> None:
         sample = replaying.sample(trained_on, options.replay, options.seed)
         replay_path = out.with_name(replaying.FILE_NAME)
         replaying.save(replay_path, sample, features.names, features.version)
-    card = outputs.write_scores(out, trained.model, metadata, scores_folder)
+    card = outputs.write_scores(out, trained.model, metadata, scores, scores_folder)
     print(f"wrote {out} and {card}")
 
 

@@ -25,16 +25,20 @@ def check_writable(folder: Path) -> None:
 
 
 def write_scores(
-    path: Path, model: checkpoint.Predictor, metadata: checkpoint.Metadata, folder: Path
+    path: Path,
+    model: checkpoint.Predictor,
+    metadata: checkpoint.Metadata,
+    scores: dict[str, Any],
+    folder: Path,
 ) -> Path:
-    """Write the scores into `folder`, and the card beside the checkpoint `path`.
+    """Write the scores of all workloads into `folder`, and the card beside the checkpoint `path`.
 
     Returns:
         Where the card is.
     """
     from costmodel.training import model_card
 
-    _write(folder / model_card.SCORES, json.dumps(metadata.scores, indent=1))
+    _write(folder / model_card.SCORES, json.dumps(scores, indent=1))
     card = path.with_name(model_card.FILE_NAME)
     names = "" if folder == path.parent else f"{folder}/"
     _write(card, model_card.render(path.name, model, metadata, names))

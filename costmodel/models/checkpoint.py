@@ -39,7 +39,7 @@ class Metadata:
         device: device key, as `registry.device_key` ("llvm", "cuda-sm_90").
         device_name: what was measured on, in words.
         data: digest and size of the training data.
-        scores: held-out scores, as `evaluate` writes them.
+        scores: held-out scores, as `evaluate` writes them, without those of each workload.
         date: UTC date of training, ISO 8601.
         command: the command that made it.
     """

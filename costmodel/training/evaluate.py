@@ -68,6 +68,17 @@ class Report:
         return {name: metrics.mean(groups[name]) for name in sorted(groups)}
 
 
+def without_workloads(scores: dict[str, Any]) -> dict[str, Any]:
+    """Scores with `reports` as `Report.as_json` writes them, but those of each workload."""
+    if "reports" not in scores:
+        return scores
+    reports = [
+        {key: value for key, value in report.items() if key != "tasks"}
+        for report in scores["reports"]
+    ]
+    return scores | {"reports": reports}
+
+
 def evaluate(
     label: str, predictor: Predictor, tasks: Sequence[task_features.TaskData], at_least: int = 5
 ) -> Report:

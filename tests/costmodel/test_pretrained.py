@@ -90,7 +90,7 @@ def test_recorded_scores_come_out_again() -> None:
     )
     report = evaluate.evaluate("held out", evaluate.of_module(model), features.tasks)
     content = json.loads((SCORED / model_card.SCORES).read_text())
-    assert content == metadata.scores
+    assert evaluate.without_workloads(content) == metadata.scores
     recorded = {score["name"]: score for score in content["reports"][0]["tasks"]}
     again = {score["name"]: score for score in report.as_json()["tasks"]}
     assert set(again) == set(FEW)
