@@ -122,7 +122,8 @@ class _Process:
     @property
     def is_ready(self) -> bool:
         """Whether it takes requests: it has started, and has not ended."""
-        return self._greeting.done() and self._greeting.result() and not self._has_ended
+        has_ended = self._has_ended or self._child.poll() is not None
+        return self._greeting.done() and self._greeting.result() and not has_ended
 
     @property
     def is_idle(self) -> bool:
