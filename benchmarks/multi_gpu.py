@@ -81,16 +81,19 @@ def _on_gpus(args: argparse.Namespace) -> tuple[list[Place], Tune]:
         from felix.cli.commands import cluster
         from felix.tuning import options
 
-        here = dict[str, Any](devices=tuple(args.devices[: place.devices]))
-        chosen = options.TuneOptions(
-            search_processes=args.search_processes,
-            **(dict(pool=cluster.pool(args.cluster)) if place.cluster else here),
-        )
+        chosen = options.TuneOptions(search_processes=args.search_processes)
+        if place.cluster:
+            chosen = dataclasses.replace(chosen, pool=cluster.pool(args.cluster))
+        else:
+            devices = tuple(args.devices[: place.devices])
+            chosen = dataclasses.replace(chosen, devices=devices)
         tasks = [workloads.parse(text, target="cuda") for text in args.workloads]
         return jobs.run(tasks, trials, turn + 1, chosen)
 
     places = [Place(count) for count in sorted({1, len(args.devices)})]
-    return places + [Place(len(args.devices), cluster=True)] * bool(args.cluster), tune
+    if args.cluster:
+        places.append(Place(len(args.devices), cluster=True))
+    return places, tune
 
 
 def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
@@ -110,9 +113,9 @@ def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """By what measured: medians over turns, and the speed-up over one device."""
     rows: list[dict[str, Any]] = []
-    for place in dict.fromkeys(Place(run["devices"], run["cluster"]) for run in runs):
-        some = [run for run in runs if (run["devices"], run["cluster"]) == (
-            place.devices, place.cluster)]  # fmt: skip
+    where = [Place(run["devices"], run["cluster"]) for run in runs]
+    for place in dict.fromkeys(where):
+        some = [run for run, its in zip(runs, where, strict=True) if its == place]
         median = functools.partial(_median, some)
         rows.append(dataclasses.asdict(place) | {
             "turns": len(some), "seconds": median("seconds"),

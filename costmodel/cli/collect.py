@@ -186,7 +186,7 @@ def _opener(
         view = pools[0].for_task(task)
         seed = int(workload.key, 16) ^ options.seed % 2**32
         chosen = proposals.some_of(_sketches(task, options), options.sketches, seed)
-        sketches = proposals.with_decisions(chosen)
+        sketches = felix_bridge.with_decisions(chosen)
         search = None
         if model is not None and sketches:
             search = descent.search(sketches, model, options.seed)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from felix import errors
 from felix.search import interface, mutations
 
 if TYPE_CHECKING:
@@ -265,19 +264,6 @@ def some_of(sketches: Sequence[Sketch], count: int | None, seed: int) -> list[Sk
         return list(sketches)
     chosen = np.random.default_rng(seed).choice(len(sketches), count, replace=False)
     return [sketches[index] for index in sorted(chosen.tolist())]
-
-
-def with_decisions(sketches: Sequence[Sketch]) -> list[Sketch]:
-    """Those that a legal row of decisions can be drawn of; what tuning leaves out, too."""
-    return [sketch for sketch in sketches if _has_decisions(sketch)]
-
-
-def _has_decisions(sketch: Sketch) -> bool:
-    try:
-        sketch.sample(1, seed=1)
-    except (errors.InvalidSchedule, errors.UnsupportedSchedule):
-        return False
-    return True
 
 
 def _neighbours_of_best(

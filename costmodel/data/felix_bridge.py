@@ -165,6 +165,13 @@ def template_sketches_of(
     return sketch.of_templates(task, hardware, on_left_out)
 
 
+def with_decisions(sketches: Sequence[AnySketch]) -> list[AnySketch]:
+    """Those that have legal decisions, which tuning opens."""
+    from felix.sketch import legality
+
+    return [sketch for sketch in sketches if legality.make_formulas(sketch) is None]
+
+
 def sketch_with(
     sketches: Sequence[AnySketch], key: str, batch: task_features.Batch
 ) -> AnySketch | None:

@@ -9,10 +9,10 @@ from felix import errors, events
 from felix.features.kind import FeatureKind
 from felix.measure import limits
 from felix.search import allocate
-from felix.sketch import variables
+from felix.sketch import legality, variables
 from felix.tuning import options as options_module
 from felix.tuning import pacing
-from felix.tuning.opening import opened_sketches, task_search
+from felix.tuning.opening import task_search
 from felix.tuning.task_run import TaskRun
 from felix.tuning.trials import pending
 
@@ -59,7 +59,7 @@ class Opener:
     def has_opened(
         self,
         task_run: TaskRun,
-        judge: task_search.Judge = opened_sketches.make_formulas,
+        judge: task_search.Judge = legality.make_formulas,
         elsewhere_s: float = 0.0,
     ) -> bool:
         """`open` a task that is not, or False: one of several that cannot be tuned is skipped.
@@ -89,7 +89,7 @@ class Opener:
         self,
         task_run: TaskRun,
         is_resumed: bool = False,
-        judge: task_search.Judge = opened_sketches.make_formulas,
+        judge: task_search.Judge = legality.make_formulas,
         elsewhere_s: float = 0.0,
     ) -> None:
         """Make a task's sketches and search.
@@ -129,7 +129,7 @@ class Opener:
         )
 
     def open_rest(
-        self, task_run: TaskRun, judge: task_search.Judge = opened_sketches.make_formulas
+        self, task_run: TaskRun, judge: task_search.Judge = legality.make_formulas
     ) -> None:
         """Let a task's search have the sketches of traces, too."""
         with self._compute_guard.computing("extract"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from costmodel.collect import collector, proposals
-from costmodel.data import dataset, workloads_cpu
+from costmodel.data import dataset, felix_bridge, workloads_cpu
 from felix import errors
 from felix.measure import protocol
 from tests.support.collect_fakes import Bench, FakeSketch, speed, workload
@@ -83,11 +83,11 @@ def test_small_space_ends_and_invalid_schedules_do_not_loop(tmp_path: Path) -> N
 
 def test_sketches_that_nothing_can_be_drawn_of_are_left_out() -> None:
     class Empty(FakeSketch):
-        def sample(self, n: int, seed: int) -> np.ndarray:
+        def sample(self, n: int, seed: int, max_structures: int = 1) -> np.ndarray:
             raise errors.InvalidSchedule("no legal decisions were found")
 
     drawable, empty = FakeSketch(0), Empty(1)
-    assert proposals.with_decisions([empty, drawable]) == [drawable]
+    assert felix_bridge.with_decisions([empty, drawable]) == [drawable]
 
 
 def test_errors_are_kept_but_lost_candidates_are_not(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import functools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,9 @@ def test_recorded_scores_come_out_again() -> None:
     report = evaluate.evaluate("held out", evaluate.of_module(model), features.tasks)
     content = json.loads((SCORED / model_card.SCORES).read_text())
     assert evaluate.without_workloads(content) == metadata.scores
+    for each in content["reports"]:
+        mean = np.mean([task["top1"] for task in each["tasks"]])
+        assert mean == pytest.approx(each["overall"]["top1"], abs=1e-4)
     recorded = {score["name"]: score for score in content["reports"][0]["tasks"]}
     again = {score["name"]: score for score in report.as_json()["tasks"]}
     assert set(again) == set(FEW)

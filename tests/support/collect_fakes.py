@@ -59,7 +59,7 @@ class FakeSketch:
     def key(self) -> str:
         return f"sketch-{self.index}"
 
-    def sample(self, n: int, seed: int) -> np.ndarray:
+    def sample(self, n: int, seed: int, max_structures: int = 1) -> np.ndarray:
         draws = np.random.default_rng(seed)
         inner = draws.choice((1, 2, 3, 4, 6), n)
         return np.stack(

@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 from felix import errors
+from felix.sketch import legality
 from felix.sketch import sketch as sketching
 from felix.task import Task
 from felix.tuning.opening import opened_sketches
@@ -28,7 +29,7 @@ def main(path: pathlib.Path) -> None:
         for sketch in opened_sketches.searched(sketches):
             if os.getppid() != parent:  # it was killed
                 return
-            opened_sketches.make_formulas(sketch)
+            legality.make_formulas(sketch)
 
 
 if __name__ == "__main__":

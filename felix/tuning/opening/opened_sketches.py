@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from felix import errors
-
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
 
@@ -31,13 +29,3 @@ def by_kind(sketches: Sequence[Sketch]) -> tuple[list[Sketch], list[Sketch]]:
         is_template = isinstance(sketch, template_sketch.TemplateSketch)
         (templates if is_template else traces).append(sketch)
     return templates, traces
-
-
-def make_formulas(sketch: Sketch) -> str | None:
-    """Make a sketch's formulas, or read them from the cache; why it has no legal schedules, None
-    if it has."""
-    try:
-        sketch.sample(1, seed=1, max_structures=1)
-    except (errors.InvalidSchedule, errors.UnsupportedSchedule) as error:
-        return str(error)
-    return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from felix import errors
 from felix.search import interface, strategies
+from felix.sketch import legality
 from felix.tuning import options as options_module
 from felix.tuning import strategies as searches
 from felix.tuning.opening import opened_sketches
@@ -53,7 +54,7 @@ class TaskSearch:
         seed: int,
         before_each: Callable[[], None] | None = None,
         templates_first: bool = False,
-        judge: Judge = opened_sketches.make_formulas,
+        judge: Judge = legality.make_formulas,
     ) -> list[str]:
         """Make the sketches and the search; says which sketches are left out and why.
 
@@ -95,7 +96,7 @@ class TaskSearch:
     def open_rest(
         self,
         before_each: Callable[[], None] | None = None,
-        judge: Judge = opened_sketches.make_formulas,
+        judge: Judge = legality.make_formulas,
     ) -> list[str]:
         """Let the search have the sketches that `open` left out for now; says which have no
         legal schedule, and why."""

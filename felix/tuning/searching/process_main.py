@@ -19,9 +19,10 @@ import torch
 from felix import errors
 from felix.measure import payload
 from felix.search.strategies import base
+from felix.sketch import legality
 from felix.task import Task
 from felix.tuning import task_run
-from felix.tuning.opening import opened_sketches, task_search
+from felix.tuning.opening import task_search
 from felix.tuning.searching import messages, processes
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class OpenTask:
         return payload.write(made, ours.task.target)
 
     def _judge(self, sketch: Sketch) -> str | None:
-        failure = opened_sketches.make_formulas(sketch)
+        failure = legality.make_formulas(sketch)
         if failure is not None:
             self._failures[sketch.index] = failure
         return failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import os
@@ -243,6 +244,17 @@ def test_a_process_that_is_killed_costs_nothing_but_time(
     assert sum(len(r.records) for r in network.results) == 40
     assert 0 < sum(n for _, n in adopted) < 40  # the run searched the rest
     assert not started[0].is_ready
+
+
+def test_a_process_that_ends_while_it_is_idle_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    until_ready(monkeypatch)
+    with contextlib.closing(processes.SearchProcesses(2)) as both:
+        first = both._processes[0]._child
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        assert both.n_ready == 1 and both.is_idle
 
 
 class Unsendable(fakes.Model):
