@@ -11,7 +11,8 @@ with f the cost model, c what this machine shifts all latencies by, b what it st
 the standardised sums and maxima over rows of the features, and m the median distance between
 measured schedules. Length l, amplitude a and noise are the best of a small grid by marginal
 likelihood times a weak prior, anew at each update. Everything is differentiable in the rows, so
-that descents see the correction as well.
+that descents see the correction as well. A prediction has a standard deviation (`with_deviation`):
+small near what was measured, at most that of the prior.
 
 Notation: N records, rows [N, R, F], mask [N, R], ln_latency [N] of us (NaN for failures, which are
 ignored), task_ids [N] any integers.
@@ -65,8 +66,9 @@ class Fit:
 
     Attributes:
         centre, scale: of the summaries [D]; points: standardised summaries [N, D].
-        weights: of the records [N]; f, mean_f: the model's predictions [N], and their mean.
-        length, amplitude, stretch: kernel, `length` in units of the points.
+        inverse: of the covariance of the errors [N, N]; weights: it times the errors [N].
+        f, mean_f: the model's predictions [N], and their mean.
+        length, amplitude, stretch, spread: kernel, `length` in units of the points, `spread` C.
         shift: posterior mean of c.
         loss_before, loss_after: RMS errors of leave-one-out predictions of ln latency, of the
             model with its shift alone and of the process.
@@ -75,12 +77,14 @@ class Fit:
     centre: Tensor
     scale: Tensor
     points: Tensor
+    inverse: Tensor
     weights: Tensor
     f: Tensor
     mean_f: float
     length: float
     amplitude: float
     stretch: float
+    spread: float
     shift: float
     loss_before: float
     loss_after: float
@@ -89,23 +93,33 @@ class Fit:
 class CorrectedModel(nn.Module):
     """A cost model with the correction of one task; same call as the model itself."""
 
-    def __init__(self, base: nn.Module, fit: Fit | None) -> None:
+    def __init__(self, base: nn.Module, fit: Fit) -> None:
         super().__init__()
         self.base = base
         self.fit = fit
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Predicted ln(latency_us) [B] on this machine."""
-        uncorrected: Tensor = self.base(rows, mask)
+        f: Tensor = self.base(rows, mask)
+        covariance = self._covariance(rows, mask, f.double())
+        return (f.double() + covariance @ self.fit.weights).to(f.dtype)
+
+    def with_deviation(self, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicted ln(latency_us) [B], and its posterior standard deviation without noise [B]."""
         fit = self.fit
-        if fit is None:
-            return uncorrected
-        f = uncorrected.double()
+        f: Tensor = self.base(rows, mask)
+        covariance = self._covariance(rows, mask, f.double())
+        prior = fit.spread + fit.stretch * (f.double() - fit.mean_f).square() + fit.amplitude
+        variance = prior - ((covariance @ fit.inverse) * covariance).sum(dim=1)
+        predicted = f.double() + covariance @ fit.weights
+        return predicted.to(f.dtype), variance.clamp(min=0.0).sqrt().to(f.dtype)
+
+    def _covariance(self, rows: Tensor, mask: Tensor, f: Tensor) -> Tensor:
+        """Of errors of programs with those of the records [B, N]; f [B] is what `base` says."""
+        fit = self.fit
         points = (summary(rows, mask) - fit.centre) * fit.scale
-        covariance = fit.amplitude * _matern(points, fit.points, fit.length)
-        slope = fit.stretch * float(fit.weights @ (fit.f - fit.mean_f))
-        corrected = f + fit.shift + slope * (f - fit.mean_f) + covariance @ fit.weights
-        return corrected.to(uncorrected.dtype)
+        linear = fit.stretch * torch.outer(f - fit.mean_f, fit.f - fit.mean_f)
+        return fit.spread + linear + fit.amplitude * _matern(points, fit.points, fit.length)
 
 
 class Corrector:
@@ -250,9 +264,9 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     _, length, amplitude, inverse = best
     weights = inverse @ error
     return Fit(
-        centre=centre, scale=scale, points=points, weights=weights, f=records.f, mean_f=mean_f,
-        length=length, amplitude=amplitude, stretch=options.stretch,
-        shift=options.shift * float(weights.sum()),
+        centre=centre, scale=scale, points=points, inverse=inverse, weights=weights, f=records.f,
+        mean_f=mean_f, length=length, amplitude=amplitude, stretch=options.stretch,
+        spread=options.shift, shift=options.shift * float(weights.sum()),
         loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
         loss_after=_rms(weights / inverse.diagonal()),
     )  # fmt: skip

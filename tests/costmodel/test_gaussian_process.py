@@ -136,3 +136,58 @@ def test_limited_records_keep_the_fastest_and_the_latest() -> None:
     records = gaussian_process._Records(torch.zeros(6, 2, dtype=torch.float64), torch.zeros(6), y)
     assert records.limited(4).y.tolist() == [0.0, 1.0, 7.0, 6.0]
     assert records.limited(6) is records
+
+
+def _predicted(model: nn.Module, rows: NDArray[np.float32]) -> tuple[Floats, Floats]:
+    """Predictions and their deviations [B]."""
+    mask = torch.ones(rows.shape[:2])
+    with torch.no_grad():
+        predicted, deviation = model.with_deviation(torch.from_numpy(rows), mask)
+        assert torch.equal(predicted, model(torch.from_numpy(rows), mask))
+    return predicted.double().numpy(), deviation.double().numpy()
+
+
+def test_a_prediction_is_surer_near_measurements() -> None:
+    """In units of its deviations, the model is off by as much near them as far from them."""
+    corrector = gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(48, 1)
+    corrector.update(rows, mask, y, np.zeros(48, np.int64))
+    model = corrector.for_task(0)
+    _, at_measured = _predicted(model, rows)
+    unseen, _, truth = _programs(400, 9)
+    predicted, deviation = _predicted(model, unseen)
+    _, far = _predicted(model, unseen + np.float32(40))
+    assert at_measured.mean() < deviation.mean() < far.min()
+    fit = model.fit
+    f = unseen.sum(axis=(1, 2)) + 40.0 * 6
+    prior = np.sqrt(4.0 + 0.05 * (f - fit.mean_f) ** 2 + fit.amplitude)
+    assert (far <= prior + 1e-4).all()
+    off = np.abs(predicted - truth) / deviation
+    assert (off < 2).mean() > 0.9
+    surest = deviation < np.median(deviation)
+    errors_of = [np.abs(predicted - truth)[chosen].mean() for chosen in (surest, ~surest)]
+    assert errors_of[0] < errors_of[1]
+
+
+def test_the_deviation_is_the_posterior_of_the_process() -> None:
+    """Against conditioning a joint Gaussian of the records and one more program."""
+    corrector = gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(6, 1)
+    corrector.update(rows, mask, y, np.zeros(6, np.int64))
+    model = corrector.for_task(0)
+    fit = model.fit
+    one, _, _ = _programs(1, 9)
+    noise = float(torch.linalg.inv(fit.inverse)[0, 0]) - (
+        4.0 + 0.05 * float(fit.f[0] - fit.mean_f) ** 2 + fit.amplitude
+    )
+    every = torch.from_numpy(np.concatenate([rows, one]))
+    f = every.double().sum(dim=(1, 2)) - fit.mean_f
+    points = gaussian_process.summary(every, torch.ones(every.shape[:2]))
+    distances = torch.cdist((points - fit.centre) * fit.scale, (points - fit.centre) * fit.scale)
+    r = math.sqrt(3) * distances / fit.length
+    joint = 4.0 + 0.05 * torch.outer(f, f) + fit.amplitude * (1 + r) * torch.exp(-r)
+    records = joint[:6, :6] + noise * torch.eye(6, dtype=torch.float64)
+    across = joint[6, :6]
+    variance = joint[6, 6] - across @ torch.linalg.solve(records, across)
+    _, deviation = _predicted(model, one)
+    assert deviation[0] == pytest.approx(math.sqrt(float(variance)), rel=1e-3)

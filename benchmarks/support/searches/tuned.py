@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from server.tuner import warm_pools
 
 #: Strategies of `felix.tune` by their names here.
-TUNED = {"felix": "local", "gradient": "gradient", "evolution": "tvm-evolutionary",
-         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
+TUNED = {"felix": "local", "lower-bound": "local", "gradient": "gradient",
+         "evolution": "tvm-evolutionary", "exact-evolution": "evolutionary",
+         "random": "random"}  # fmt: skip
+#: Standard deviations below the prediction that candidates are chosen by.
+DEVIATION_WEIGHTS = {"lower-bound": 0.7}
 #: Candidates of a batch of `ms.tune_tir`.
 TVM_BATCH = 64
 
@@ -86,18 +89,20 @@ def mean_build_s(records: Sequence[Any]) -> float | None:
 
 
 def search_options(strategy: str, max_compile_s: float | None) -> Any:
-    """Options of one of Felix's searches, the default one with that limit; None: its own."""
+    """Options of one of Felix's searches, local ones with that limit; None: its own."""
     from felix import search
 
     if strategy == "exact-evolution":
         return search.EvolutionOptions(population=1024, generations=8)
-    if strategy != "felix" or max_compile_s is None:
+    changes = {"max_compile_s": max_compile_s, "deviation_weight": DEVIATION_WEIGHTS.get(strategy)}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if TUNED[strategy] != "local" or not changes:
         return None
     options = search.LocalOptions()
     return dataclasses.replace(
         options,
-        selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
-        warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
+        selection=dataclasses.replace(options.selection, **changes),
+        warm_selection=dataclasses.replace(options.warm_selection, **changes),
     )
 
 
