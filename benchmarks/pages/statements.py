@@ -5,6 +5,7 @@ A statement is of one results file; `benchmarks/report.py` puts it into a page.
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ BEHIND = 0.95
 #: A search is near the best within this share.
 SHARE = 0.95
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
-PAIRED = ("gradient", "exact-evolution")
+PAIRED = ("lower-bound", "gradient", "exact-evolution")
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
@@ -159,9 +160,9 @@ def multi_gpu(data: Data) -> str:
 def search_efficiency(data: Data) -> str:
     """How long other searches take to get near the best, and PyTorch's libraries."""
     entries = efficiency.summary(data["runs"])
-    n_subgraphs = len({entry["name"] for entry in entries})
+    n_searched = collections.Counter(entry["strategy"] for entry in entries)
     lines = [
-        _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_subgraphs)
+        _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_searched[strategy])
         for strategy in efficiency.COMPARED
     ]
     if len({run["seed"] for run in data["runs"]}) > 1:

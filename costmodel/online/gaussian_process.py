@@ -11,8 +11,7 @@ with f the cost model, c what this machine shifts all latencies by, b what it st
 the standardised sums and maxima over rows of the features, and m the median distance between
 measured schedules. Length l, amplitude a and noise are the best of a small grid by marginal
 likelihood times a weak prior, anew at each update. Everything is differentiable in the rows, so
-that descents see the correction as well. A prediction has a standard deviation (`with_deviation`):
-small near what was measured, at most that of the prior.
+that descents see the correction as well.
 
 Notation: N records, rows [N, R, F], mask [N, R], ln_latency [N] of us (NaN for failures, which are
 ignored), task_ids [N] any integers.
@@ -50,6 +49,8 @@ class CorrectionOptions:
         lengths, amplitudes, noises: the grid of l, a and the noise variance.
         shift, stretch: prior variances C and B of c and b.
         max_records: records of one task that are used: its fastest, and the latest.
+        lowered_by: posterior standard deviations that predictions are lowered by. Above 0 they are
+            lower confidence bounds: what the model is less sure of is chosen sooner.
     """
 
     lengths: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -58,6 +59,7 @@ class CorrectionOptions:
     shift: float = 4.0
     stretch: float = 0.05
     max_records: int = 384
+    lowered_by: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Fit:
         inverse: of the covariance of the errors [N, N]; weights: it times the errors [N].
         f, mean_f: the model's predictions [N], and their mean.
         length, amplitude, stretch, spread: kernel, `length` in units of the points, `spread` C.
+        lowered_by: see `CorrectionOptions`.
         shift: posterior mean of c.
         loss_before, loss_after: RMS errors of leave-one-out predictions of ln latency, of the
             model with its shift alone and of the process.
@@ -85,6 +88,7 @@ class Fit:
     amplitude: float
     stretch: float
     spread: float
+    lowered_by: float
     shift: float
     loss_before: float
     loss_after: float
@@ -100,19 +104,21 @@ class CorrectedModel(nn.Module):
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Predicted ln(latency_us) [B] on this machine."""
-        f: Tensor = self.base(rows, mask)
-        covariance = self._covariance(rows, mask, f.double())
-        return (f.double() + covariance @ self.fit.weights).to(f.dtype)
-
-    def with_deviation(self, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted ln(latency_us) [B], and its posterior standard deviation without noise [B]."""
         fit = self.fit
-        f: Tensor = self.base(rows, mask)
-        covariance = self._covariance(rows, mask, f.double())
-        prior = fit.spread + fit.stretch * (f.double() - fit.mean_f).square() + fit.amplitude
+        uncorrected: Tensor = self.base(rows, mask)
+        f = uncorrected.double()
+        covariance = self._covariance(rows, mask, f)
+        corrected = f + covariance @ fit.weights
+        if fit.lowered_by:
+            corrected = corrected - fit.lowered_by * self._deviation(f, covariance)
+        return corrected.to(uncorrected.dtype)
+
+    def _deviation(self, f: Tensor, covariance: Tensor) -> Tensor:
+        """Posterior standard deviations of programs [B], without noise."""
+        fit = self.fit
+        prior = fit.spread + fit.stretch * (f - fit.mean_f).square() + fit.amplitude
         variance = prior - ((covariance @ fit.inverse) * covariance).sum(dim=1)
-        predicted = f.double() + covariance @ fit.weights
-        return predicted.to(f.dtype), variance.clamp(min=0.0).sqrt().to(f.dtype)
+        return variance.clamp(min=1e-12).sqrt()
 
     def _covariance(self, rows: Tensor, mask: Tensor, f: Tensor) -> Tensor:
         """Of errors of programs with those of the records [B, N]; f [B] is what `base` says."""
@@ -266,7 +272,8 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     return Fit(
         centre=centre, scale=scale, points=points, inverse=inverse, weights=weights, f=records.f,
         mean_f=mean_f, length=length, amplitude=amplitude, stretch=options.stretch,
-        spread=options.shift, shift=options.shift * float(weights.sum()),
+        spread=options.shift, lowered_by=options.lowered_by,
+        shift=options.shift * float(weights.sum()),
         loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
         loss_after=_rms(weights / inverse.diagonal()),
     )  # fmt: skip

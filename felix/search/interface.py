@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,19 +126,6 @@ class Sketch(Protocol):
 
 #: rows [batch, n_rows, n_features], mask [batch, n_rows] -> ln(latency_us) [batch].
 CostModel = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-
-
-@runtime_checkable
-class UncertainModel(Protocol):
-    """A cost model that says how far it may be off."""
-
-    def with_deviation(
-        self, rows: torch.Tensor, mask: torch.Tensor, /
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a call predicts [batch], and its standard deviation [batch]."""
-        ...
-
-
 #: One model for all sketches, or one for each kind of features.
 CostModels = CostModel | Mapping[FeatureKind, CostModel]
 

@@ -33,8 +33,6 @@ Array = NDArray[np.float64]
 CHECKED_ROWS = 3
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
-#: Predicted ln(latency_us), and its standard deviation.
-Prediction = tuple[float, float]
 #: Array type of a fingerprint: 40 hexadecimal digits.
 FINGERPRINT = "S40"
 
@@ -43,12 +41,10 @@ FINGERPRINT = "S40"
 class Scores:
     """Of candidates [n]: predicted ln(latency_us), NaN for the illegal, and the cost of a build.
 
-    `deviation` is the prediction's standard deviation, 0 where the model says none. `fingerprints`
-    are equal where the features are; empty for the illegal.
+    `fingerprints` are equal where the features are; empty for the illegal.
     """
 
     ln_latency: Array
-    deviation: Array
     build: build_time.BuildCost
     fingerprints: NDArray[np.bytes_]
 
@@ -56,12 +52,11 @@ class Scores:
     def blank(cls, n: int) -> Scores:
         """Of n illegal candidates."""
         nothing = build_time.BuildCost(np.zeros(n), np.zeros(n))
-        return cls(np.full(n, np.nan), np.zeros(n), nothing, np.zeros(n, FINGERPRINT))
+        return cls(np.full(n, np.nan), nothing, np.zeros(n, FINGERPRINT))
 
     def put(self, rows: NDArray[np.intp], scores: Scores) -> None:
         """Scores of some of the candidates."""
         self.ln_latency[rows] = scores.ln_latency
-        self.deviation[rows] = scores.deviation
         self.build.statements[rows] = scores.build.statements
         self.build.compile_s[rows] = scores.build.compile_s
         self.fingerprints[rows] = scores.fingerprints
@@ -171,13 +166,13 @@ class Scorer:
         self,
         sketch_index: int,
         decisions: interface.Decisions,
-        known: dict[bytes, Prediction] | None = None,
+        known: dict[bytes, float] | None = None,
     ) -> Scores:
         """Scores of the legal; the model never sees the others.
 
         Args:
-            known: fingerprint -> what the model, as it is, predicted before: not predicted again.
-                New ones are added.
+            known: fingerprint -> ln(latency_us) that the model, as it is, predicted before: not
+                predicted again. New ones are added.
         """
         result = Scores.blank(len(decisions))
         legal = np.flatnonzero(self.legal(sketch_index, decisions))
@@ -200,7 +195,7 @@ class Scorer:
         self,
         sketch_index: int,
         decisions: interface.Decisions,
-        known: dict[bytes, Prediction] | None = None,
+        known: dict[bytes, float] | None = None,
     ) -> Scores:
         known = {} if known is None else known
         model = self.model_of(self.kind_of(sketch_index))
@@ -214,9 +209,9 @@ class Scorer:
             fresh = {key: row for row, key in enumerate(keys) if key not in known}
             if fresh:
                 predicted = self._predicted(model, features[list(fresh.values())])
-                known.update(zip(fresh, predicted, strict=True))
-            ln_latency, deviation = np.array([known[key] for key in keys]).T
-            result.put(rows, Scores(ln_latency, deviation, build, fingerprints))
+                known.update(zip(fresh, predicted.tolist(), strict=True))
+            ln_latency = np.array([known[key] for key in keys])
+            result.put(rows, Scores(ln_latency, build, fingerprints))
         return result
 
     def _fingerprints(
@@ -227,20 +222,15 @@ class Scorer:
             return _digests(features)
         return _digests(np.insert(values, 0, sketch_index, axis=1))
 
-    def _predicted(self, model: interface.CostModel, features: Array) -> list[Prediction]:
+    def _predicted(self, model: interface.CostModel, features: Array) -> Array:
         self.n_predictions += len(features)
-        predictions: list[Prediction] = []
+        batches = []
         with torch.no_grad():
             for start in range(0, len(features), MODEL_BATCH):
                 rows = torch.from_numpy(features[start : start + MODEL_BATCH])
                 rows = rows.to(dtype_of(model))
-                if isinstance(model, interface.UncertainModel):
-                    predicted, deviation = model.with_deviation(rows, row_mask(rows))
-                else:
-                    predicted = model(rows, row_mask(rows))
-                    deviation = torch.zeros_like(predicted)
-                predictions += zip(predicted.tolist(), deviation.tolist(), strict=True)
-        return predictions
+                batches.append(model(rows, row_mask(rows)).double())
+        return torch.cat(batches).cpu().numpy()
 
     def _by_structure(
         self, sketch_index: int, decisions: interface.Decisions

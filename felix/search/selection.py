@@ -10,8 +10,8 @@ than a share of the picks while others have candidates, and the less the more of
 failed (some programs take LLVM longer than a builder allows); nor does a variant of the task. Near
 copies of picks wait; a share is for neighbours of what measured best, and a share is drawn at
 random. Models of different kinds of features may be wrong by different factors, so a kind
-of which nothing was proposed has a share. The *acquisition* value is what they are ranked by: the
-prediction, less where the model may be far off, and more where code takes long to build.
+of which nothing was proposed has a share. Code that takes long to build must promise more: the
+*acquisition* value adds the cost of building to the prediction.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class Candidate:
     #: predicted ln(latency_us)
     score: float
     source: Source
-    #: the score, less `deviation_weight` of its standard deviations, plus what building costs
-    #: (`build_weight`); in nats
+    #: the score plus what building costs, in nats (`SelectionOptions.build_weight`)
     acquisition: float
 
     @property
@@ -82,9 +81,6 @@ class SelectionOptions:
     #: a candidate waits while so many picks are one move away: they differ in at most two values,
     #: or one parameter of a template
     max_similar: int = 2
-    #: standard deviations that a candidate is taken to be faster by than it is predicted: one that
-    #: the model is less sure of may be the best
-    deviation_weight: float = 0.0
     #: nats that a candidate must be predicted faster by to be built e times as long
     build_weight: float = 0.04
     #: predicted seconds of a CUDA build beyond which a candidate is a fallback: half of what a
@@ -106,8 +102,8 @@ class Pool:
     options: SelectionOptions = field(default_factory=SelectionOptions)
     #: fingerprints of what was proposed before, and of the candidates
     fingerprints: set[bytes] = field(default_factory=set)
-    #: fingerprint -> what the model predicted, of all that were scored
-    predictions: dict[bytes, scoring.Prediction] = field(default_factory=dict)
+    #: fingerprint -> predicted ln(latency_us), of all that were scored
+    predictions: dict[bytes, float] = field(default_factory=dict)
     candidates: dict[interface.Key, Candidate] = field(default_factory=dict)
     #: copies of the others or of what was proposed, and what takes too long to build
     fallback: dict[interface.Key, Candidate] = field(default_factory=dict)
@@ -136,8 +132,7 @@ class Pool:
         rows = np.asarray(decisions_list, np.int64)
         scores = self.scorer.score(sketch_index, rows, self.predictions)
         statements = scores.build.statements / build_time.FREE_STATEMENTS
-        acquisition = scores.ln_latency - self.options.deviation_weight * scores.deviation
-        acquisition += self.options.build_weight * np.log1p(statements)
+        acquisition = scores.ln_latency + self.options.build_weight * np.log1p(statements)
         is_long = scores.build.compile_s > self.options.max_compile_s
         structural = coordinates.structural(self.scorer.sketches[sketch_index].variables)
         for row in np.flatnonzero(~np.isnan(scores.ln_latency)).tolist():

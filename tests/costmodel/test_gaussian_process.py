@@ -138,56 +138,54 @@ def test_limited_records_keep_the_fastest_and_the_latest() -> None:
     assert records.limited(6) is records
 
 
-def _predicted(model: nn.Module, rows: NDArray[np.float32]) -> tuple[Floats, Floats]:
-    """Predictions and their deviations [B]."""
-    mask = torch.ones(rows.shape[:2])
+def _predicted(options: gaussian_process.CorrectionOptions, n: int, shown: Floats) -> Floats:
+    """Predictions [B] of shown programs [B, 2, 3] after n records."""
+    corrector = gaussian_process.Corrector(Sum(), options)
+    rows, mask, y = _programs(n, 1)
+    corrector.update(rows, mask, y, np.zeros(n, np.int64))
+    rows = torch.from_numpy(shown.astype(np.float32))
     with torch.no_grad():
-        predicted, deviation = model.with_deviation(torch.from_numpy(rows), mask)
-        assert torch.equal(predicted, model(torch.from_numpy(rows), mask))
-    return predicted.double().numpy(), deviation.double().numpy()
+        predicted: Floats = (
+            corrector.for_task(0)(rows, torch.ones(rows.shape[:2])).double().numpy()
+        )
+    return predicted
+
+
+def _deviations(n: int, shown: Floats) -> Floats:
+    """Posterior standard deviations [B]: what a prediction is lowered by."""
+    lowered = gaussian_process.CorrectionOptions(lowered_by=1.0)
+    return _predicted(gaussian_process.CorrectionOptions(), n, shown) - _predicted(
+        lowered, n, shown
+    )
 
 
 def test_a_prediction_is_surer_near_measurements() -> None:
-    """In units of its deviations, the model is off by as much near them as far from them."""
-    corrector = gaussian_process.Corrector(Sum())
-    rows, mask, y = _programs(48, 1)
-    corrector.update(rows, mask, y, np.zeros(48, np.int64))
-    model = corrector.for_task(0)
-    _, at_measured = _predicted(model, rows)
+    measured, _, _ = _programs(48, 1)
     unseen, _, truth = _programs(400, 9)
-    predicted, deviation = _predicted(model, unseen)
-    _, far = _predicted(model, unseen + np.float32(40))
-    assert at_measured.mean() < deviation.mean() < far.min()
-    fit = model.fit
-    f = unseen.sum(axis=(1, 2)) + 40.0 * 6
-    prior = np.sqrt(4.0 + 0.05 * (f - fit.mean_f) ** 2 + fit.amplitude)
-    assert (far <= prior + 1e-4).all()
-    off = np.abs(predicted - truth) / deviation
-    assert (off < 2).mean() > 0.9
+    deviation, far = _deviations(48, unseen), _deviations(48, unseen + 40.0)
+    assert 0 < _deviations(48, measured).mean() < deviation.mean() < far.min()
+    off = np.abs(_predicted(gaussian_process.CorrectionOptions(), 48, unseen) - truth)
+    assert (off / deviation < 2).mean() > 0.9
     surest = deviation < np.median(deviation)
-    errors_of = [np.abs(predicted - truth)[chosen].mean() for chosen in (surest, ~surest)]
-    assert errors_of[0] < errors_of[1]
+    assert off[surest].mean() < off[~surest].mean()
 
 
 def test_the_deviation_is_the_posterior_of_the_process() -> None:
-    """Against conditioning a joint Gaussian of the records and one more program."""
-    corrector = gaussian_process.Corrector(Sum())
-    rows, mask, y = _programs(6, 1)
-    corrector.update(rows, mask, y, np.zeros(6, np.int64))
-    model = corrector.for_task(0)
-    fit = model.fit
-    one, _, _ = _programs(1, 9)
-    noise = float(torch.linalg.inv(fit.inverse)[0, 0]) - (
-        4.0 + 0.05 * float(fit.f[0] - fit.mean_f) ** 2 + fit.amplitude
-    )
-    every = torch.from_numpy(np.concatenate([rows, one]))
-    f = every.double().sum(dim=(1, 2)) - fit.mean_f
-    points = gaussian_process.summary(every, torch.ones(every.shape[:2]))
-    distances = torch.cdist((points - fit.centre) * fit.scale, (points - fit.centre) * fit.scale)
-    r = math.sqrt(3) * distances / fit.length
-    joint = 4.0 + 0.05 * torch.outer(f, f) + fit.amplitude * (1 + r) * torch.exp(-r)
-    records = joint[:6, :6] + noise * torch.eye(6, dtype=torch.float64)
+    """Against conditioning a joint Gaussian of six records and one more program."""
+    one = gaussian_process.CorrectionOptions(lengths=(1.0,), amplitudes=(0.2,), noises=(0.04,))
+    lowered = gaussian_process.CorrectionOptions((1.0,), (0.2,), (0.04,), lowered_by=1.0)
+    records, _, _ = _programs(6, 1)
+    shown, _, _ = _programs(1, 9)
+    every = np.concatenate([records, shown]).astype(np.float64)
+    z = np.concatenate([every.sum(axis=1), every.max(axis=1)], axis=1)
+    scale = np.sqrt(z.shape[1]) * np.maximum(z[:6].std(axis=0), 0.5)
+    points = z / scale
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    r = math.sqrt(3) * distances / np.median(distances[:6, :6][np.triu_indices(6, 1)])
+    f = every.sum(axis=(1, 2))
+    f -= f[:6].mean()
+    joint = 4.0 + 0.05 * np.outer(f, f) + 0.2 * (1 + r) * np.exp(-r)
     across = joint[6, :6]
-    variance = joint[6, 6] - across @ torch.linalg.solve(records, across)
-    _, deviation = _predicted(model, one)
-    assert deviation[0] == pytest.approx(math.sqrt(float(variance)), rel=1e-3)
+    variance = joint[6, 6] - across @ np.linalg.solve(joint[:6, :6] + 0.04 * np.eye(6), across)
+    deviation = _predicted(one, 6, shown) - _predicted(lowered, 6, shown)
+    assert deviation[0] == pytest.approx(math.sqrt(variance), rel=1e-3)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 TUNED = {"felix": "local", "lower-bound": "local", "gradient": "gradient",
          "evolution": "tvm-evolutionary", "exact-evolution": "evolutionary",
          "random": "random"}  # fmt: skip
-#: Standard deviations below the prediction that candidates are chosen by.
-DEVIATION_WEIGHTS = {"lower-bound": 0.7}
+#: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
+LOWERED_BY = 0.7
 #: Candidates of a batch of `ms.tune_tir`.
 TVM_BATCH = 64
 
@@ -47,6 +47,7 @@ def tune(
     far as nothing else went on meanwhile.
     """
     import felix
+    from costmodel.online import gaussian_process
     from felix import workloads
     from felix.tuning import options
 
@@ -56,6 +57,9 @@ def tune(
     else:
         sizes = search_options(request["strategy"], request["max_compile_s"])
         settings = dataclasses.replace(settings, search=sizes)
+    if request["strategy"] == "lower-bound":
+        learning = gaussian_process.CorrectionOptions(lowered_by=LOWERED_BY)
+        settings = dataclasses.replace(settings, learning=learning)
     task = workloads.parse(request["workload"], target=request["target"])
     start = time.perf_counter()
     pools.warm(request["target"])
@@ -94,15 +98,13 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
 
     if strategy == "exact-evolution":
         return search.EvolutionOptions(population=1024, generations=8)
-    changes = {"max_compile_s": max_compile_s, "deviation_weight": DEVIATION_WEIGHTS.get(strategy)}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if TUNED[strategy] != "local" or not changes:
+    if TUNED[strategy] != "local" or max_compile_s is None:
         return None
     options = search.LocalOptions()
     return dataclasses.replace(
         options,
-        selection=dataclasses.replace(options.selection, **changes),
-        warm_selection=dataclasses.replace(options.warm_selection, **changes),
+        selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
+        warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
     )
 
 

@@ -40,7 +40,7 @@ def test_what_the_model_predicted_in_a_round_is_not_predicted_again() -> None:
     sketch = synthetic.FakeSketch()
     rows = np.unique(sketch.sample(40, seed=3), axis=0)
     scorer = scoring.Scorer([sketch], synthetic.CostModel())
-    known: dict[bytes, scoring.Prediction] = {}
+    known: dict[bytes, float] = {}
     first = scorer.score(0, rows, known)
     n_features = len(set(first.fingerprints.tolist()))
     assert scorer.n_predictions == len(known) == n_features
@@ -69,15 +69,12 @@ class LongCode:
 
     def score(self, sketch_index: int, rows: Any, known: Any) -> scoring.Scores:
         build = build_time.BuildCost(100.0 * rows[:, 3], 1.0 * rows[:, 3])
-        zeros, names = np.zeros(len(rows)), np.asarray([str(r) for r in rows], "S")
-        return scoring.Scores(zeros, zeros, build, names)
+        return scoring.Scores(np.zeros(len(rows)), build, np.asarray([str(r) for r in rows], "S"))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1])
 def test_long_builds_must_promise_more(weight: float) -> None:
-    options = selection.SelectionOptions(
-        0.0, 0.0, 1.0, 99, build_weight=weight, max_compile_s=math.inf
-    )
+    options = selection.SelectionOptions(0.0, 0.0, 1.0, 99, weight, max_compile_s=math.inf)
     pool = selection.Pool(LongCode(), history_module.History(), options)
     rows = synthetic.FakeSketch().sample(64, seed=1)
     pool.add(0, rows.tolist(), selection.Source.SAMPLE)
@@ -88,40 +85,6 @@ def test_long_builds_must_promise_more(weight: float) -> None:
     assert all(c.score == 0.0 for c in picks)  # the prediction itself is not changed
     expected = [weight * math.log1p(s / build_time.FREE_STATEMENTS) for s in statements]
     assert [c.acquisition for c in picks] == pytest.approx(expected)
-
-
-class Unsure(synthetic.CostModel):
-    """The later a row of a batch, the less sure."""
-
-    def with_deviation(
-        self, rows: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        predicted = self(rows, mask)
-        return predicted, 1.0 + torch.arange(len(predicted)) / len(predicted)
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.7])
-def test_a_candidate_that_the_model_is_less_sure_of_may_be_the_best(weight: float) -> None:
-    sketch = synthetic.FakeSketch()
-    rows = np.unique(sketch.sample(64, seed=1), axis=0)
-    scorer = scoring.Scorer([sketch], Unsure())
-    scores = scorer.score(0, rows)
-    assert len(set(scores.deviation.tolist())) > 1 and (scores.deviation >= 1).all()
-    options = selection.SelectionOptions(build_weight=0.0, deviation_weight=weight)
-    pool = selection.Pool(scorer, history_module.History(), options)
-    pool.add(0, rows.tolist(), selection.Source.SAMPLE)
-    expected = scores.ln_latency - weight * scores.deviation
-    of = {tuple(row): value for row, value in zip(rows.tolist(), expected.tolist(), strict=True)}
-    found = {c.decisions: c.acquisition for c in pool.candidates.values()}
-    assert found == pytest.approx({key: of[key] for key in found}) and len(found) > 8
-    mean = dict(zip(map(tuple, rows.tolist()), scores.ln_latency.tolist(), strict=True))
-    assert all(c.score == pytest.approx(mean[c.decisions]) for c in pool.candidates.values())
-
-
-def test_a_model_without_deviations_has_none() -> None:
-    rows = synthetic.FakeSketch().sample(16, seed=1)
-    scorer = scoring.Scorer([synthetic.FakeSketch()], synthetic.CostModel())
-    assert (scorer.score(0, rows).deviation == 0).all()
 
 
 def test_what_takes_too_long_to_compile_waits() -> None:
