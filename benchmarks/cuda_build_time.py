@@ -51,7 +51,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
     """Sizes of candidates of one workload, and for some the seconds of NVRTC."""
     import felix
     from felix import workloads
-    from felix.measure.cuda import nvrtc
+    from felix.measure.cuda.building import nvrtc
 
     task = workloads.parse(text, target=TARGET)
     sketches = felix.trace_sketches(task)
@@ -80,7 +80,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
 
 def compiled(source: str, arrays: str) -> dict[str, Any]:
     """Seconds of NVRTC for both sources, and what of the cubins differs."""
-    from felix.measure.cuda import nvrtc
+    from felix.measure.cuda.building import nvrtc
 
     def timed(text: str) -> tuple[float, bytes]:
         before = time.process_time()
@@ -119,7 +119,7 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
 
 def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
     """What is predicted and true of a candidate, its source, and that with arrays."""
-    from felix.measure.cuda import build
+    from felix.measure.cuda.building import build
     from felix.search import build_time
 
     cost = build_time.BuildCost.of(sketch, sketch.formulas.exact(np.asarray([row])))

@@ -39,14 +39,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import httpx
 import psutil
 
-from benchmarks.support import (
-    common,
-    full_store,
-    service_hostile,
-    service_polling,
-    service_process,
-    service_start,
-)  # fmt: skip
+from benchmarks.support import common
+from benchmarks.support.service import full_store
+from benchmarks.support.service import hostile as service_hostile  # fmt: skip
+from benchmarks.support.service import polling as service_polling
+from benchmarks.support.service import process as service_process
+from benchmarks.support.service import start as service_start
 
 N_JOBS = 200
 N_TRIALS = 500

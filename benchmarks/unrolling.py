@@ -48,7 +48,7 @@ def main() -> int:
     import tvm
 
     from felix import target, workloads
-    from felix.measure.cuda import nvrtc
+    from felix.measure.cuda.building import nvrtc
     from felix.measure.pool import local
 
     built_for = target.describe(target.parse("cuda"))  # children may not ask the device
@@ -125,7 +125,7 @@ def _schedules(text: str, built_for: str, count: int, seed: int) -> list[str]:
     import felix
     from costmodel.data import felix_bridge
     from felix import workloads
-    from felix.measure.cuda import build
+    from felix.measure.cuda.building import build
 
     torch.set_num_threads(1)
     task = workloads.parse(text, target=built_for)

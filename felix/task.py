@@ -137,7 +137,7 @@ class Task:
         """The same task whose products of float32 may be computed in TF32.
 
         It has another key. Its outputs may be further from the exact ones
-        (`felix.measure.rounding`).
+        (`felix.measure.checking.rounding`).
         """
         return dataclasses.replace(self, mod=tvm.IRModule({"main": tf32.allow(self.func)}))
 

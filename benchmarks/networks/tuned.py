@@ -33,16 +33,8 @@ from benchmarks.networks import catalogue
 from benchmarks.support import common
 from felix.frontend.programs import expansion
 from felix.known_results import store
-from felix.network import (
-    contest,
-    executable,
-    groups,
-    imported,
-    judging,
-    optimize,
-    optimized,
-    outcomes,
-)
+from felix.network import executable, groups, imported, judging, optimize, optimized, outcomes
+from felix.network.contenders import contest
 
 Call = Callable[[], Any]
 #: Trials that no run of stock's reaches: seconds end it.

@@ -148,7 +148,8 @@ def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     import tvm
 
     from felix import target, workloads
-    from felix.measure import build, reference, task_program
+    from felix.measure import build, task_program
+    from felix.measure.checking import reference
 
     task = workloads.parse(request["workload"])
     args = task_program.arguments(task.mod)

@@ -66,7 +66,8 @@ def tuned(task: Task, program: Program, turn: device.Turn | None = None) -> Call
     """A program of the task on the GPU, on the stream that PyTorch uses, too."""
     import tvm
 
-    from felix.measure import build, reference, task_program
+    from felix.measure import build, task_program
+    from felix.measure.checking import reference
 
     main = build.module_of_task(program, task)["main"]
     arrays = reference.inputs(task_program.arguments(task.mod), 0, positive=False)

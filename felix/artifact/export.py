@@ -37,8 +37,8 @@ from felix import errors, files, records, target
 from felix.artifact import convergence, generated, run_script
 from felix.measure import build, task_program
 from felix.measure.cpu import contention
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import nvrtc
 from felix.tir import to_numpy
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from felix import errors, launch_plan
 from felix.artifact import player
-from felix.measure.cuda import build, driver, helper_kernels, nvrtc
+from felix.measure.cuda import driver, helper_kernels
 from felix.measure.cuda import reference as cuda_reference
+from felix.measure.cuda.building import build, nvrtc
 from felix.templates.generated import GeneratedProgram
 
 if TYPE_CHECKING:

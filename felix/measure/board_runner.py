@@ -17,7 +17,8 @@ from typing import Any
 import tvm
 from tvm import rpc
 
-from felix.measure import protocol, reference, task_folder, timing
+from felix.measure import protocol, task_folder, timing
+from felix.measure.checking import reference
 from felix.tir import grammar
 
 #: What TVM raises for errors of a board and for a connection that has ended.

@@ -27,8 +27,8 @@ from tvm.support import cc
 
 from felix.measure import payload as payloads
 from felix.measure.cpu import exponential
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import embedded, tvm_module
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import embedded, tvm_module
 from felix.templates.generated import GeneratedProgram
 
 if TYPE_CHECKING:

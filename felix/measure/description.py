@@ -18,7 +18,7 @@ import math
 import re
 from typing import Any, Literal
 
-from felix.measure import reference
+from felix.measure.checking import reference
 
 #: Version of the description and of the files beside it.
 VERSION = 1

@@ -13,8 +13,9 @@ from typing import Any
 import tvm
 
 from felix import target as targets
-from felix.measure import build, expected, reference, task_program
+from felix.measure import build, task_program
 from felix.measure import payload as payloads
+from felix.measure.checking import expected, reference
 from felix.measure.cuda import program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.description import OUTPUTS, Description

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 
 from felix import files
-from felix.measure import expected, reference
+from felix.measure.checking import expected, reference
 from felix.measure.description import Description
 
 _TASK, _EXPECTED = "task.json", "expected.outputs"

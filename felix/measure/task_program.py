@@ -17,9 +17,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural
 
-from felix.measure import expected, rounding
+from felix.measure.checking import expected, rounding
+from felix.measure.checking.reference import Argument
 from felix.measure.cpu import outputs
-from felix.measure.reference import Argument
 from felix.tir import grammar, tf32
 
 #: Iterator type of a reduction axis of a block.

@@ -19,7 +19,7 @@ from tvm.relax import expr_functor
 
 from felix.frontend.torch_calls.form import TorchForm
 from felix.measure import build
-from felix.measure.cuda import tvm_module
+from felix.measure.cuda.building import tvm_module
 from felix.measure.payload import Program
 from felix.network import groups
 from felix.network.pytorch import registration

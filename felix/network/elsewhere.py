@@ -17,10 +17,9 @@ from torch.export.passes import move_to_device_pass
 
 from felix import target as targets
 from felix.known_results import store
-from felix.measure.cuda import embedded
+from felix.measure.cuda.building import embedded
 from felix.network import (
     assembly,
-    contest,
     executable,
     groups,
     imported,
@@ -30,6 +29,7 @@ from felix.network import (
     report,
 )
 from felix.network.bundle import export
+from felix.network.contenders import contest
 from felix.network.passes import prepacking
 
 #: What runs a call, for the report.

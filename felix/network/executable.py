@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from felix.measure.cpu import exponential
-from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda.building import build as cuda_build
 from felix.network.passes import default_schedules, prepacking, workspace
 from felix.target import cpu
 

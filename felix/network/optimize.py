@@ -31,17 +31,16 @@ from felix.known_results.outcome import Outcome
 from felix.network import (
     agreement,
     assembly,
-    contest,
     executable,
     groups,
     imported,
     judging,
     optimized,
     outcomes,
-    shipping,
 )
 from felix.network import report as reports
 from felix.network.attentions import whole
+from felix.network.contenders import contest, shipping
 from felix.network.passes import prepacking
 from felix.tuning import options as tune_options
 

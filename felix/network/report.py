@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.network import shipping
 from felix.network.attentions import whole
-from felix.network.shipping import Contender
+from felix.network.contenders import shipping
+from felix.network.contenders.shipping import Contender
 
 _WIDTH = 44
 

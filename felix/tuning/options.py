@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from felix import errors, events
 from felix.measure import protocol
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.search import allocate, strategies
 
 if TYPE_CHECKING:

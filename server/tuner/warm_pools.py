@@ -20,7 +20,7 @@ from felix.target import cpu
 
 if TYPE_CHECKING:
     from felix.measure import payload
-    from felix.measure.pool import rwlock
+    from felix.measure.pool.locks import rwlock
     from felix.task import Task
 
 Future = concurrent.futures.Future[protocol.Measurement]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.support import winners
-from felix.measure.pool import device_lock
+from felix.measure.pool.locks import device_lock
 
 Do = Callable[[dict[str, Any]], None]
 #: Names of shapes that fail in a lane.

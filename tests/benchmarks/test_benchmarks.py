@@ -17,7 +17,8 @@ from benchmarks import (
     search_cost,
 )
 from benchmarks.pages import statements
-from benchmarks.support import common, cpu_pieces, model_tables, service_polling
+from benchmarks.support import common, cpu_pieces, model_tables
+from benchmarks.support.service import polling as service_polling
 from felix.target import cpu
 
 

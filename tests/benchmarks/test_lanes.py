@@ -19,7 +19,7 @@ import torch
 from benchmarks import search_efficiency, tensor_cores
 from benchmarks.support import common, winners
 from benchmarks.support.lanes import device, lane, overlap, pieces
-from felix.measure.pool import device_lock
+from felix.measure.pool.locks import device_lock
 from tests.benchmarks import lane_workers
 
 

@@ -16,7 +16,7 @@ from benchmarks import template_fuzz
 from benchmarks.support.generated import fuzzing, random_workloads
 from felix import errors
 from felix.measure import protocol
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import nvrtc
 from tests.support.templates import made_up_data
 
 TARGET = "h200"

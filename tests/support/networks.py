@@ -11,7 +11,7 @@ from torch import nn
 
 import felix
 from felix.measure import protocol, testing
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.network.optimized import OptimizedNetwork
 from felix.search.strategies import local
 from felix.task import Task

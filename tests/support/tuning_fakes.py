@@ -14,7 +14,7 @@ import torch
 
 from felix import errors, workloads
 from felix.measure import protocol, testing
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.task import Task
 from felix.tuning import options, pacing
 from felix.tuning.opening import task_search

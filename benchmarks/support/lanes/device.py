@@ -140,7 +140,7 @@ class Waits:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count in the block, of all threads."""
-        from felix.measure.pool import device_lock
+        from felix.measure.pool.locks import device_lock
 
         acquire: Callable[[device_lock.DeviceLock], None] = device_lock.DeviceLock.acquire
 

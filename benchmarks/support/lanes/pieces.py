@@ -90,7 +90,7 @@ class _WarmTimes:
 @contextlib.contextmanager
 def libraries() -> Iterator[Do]:
     """Does requests to prepare the libraries of a shape, and to time what was prepared last."""
-    from felix.measure.pool import device_lock
+    from felix.measure.pool.locks import device_lock
 
     turn = device.Turn(device_lock.for_device("cuda"))
     with device.shared_while_compiling(turn) as shares:

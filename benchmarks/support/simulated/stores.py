@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from benchmarks.support import full_store
+from benchmarks.support.service import full_store
 from server.database import database, schema
 from server.store import trials
 

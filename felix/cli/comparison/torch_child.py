@@ -15,7 +15,7 @@ import torch
 from felix.cli.comparison import process
 
 if TYPE_CHECKING:
-    from felix.measure import reference
+    from felix.measure.checking import reference
     from felix.workloads.torch_forms.form import Form
 
 Call = Callable[..., torch.Tensor]
@@ -24,7 +24,7 @@ Call = Callable[..., torch.Tensor]
 def main() -> None:
     """Time the form of the request's operator, eager or compiled."""
     from felix import errors
-    from felix.measure import reference
+    from felix.measure.checking import reference
     from felix.workloads import torch_forms
 
     request = process.request()
@@ -60,7 +60,7 @@ def random_inputs(
     form: Form, arguments: Sequence[reference.Argument], device: str
 ) -> list[torch.Tensor]:
     """The inputs of the correctness check on a device, weights in PyTorch's memory order."""
-    from felix.measure import reference
+    from felix.measure.checking import reference
     from felix.workloads import torch_forms
 
     arrays = reference.inputs(arguments, 0, positive=False)
@@ -104,7 +104,7 @@ def _alone_on(device: str) -> Iterator[None]:
     if device != "cuda":
         yield
         return
-    from felix.measure.pool import device_lock
+    from felix.measure.pool.locks import device_lock
 
     lock = device_lock.for_device(device)
     lock.acquire()

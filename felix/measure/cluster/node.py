@@ -24,7 +24,8 @@ from felix import errors, target, version
 from felix.measure import payload as payloads
 from felix.measure import protocol, readings
 from felix.measure.cluster import kinds, messages
-from felix.measure.pool import candidates, local_device, local_workers, replies, rwlock
+from felix.measure.pool import candidates, local_device, local_workers, replies
+from felix.measure.pool.locks import rwlock
 from felix.measure.pool.stages import local_builder
 from felix.processes import tree
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from felix.measure import expected, reference
+from felix.measure.checking import expected, reference
 from felix.tir import grammar
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import tvm
 
 from felix import target
-from felix.measure import expected, protocol, reference, task_folder, timing
+from felix.measure import protocol, task_folder, timing
+from felix.measure.checking import expected, reference
 from felix.measure.cpu import contention, outputs
 from felix.measure.cpu import timing as cpu_timing
 from felix.measure.description import Description

@@ -15,7 +15,8 @@ import pathlib
 import numpy as np
 
 from felix import errors, files
-from felix.measure.cuda import driver, nvrtc
+from felix.measure.cuda import driver
+from felix.measure.cuda.building import nvrtc
 
 SOURCE = """
 typedef unsigned long long u64;

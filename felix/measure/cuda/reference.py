@@ -12,7 +12,7 @@ import tvm
 
 from felix import errors, launch_plan
 from felix.measure import task_program
-from felix.measure.cuda import build, nvrtc
+from felix.measure.cuda.building import build, nvrtc
 from felix.tir.design_space import default_schedule
 
 _REDUCTION = 2

@@ -24,7 +24,8 @@ import numpy as np
 
 from felix import launch_plan
 from felix.measure import description as descriptions
-from felix.measure import expected, protocol, reference, task_folder, timing
+from felix.measure import protocol, task_folder, timing
+from felix.measure.checking import expected, reference
 from felix.measure.cuda import clock, driver, helper_kernels, program_file, tensors
 from felix.measure.cuda import timing as cuda_timing
 

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from felix.measure import reference, task_folder
+from felix.measure import task_folder
+from felix.measure.checking import reference
 from felix.measure.cuda import driver, helper_kernels
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import tvm
 
 from felix.measure import build, protocol, timing
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import nvrtc
 from felix.processes import policy
 
 

@@ -36,7 +36,7 @@ def _import_tvm() -> None:
     tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
     from felix.measure import board_runner, build, reference_build  # noqa: F401
     from felix.measure.cpu import runner as cpu_runner  # noqa: F401
-    from felix.measure.cuda import build as cuda_build  # noqa: F401
+    from felix.measure.cuda.building import build as cuda_build  # noqa: F401
 
 
 class _WhenUsed(importlib.abc.MetaPathFinder):
@@ -69,7 +69,7 @@ def _work(conn: Connection, settings: dict[str, Any]) -> None:
 def _verbs(conn: Connection, settings: dict[str, Any]) -> worker_main.Verbs:
     from felix.measure import board_runner, build, reference_build
     from felix.measure.cpu import runner as cpu_runner
-    from felix.measure.cuda import build as cuda_build
+    from felix.measure.cuda.building import build as cuda_build
 
     match settings["role"]:
         case "builder":

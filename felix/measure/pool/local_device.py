@@ -8,7 +8,8 @@ from typing import Literal
 import tvm
 
 from felix import errors, target
-from felix.measure.cuda import devices, nvrtc
+from felix.measure.cuda import devices
+from felix.measure.cuda.building import nvrtc
 from felix.measure.pool import candidates
 from felix.target import cpu
 

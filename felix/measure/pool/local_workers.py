@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from felix.measure.pool import candidates, device_lock, rights, rwlock, usage
+from felix.measure.pool import candidates, rights, usage
 from felix.measure.pool import worker as pool_worker
+from felix.measure.pool.locks import device_lock, rwlock
 from felix.measure.pool.stages import local_builder, run_stage
 from felix.processes import confine, fork_server, policy
 from felix.target import cpu

@@ -21,7 +21,8 @@ from felix import errors, workloads
 from felix.measure import conditions, protocol
 from felix.measure import payload as payloads
 from felix.measure.cuda import reference
-from felix.measure.pool import candidates, rights, rwlock
+from felix.measure.pool import candidates, rights
+from felix.measure.pool.locks import rwlock
 from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch, references
 
 if TYPE_CHECKING:

@@ -19,20 +19,13 @@ import tvm
 
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
-from felix.measure import reference, task_program
-from felix.network import (
-    assembly,
-    contest,
-    excluded,
-    executable,
-    groups,
-    imported,
-    shipping,
-    side_by_side,
-)
+from felix.measure import task_program
+from felix.measure.checking import reference
+from felix.network import assembly, executable, groups, imported
 from felix.network.attentions import finding, rewiring
 from felix.network.attentions.finding import Attention
-from felix.network.shipping import Contender, Shipped
+from felix.network.contenders import contest, excluded, shipping, side_by_side
+from felix.network.contenders.shipping import Contender, Shipped
 from felix.task import Task
 from felix.workloads import torch_forms
 

@@ -14,9 +14,10 @@ import torch
 
 from felix import errors
 from felix.known_results import queue, store
-from felix.network import agreement, optimized, shipping
+from felix.network import agreement, optimized
 from felix.network.backend import partition, selection, settings, support, tuned
 from felix.network.backend.report import PartReport
+from felix.network.contenders import shipping
 from felix.tir import grammar
 
 #: Turns in which a part is timed, and calls in a turn, each of Felix and PyTorch.

@@ -19,7 +19,8 @@ from felix.frontend.torch_calls import form as forms
 from felix.known_results import queue, store
 from felix.known_results.outcome import Outcome
 from felix.measure import task_program
-from felix.network import contest, groups, optimize, outcomes, shipping
+from felix.network import groups, optimize, outcomes
+from felix.network.contenders import contest, shipping
 from felix.task import Task
 from felix.tir import grammar
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.network import shipping
+from felix.network.contenders import shipping
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

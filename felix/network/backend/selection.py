@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
-from felix.network import contest, groups, shipping
+from felix.network import groups
 from felix.network.backend import partition
-from felix.network.shipping import Contender
+from felix.network.contenders import contest, shipping
+from felix.network.contenders.shipping import Contender
 from felix.task import Task
 
 

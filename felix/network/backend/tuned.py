@@ -20,8 +20,9 @@ import tvm
 from tvm import relax
 
 from felix.frontend import folding
-from felix.network import assembly, contest, executable, shipping
+from felix.network import assembly, executable
 from felix.network.backend import partition
+from felix.network.contenders import contest, shipping
 from felix.network.passes import prepacking
 
 #: Parameters are folded again so often.

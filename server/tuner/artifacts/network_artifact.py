@@ -13,16 +13,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from felix import errors, files, frontend, names
-from felix.network import (
-    contest,
-    elsewhere,
-    groups,
-    imported,
-    optimize,
-    outcomes,
-    report,
-    shipping,
-)
+from felix.network import elsewhere, groups, imported, optimize, outcomes, report
+from felix.network.contenders import contest, shipping
 from felix.tuning import results
 from server.parsing import grouping
 from server.store import networks

@@ -93,7 +93,7 @@ def _make_device_locks() -> None:
     """Make the locks of the GPUs in a process that ends: CUDA must not be begun before a fork."""
     # It brings numpy, which a tuner's process does not load.
     from felix.measure.cuda import devices
-    from felix.measure.pool import device_lock
+    from felix.measure.pool.locks import device_lock
 
     pid = os.fork()
     if pid == 0:

@@ -19,8 +19,8 @@ from tvm.s_tir import meta_schedule as ms
 from felix import errors, records, workloads
 from felix.artifact import convergence, export
 from felix.measure import build, protocol
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import nvrtc
 from felix.task import Task
 from tests.support import elves
 

@@ -19,7 +19,8 @@ import tvm
 from benchmarks.support.generated import fuzzing
 from felix import target, workloads
 from felix.artifact import export, run_script
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 from felix.task import Task
 from tests.felix.artifact import test_generated_bundle
 

@@ -19,8 +19,8 @@ import tvm
 
 from felix import errors, launch_plan, records
 from felix.artifact import export
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import nvrtc
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 from tests.support.cuda import fakes

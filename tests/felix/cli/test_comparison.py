@@ -22,7 +22,7 @@ from felix.cli.commands import tune
 from felix.cli.comparison import libraries, numpy_child, process, torch_child
 from felix.measure import protocol
 from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool import device_lock
+from felix.measure.pool.locks import device_lock
 from felix.tuning import pacing, results
 from felix.workloads import torch_forms
 

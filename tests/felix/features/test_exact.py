@@ -16,7 +16,7 @@ from tvm import te, topi
 
 from felix import errors, task, workloads
 from felix.features import spec
-from felix.measure.cuda import build
+from felix.measure.cuda.building import build
 from felix.sketch import sketch as sketching
 from felix.tir.design_space.variants import (
     packed_operands,

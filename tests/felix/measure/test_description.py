@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from felix.measure import description, expected
+from felix.measure import description
+from felix.measure.checking import expected
+from felix.measure.checking.reference import Argument
 from felix.measure.description import Description
-from felix.measure.reference import Argument
 
 TASK = Description(
     device="cuda",

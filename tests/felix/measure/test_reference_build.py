@@ -11,10 +11,12 @@ import pytest
 import tvm
 
 from felix import workloads
-from felix.measure import expected, payload, reference, reference_build, task_program
+from felix.measure import payload, reference_build, task_program
+from felix.measure.checking import expected, reference
 from felix.measure.cpu import outputs
-from felix.measure.cuda import nvrtc, program_file
+from felix.measure.cuda import program_file
 from felix.measure.cuda import reference as cuda_reference
+from felix.measure.cuda.building import nvrtc
 from felix.measure.description import Description
 from felix.task import Task
 

@@ -18,17 +18,9 @@ import felix
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
 from felix.known_results import store
-from felix.network import (
-    assembly,
-    cuda_graph,
-    executable,
-    groups,
-    imported,
-    judging,
-    outcomes,
-    shipping,
-)
+from felix.network import assembly, cuda_graph, executable, groups, imported, judging, outcomes
 from felix.network.backend import entry, partition, queued
+from felix.network.contenders import shipping
 from felix.templates.generated import GeneratedProgram
 from tests.support import networks, run_py
 

@@ -13,7 +13,7 @@ from benchmarks.networks import transformers
 from felix import errors
 from felix.frontend.programs.planning import planner
 from felix.measure.calls import cpu_calls
-from felix.network.shipping import Contender
+from felix.network.contenders.shipping import Contender
 from tests.support import networks
 
 

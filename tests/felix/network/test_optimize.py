@@ -14,7 +14,7 @@ from torch import nn
 from felix import errors, events
 from felix.known_results import store
 from felix.measure import protocol
-from felix.network.shipping import Contender
+from felix.network.contenders.shipping import Contender
 from tests.support import networks, run_py
 
 

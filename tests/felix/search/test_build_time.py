@@ -10,7 +10,7 @@ import pytest
 
 from felix import workloads
 from felix.features.kind import FeatureKind
-from felix.measure.cuda import build
+from felix.measure.cuda.building import build
 from felix.measure.pool import local
 from felix.search import build_time, scoring, selection
 from felix.sketch import sketch as sketching

@@ -8,7 +8,7 @@ import tvm
 
 from felix import workloads
 from felix.errors import InvalidSchedule
-from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda.building import build as cuda_build
 from felix.metaschedule import trace_text
 from felix.sketch import sketch as sketching
 from felix.tir import design_space

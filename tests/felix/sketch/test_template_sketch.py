@@ -13,7 +13,7 @@ import torch
 import felix
 from felix import errors
 from felix.features.kind import FeatureKind
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import nvrtc
 from felix.sketch import formula_cache, legality, template_sketch
 from felix.sketch import sketch as sketching
 from felix.symbolic import expr

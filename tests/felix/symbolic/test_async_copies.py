@@ -12,7 +12,7 @@ from tvm_ffi import structural
 import felix
 from felix import workloads
 from felix.errors import InvalidSchedule
-from felix.measure.cuda import build
+from felix.measure.cuda.building import build
 from felix.sketch import legality
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task

@@ -8,7 +8,8 @@ import tvm
 from tvm import te, topi
 
 from felix import errors
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 from felix.task import Task
 from felix.tir import bounds
 from tests.support import tir_programs

@@ -11,8 +11,8 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from felix import errors, records, target
 from felix.measure import protocol, task_program
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import nvrtc
 from felix.tir.design_space import default_schedule
 from felix.tuning import results
 from felix.workloads import suite

@@ -7,7 +7,7 @@ from tvm import te, tirx
 
 import felix
 from felix import workloads
-from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda.building import build as cuda_build
 from felix.task import Task
 from felix.tir.design_space import variants
 from felix.verify import compare

@@ -8,7 +8,8 @@ import tvm
 from tvm import te, topi
 
 from felix import workloads
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 from felix.tir import to_numpy
 
 

@@ -12,8 +12,9 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import errors, records, workloads
-from felix.measure import reference, task_program
-from felix.measure.cuda import build as cuda_build
+from felix.measure import task_program
+from felix.measure.checking import reference
+from felix.measure.cuda.building import build as cuda_build
 from felix.sketch import diversity
 from felix.sketch import sketch as sketching
 from felix.task import Task

@@ -14,7 +14,7 @@ import pytest
 import felix
 from felix import events
 from felix.measure import protocol
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.tuning import pacing
 from tests.support import tuning_fakes as fakes
 

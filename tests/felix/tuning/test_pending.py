@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from felix.measure import protocol
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.search import interface
 from felix.tuning import pacing
 from felix.tuning.trials import pending

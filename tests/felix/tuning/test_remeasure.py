@@ -11,7 +11,7 @@ import pytest
 import felix
 from felix import events, records
 from felix.measure import payload, protocol, testing
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.search import interface
 from felix.tuning import options, pacing, strategies, task_run
 from felix.tuning.trials import remeasure

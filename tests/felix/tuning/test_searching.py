@@ -24,7 +24,7 @@ from felix import errors, events, workloads
 from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.measure import payload, protocol
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 from felix.processes import child
 from felix.tuning import online_model, pacing, task_run
 from felix.tuning import options as options_module

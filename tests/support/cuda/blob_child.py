@@ -9,8 +9,8 @@ import tvm
 
 from felix import workloads
 from felix.measure import build
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import embedded, tvm_module
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import embedded, tvm_module
 from felix.sketch import sketch
 from felix.sketch.trace_sketch import TraceSketch
 from tests.support.cuda import generated_programs as programs

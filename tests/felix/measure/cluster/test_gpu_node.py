@@ -10,8 +10,9 @@ import pytest
 
 from felix import workloads
 from felix.measure.cluster import pool
-from felix.measure.cuda import nvrtc
-from felix.measure.pool import candidates, device_lock, local_device, rights, rwlock
+from felix.measure.cuda.building import nvrtc
+from felix.measure.pool import candidates, local_device, rights
+from felix.measure.pool.locks import device_lock, rwlock
 from felix.tir.design_space import default_schedule
 from tests.felix.measure.cluster import nodes
 from tests.support.cuda import library

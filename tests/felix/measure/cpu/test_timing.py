@@ -17,7 +17,7 @@ import tvm
 from felix.measure import protocol, timing
 from felix.measure import testing as measure_testing
 from felix.measure.cpu import timing as cpu_timing
-from felix.measure.pool import rwlock
+from felix.measure.pool.locks import rwlock
 
 OPTIONS = timing.TimingOptions(min_total_s=0.0, leader_error=1.0)
 

@@ -17,11 +17,13 @@ from tvm import te
 
 from felix import launch_plan, target
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, reference_build, timing
+from felix.measure import protocol, reference_build, timing
+from felix.measure.checking import reference
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import helper_kernels, nvrtc, program_file
+from felix.measure.cuda import helper_kernels, program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
+from felix.measure.cuda.building import nvrtc
 from tests.support import tir_programs
 from tests.support.cuda import fakes
 

@@ -12,10 +12,11 @@ import felix
 from felix import errors
 from felix.measure import build as measure_build
 from felix.measure import payload
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import nvrtc, program_file
+from felix.measure.cuda import program_file
 from felix.measure.cuda import reference as cuda_reference
-from felix.measure.cuda import source as cuda_source
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import nvrtc
+from felix.measure.cuda.building import source as cuda_source
 from tests.support import legal_rows
 
 #: Small candidates, whose accumulators become variables.

@@ -18,11 +18,13 @@ from tvm.support import nvcc
 import felix
 from felix import errors, launch_plan
 from felix.measure import build, protocol, timing
-from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import launches, nvrtc, program_file, reference
-from felix.measure.cuda import source as cuda_source
-from felix.measure.pool import device_lock, local
+from felix.measure.cuda import program_file, reference
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import launches, nvrtc
+from felix.measure.cuda.building import source as cuda_source
+from felix.measure.pool import local
+from felix.measure.pool.locks import device_lock
 from felix.task import Task
 from tests.support import tir_programs
 

@@ -14,7 +14,7 @@ import pytest
 import tvm
 
 from felix import errors, target, workloads
-from felix.measure.cuda import build, embedded, tvm_module
+from felix.measure.cuda.building import build, embedded, tvm_module
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
 from tests.support.cuda import generated_programs as programs

@@ -17,10 +17,11 @@ from felix import errors, launch_plan, target
 from felix.measure import build as measure_build
 from felix.measure import payload as payloads
 from felix.measure import protocol, reference_build, timing
-from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import launches, nvrtc, program_file, tvm_module
+from felix.measure.cuda import program_file
 from felix.measure.cuda import runner as cuda_runner
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import launches, nvrtc, tvm_module
 from felix.measure.pool import local
 from felix.templates.generated import GeneratedProgram
 from tests.support.cuda import fakes

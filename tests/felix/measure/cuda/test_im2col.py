@@ -22,7 +22,7 @@ from felix import launch_plan
 from felix.artifact import player
 from felix.launch_plan import Im2col, Launch, LaunchPlan, TensorMap
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import nvrtc, tvm_module
+from felix.measure.cuda.building import nvrtc, tvm_module
 from felix.network.bundle import run_script as network_run_script
 from tests.support.cuda import fakes, tma
 from tests.support.cuda import generated_programs as programs

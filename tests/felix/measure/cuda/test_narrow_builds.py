@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import felix
-from felix.measure.cuda import build
+from felix.measure.cuda.building import build
 from felix.task import Task
 
 

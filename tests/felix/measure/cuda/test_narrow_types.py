@@ -8,7 +8,8 @@ import tvm
 
 import felix
 from felix.cli.comparison import torch_child
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 from felix.measure.pool import local
 from felix.workloads import catalogue, torch_forms
 

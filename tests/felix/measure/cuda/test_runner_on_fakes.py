@@ -14,11 +14,13 @@ from tvm.script import tirx as T
 
 from felix import errors, launch_plan, target, workloads
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, reference_build, task_program, timing
+from felix.measure import protocol, reference_build, task_program, timing
+from felix.measure.checking import reference
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import nvrtc, program_file
+from felix.measure.cuda import program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
+from felix.measure.cuda.building import nvrtc
 from tests.support import tir_programs
 from tests.support.cuda.fakes import Driver, array, word
 

@@ -16,10 +16,12 @@ _PREPARED_AND_RUN = """
 import dataclasses, pathlib
 import numpy as np
 from felix.launch_plan import Launch, LaunchPlan
-from felix.measure import expected, timing
-from felix.measure.cuda import driver, nvrtc, program_file, runner
+from felix.measure import timing
+from felix.measure.checking import expected
+from felix.measure.cuda import driver, program_file, runner
+from felix.measure.cuda.building import nvrtc
 from felix.measure.description import Description
-from felix.measure.reference import Argument
+from felix.measure.checking.reference import Argument
 from tests.support.cuda import fakes
 
 N = 64

@@ -19,9 +19,11 @@ from tvm.script import tirx as T
 
 from felix import errors, workloads
 from felix.measure import protocol
-from felix.measure.cuda import nvrtc, reference
-from felix.measure.pool import candidates, device_lock, inbox, local, rights, rwlock
+from felix.measure.cuda import reference
+from felix.measure.cuda.building import nvrtc
+from felix.measure.pool import candidates, inbox, local, rights
 from felix.measure.pool import worker as pool_worker
+from felix.measure.pool.locks import device_lock, rwlock
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task

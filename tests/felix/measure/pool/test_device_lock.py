@@ -14,7 +14,7 @@ import pytest
 
 from felix import errors, files
 from felix.measure.cuda import devices
-from felix.measure.pool import device_lock
+from felix.measure.pool.locks import device_lock
 
 
 @contextlib.contextmanager

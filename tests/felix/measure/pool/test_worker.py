@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from felix import errors
-from felix.measure.pool import device_lock, inbox
+from felix.measure.pool import inbox
 from felix.measure.pool import worker as pool_worker
+from felix.measure.pool.locks import device_lock
 
 
 class FakeForkServer:

@@ -18,8 +18,8 @@ from felix import errors, frontend, target
 from felix.measure.calls import cpu_calls
 from felix.network import executable, groups
 from felix.network.attentions import finding, rewiring, whole
+from felix.network.contenders.shipping import Contender
 from felix.network.pytorch import functions
-from felix.network.shipping import Contender
 from tests.support import networks, run_py
 
 FULL = target.parse(networks.TARGET)

@@ -18,7 +18,7 @@ from felix.known_results import queue, store
 from felix.measure.calls import cpu_calls
 from felix.network import outcomes
 from felix.network.backend import entry, queued
-from felix.network.shipping import Contender
+from felix.network.contenders.shipping import Contender
 from felix.task import Task
 from felix.tuning import options
 from tests.support import backend, networks

@@ -12,8 +12,8 @@ import pytest
 import sympy
 
 from felix import errors, target
-from felix.measure import reference
-from felix.measure.cuda import nvrtc
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
 from felix.templates import spec
 from felix.templates.gemm import epilogue as gemm_epilogue
 from felix.templates.gemm.ampere import decisions, layout, packing, program, template

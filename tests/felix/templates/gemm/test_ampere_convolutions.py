@@ -12,8 +12,9 @@ import pytest
 import sympy
 
 from felix import errors, target, workloads
-from felix.measure import reference, task_program
-from felix.measure.cuda import nvrtc
+from felix.measure import task_program
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem

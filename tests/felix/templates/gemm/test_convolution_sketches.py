@@ -10,7 +10,7 @@ import pytest
 import felix
 from felix import target, workloads
 from felix.features.kind import FeatureKind
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import nvrtc
 from felix.sketch import sketch as sketching
 from felix.sketch.template_sketch import TemplateSketch
 from felix.templates import registry, spec

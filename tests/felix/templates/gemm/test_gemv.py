@@ -13,8 +13,8 @@ import sympy
 
 import felix
 from felix import errors, target, workloads
-from felix.measure import reference
-from felix.measure.cuda import nvrtc
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
 from felix.templates import registry, spec
 from felix.templates.gemm.gemv import decisions, program, template
 from felix.templates.gemm.gemv.decisions import Decisions

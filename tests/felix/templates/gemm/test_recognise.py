@@ -17,7 +17,8 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import workloads
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support import tir_programs

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.support.generated import fuzzing
 from felix import target, workloads
-from felix.measure import reference, task_program
-from felix.measure.cuda import nvrtc
+from felix.measure import task_program
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise

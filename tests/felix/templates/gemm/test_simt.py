@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from felix import errors, target
-from felix.measure import reference
-from felix.measure.cuda import nvrtc
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
 from felix.templates import spec
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
 from felix.templates.gemm.simt import decisions, layout, program, template

@@ -20,8 +20,9 @@ from tvm import te, tirx
 
 import felix
 from felix import errors, target, workloads
-from felix.measure import reference, task_program
-from felix.measure.cuda import nvrtc
+from felix.measure import task_program
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
 from felix.templates import registry
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions

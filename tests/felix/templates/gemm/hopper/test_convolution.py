@@ -10,7 +10,7 @@ import pytest
 
 from felix import launch_plan
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.convolution import channel_blocks
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from felix import errors, launch_plan
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.generated import GeneratedProgram
 from tests.support.templates import cubin, hopper_problems, template_rows

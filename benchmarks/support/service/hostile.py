@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import te
 
-from benchmarks.support import service_process
+from benchmarks.support.service import process as service_process
 from felix import workloads
 from felix.task import Task
 from felix.workloads import catalogue

@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from felix.measure import reference
-from felix.measure.reference import Argument, Array
+from felix.measure.checking import reference
+from felix.measure.checking.reference import Argument, Array
 
 #: Elements that an RMS should be of.
 MIN_RESULTS = 16

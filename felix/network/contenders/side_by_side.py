@@ -12,7 +12,7 @@ import torch
 import tvm
 
 from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool import device_lock
+from felix.measure.pool.locks import device_lock
 
 _Name = TypeVar("_Name", bound=Hashable)
 

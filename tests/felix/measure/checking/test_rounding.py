@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from felix import workloads
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 
 Array = NDArray[Any]
 M, N, K = 16, 48, 4096

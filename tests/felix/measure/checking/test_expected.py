@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from felix import workloads
-from felix.measure import expected, reference, task_program
-from felix.measure.reference import Array
+from felix.measure import task_program
+from felix.measure.checking import expected, reference
+from felix.measure.checking.reference import Array
 
 #: Terms of a sum whose value is small under this seed: a 25th of what such sums usually are.
 TERMS, SEED = 1_000_003, 2

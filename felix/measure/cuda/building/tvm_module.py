@@ -23,7 +23,8 @@ import tvm_ffi
 from tvm import tirx
 
 from felix import errors, launch_plan
-from felix.measure.cuda import build, driver, nvrtc
+from felix.measure.cuda import driver
+from felix.measure.cuda.building import build, nvrtc
 from felix.templates.generated import GeneratedProgram
 
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")

@@ -22,8 +22,9 @@ from tvm import relax
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
-from felix.network import assembly, excluded, executable, groups, side_by_side
-from felix.network.shipping import Compared, Contender
+from felix.network import assembly, executable, groups
+from felix.network.contenders import excluded, side_by_side
+from felix.network.contenders.shipping import Compared, Contender
 from felix.tuning import results
 
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.

@@ -18,8 +18,9 @@ import felix
 from felix import frontend, target
 from felix.known_results import store
 from felix.measure.calls import cpu_calls
-from felix.network import contest, cuda_graph, executable, groups, imported
-from felix.network.shipping import Contender
+from felix.network import cuda_graph, executable, groups, imported
+from felix.network.contenders import contest
+from felix.network.contenders.shipping import Contender
 from tests.support import networks, run_py
 
 

@@ -14,9 +14,10 @@ from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import payload, task_program
 from felix.measure.calls import cpu_calls
-from felix.network import contest, excluded, groups, imported, shipping
+from felix.network import groups, imported
+from felix.network.contenders import contest, excluded, shipping
+from felix.network.contenders.shipping import Contender
 from felix.network.pytorch import functions
-from felix.network.shipping import Contender
 from tests.support import networks
 
 FELIX, TVM, PYTORCH = Contender

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.support import service_process
+from benchmarks.support.service import process as service_process
 from felix.workloads import catalogue
 
 LIMIT_S = 120.0

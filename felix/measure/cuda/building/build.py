@@ -22,8 +22,9 @@ from tvm_ffi import structural
 
 from felix import launch_plan
 from felix.measure import payload as payloads
-from felix.measure.cuda import launches, nvrtc, program_file
-from felix.measure.cuda import source as cuda_source
+from felix.measure.cuda import program_file
+from felix.measure.cuda.building import launches, nvrtc
+from felix.measure.cuda.building import source as cuda_source
 from felix.templates.generated import GeneratedProgram
 
 _EXPLICIT = "pragma_unroll_explicit"

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.support import service_process
+from benchmarks.support.service import process as service_process
 from felix.target import cpu
 from felix.workloads import catalogue
 from server.store import jobs, rows

@@ -8,7 +8,8 @@ import tvm
 from tvm import te, topi
 from tvm.script import tirx as T
 
-from felix.measure import reference, task_program
+from felix.measure import task_program
+from felix.measure.checking import reference
 from tests.support import tir_programs
 
 

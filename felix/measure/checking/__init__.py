@@ -1,0 +1,1 @@
+"""What outputs have to be, and how candidates are compared with it."""

@@ -1,0 +1,1 @@
+"""From a program to a cubin and its launches."""

@@ -1,0 +1,1 @@
+"""Locks that keep timing apart from everything else."""
