@@ -70,8 +70,7 @@ class Fit:
         centre, scale: of the summaries [D]; points: standardised summaries [N, D].
         inverse: of the covariance of the errors [N, N]; weights: it times the errors [N].
         f, mean_f: the model's predictions [N], and their mean.
-        length, amplitude, stretch, spread: kernel, `length` in units of the points, `spread` C.
-        lowered_by: see `CorrectionOptions`.
+        length, amplitude: kernel, `length` in units of the points; the rest of it is in `options`.
         shift: posterior mean of c.
         loss_before, loss_after: RMS errors of leave-one-out predictions of ln latency, of the
             model with its shift alone and of the process.
@@ -86,9 +85,7 @@ class Fit:
     mean_f: float
     length: float
     amplitude: float
-    stretch: float
-    spread: float
-    lowered_by: float
+    options: CorrectionOptions
     shift: float
     loss_before: float
     loss_after: float
@@ -109,23 +106,23 @@ class CorrectedModel(nn.Module):
         f = uncorrected.double()
         covariance = self._covariance(rows, mask, f)
         corrected = f + covariance @ fit.weights
-        if fit.lowered_by:
-            corrected = corrected - fit.lowered_by * self._deviation(f, covariance)
+        if fit.options.lowered_by:
+            corrected = corrected - fit.options.lowered_by * self._deviation(f, covariance)
         return corrected.to(uncorrected.dtype)
 
     def _deviation(self, f: Tensor, covariance: Tensor) -> Tensor:
         """Posterior standard deviations of programs [B], without noise."""
-        fit = self.fit
-        prior = fit.spread + fit.stretch * (f - fit.mean_f).square() + fit.amplitude
+        fit, options = self.fit, self.fit.options
+        prior = options.shift + options.stretch * (f - fit.mean_f).square() + fit.amplitude
         variance = prior - ((covariance @ fit.inverse) * covariance).sum(dim=1)
         return variance.clamp(min=1e-12).sqrt()
 
     def _covariance(self, rows: Tensor, mask: Tensor, f: Tensor) -> Tensor:
         """Of errors of programs with those of the records [B, N]; f [B] is what `base` says."""
-        fit = self.fit
+        fit, options = self.fit, self.fit.options
         points = (summary(rows, mask) - fit.centre) * fit.scale
-        linear = fit.stretch * torch.outer(f - fit.mean_f, fit.f - fit.mean_f)
-        return fit.spread + linear + fit.amplitude * _matern(points, fit.points, fit.length)
+        linear = options.stretch * torch.outer(f - fit.mean_f, fit.f - fit.mean_f)
+        return options.shift + linear + fit.amplitude * _matern(points, fit.points, fit.length)
 
 
 class Corrector:
@@ -271,8 +268,7 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     weights = inverse @ error
     return Fit(
         centre=centre, scale=scale, points=points, inverse=inverse, weights=weights, f=records.f,
-        mean_f=mean_f, length=length, amplitude=amplitude, stretch=options.stretch,
-        spread=options.shift, lowered_by=options.lowered_by,
+        mean_f=mean_f, length=length, amplitude=amplitude, options=options,
         shift=options.shift * float(weights.sum()),
         loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
         loss_after=_rms(weights / inverse.diagonal()),
