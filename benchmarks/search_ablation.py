@@ -2,10 +2,11 @@
 
     python benchmarks/search_ablation.py [--set traces templates] [--seeds 5] [--cpu-s 8]
 
-Every search has the same sketches, exact formulas and shipped cost model for an H200, which does
-not change: a candidate that is proposed counts as measured with what the model predicts. So the
-lowest prediction says how well a search minimises, and nothing else; no GPU is needed. *traces*
-are MetaSchedule's sketches of subgraphs, *templates* the sketches of generated kernels.
+Every search has the same sketches, exact formulas and shipped cost model, which does not change:
+a candidate that is proposed counts as measured with what the model predicts. So the lowest
+prediction says how well a search minimises, and nothing else; no GPU is needed. *traces* are
+MetaSchedule's sketches of subgraphs on an H200, *templates* the sketches of generated kernels
+there, *cpu* MetaSchedule's sketches on this CPU.
 
 A search has a process of its own and one thread, and ends after `--cpu-s` CPU seconds of its
 rounds. The sketches are opened before, once for all searches of a task; formulas that a search
@@ -48,7 +49,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common, paired, subgraphs
 
-TARGET = "h200"
+#: Targets of the sets.
+TARGETS = {"traces": "h200", "templates": "h200", "cpu": "llvm"}
 SETS = {
     "traces": subgraphs.AWKWARD | {"gemm-odd-batch": "gemm:333,777,1111,batch=3"},
     "templates": {
@@ -60,6 +62,13 @@ SETS = {
             "resnet50-14-256-256-k3s1-b16", "resnet50-7-512-2048-k1s1-b1",
             "resnet50-28-512-1024-k1s2-b16", "r3d18-16x56-64-64-k3s1", "r3d18-4x14-256-256-k3s1",
             "r3d18-first",
+        )
+    },
+    "cpu": {
+        name: subgraphs.AWKWARD[name]
+        for name in (
+            "gemm-primes", "gemm-vit", "gemm-row", "attention", "sum-of-columns", "conv2d-first",
+            "conv2d-35x35", "conv2d-grouped", "softmax-odd", "transposed-8x8",
         )
     },
 }  # fmt: skip
@@ -124,7 +133,7 @@ def opened(set_name: str, name: str) -> tuple[list[Any], Any]:
     from felix.sketch import diversity
 
     kind = FeatureKind.TEMPLATE if set_name == "templates" else FeatureKind.TRACE
-    task = workloads.parse(SETS[set_name][name], target=TARGET)
+    task = workloads.parse(SETS[set_name][name], target=TARGETS[set_name])
     every = felix.sketches(task)
     sketches = []
     for sketch in diversity.searched(every):
@@ -391,7 +400,7 @@ def _write(
     path: pathlib.Path, head: Mapping[str, Any], cpu_s: float, pieces: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Write the results file; what it has."""
-    data = {**head, "target": TARGET, "cpu_s": cpu_s, "pieces": pieces,
+    data = {**head, "targets": TARGETS, "cpu_s": cpu_s, "pieces": pieces,
             "summary": summary(pieces, cpu_s)}  # fmt: skip
     common.write(path, data)
     return data

@@ -19,6 +19,8 @@ from benchmarks.support import efficiency
 
 N_DRAWN, INTERVAL = 10_000, (2.5, 97.5)
 FELIX = "felix"
+#: Operators that are one group.
+_ALIKE = dict.fromkeys(("reduce", "softmax", "layer_norm", "rms_norm"), "sums and norms")
 Run = Mapping[str, Any]
 
 
@@ -31,7 +33,7 @@ class Mean:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} (95 %: {self.low:.3f} to {self.high:.3f})"
+        return f"{self.mean:.3f} (interval {self.low:.3f} to {self.high:.3f})"
 
 
 def mean(logs_by_task: Sequence[Sequence[float]]) -> Mean:
@@ -61,7 +63,12 @@ def times(runs: Sequence[Run], strategy: str, share: float) -> tuple[Mean, int]:
     A search that never got there counts with the time of all its trials where that is longer than
     what the other took, and both are left out where neither did.
     """
-    n, by_task = 0, []
+    by_task = _time_logs(runs, strategy, share)
+    return mean(by_task), sum(map(len, by_task))
+
+
+def _time_logs(runs: Sequence[Run], strategy: str, share: float) -> list[list[float]]:
+    by_task = []
     for seeds in _shared(runs, strategy).values():
         logs = []
         for ours, theirs, everyone in seeds:
@@ -73,8 +80,27 @@ def times(runs: Sequence[Run], strategy: str, share: float) -> tuple[Mean, int]:
             other_s = other_s or max(efficiency.searched_s(dict(theirs)), felix_s)
             logs.append(math.log(other_s / felix_s))
         if logs:
-            n, by_task = n + len(logs), [*by_task, logs]
-    return mean(by_task), n
+            by_task.append(logs)
+    return by_task
+
+
+def times_by_operator(
+    runs: Sequence[Run], workloads: Mapping[str, str], strategy: str, share: float
+) -> dict[str, tuple[Mean, int]]:
+    """`times` of the tasks of each operator; `workloads` are the tasks' text forms by name.
+
+    An operator of which neither search got there is left out.
+    """
+    names: dict[str, list[str]] = {}
+    for name, text in workloads.items():
+        operator = text.partition(":")[0]
+        names.setdefault(_ALIKE.get(operator, operator), []).append(name)
+    of = {each: [run for run in runs if run["name"] in own] for each, own in names.items()}
+    return {
+        each: times(own, strategy, share)
+        for each, own in of.items()
+        if _time_logs(own, strategy, share)
+    }
 
 
 def _time_to(run: Run, latency_us: float) -> float | None:

@@ -79,7 +79,7 @@ def _one_line(error: errors.FelixError) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="felix",
-        description="Tune tensor programs by gradient descent, on stock Apache TVM.",
+        description="Tune tensor programs for CPUs and NVIDIA GPUs, on stock Apache TVM.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

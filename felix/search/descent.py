@@ -45,9 +45,7 @@ Array = NDArray[np.float64]
 class DescentOptions:
     """How seeds move."""
 
-    #: Adam steps. The paper takes 200; polishing follows here, and a descent costs
-    #: in proportion. After four rounds 32 and more find equally low predictions, 25 and none
-    #: higher ones (`python benchmarks/descent_steps.py`)
+    #: Adam steps. The paper takes 200; polishing follows here, and a descent costs in proportion
     steps: int = 32
     #: step sizes at the start and the end, in nats; cosine in between
     learning_rate: float = 0.2

@@ -36,13 +36,24 @@ def test_a_mean_has_an_interval_over_tasks() -> None:
     assert (alike.mean, alike.low, alike.high) == pytest.approx((2.0, 2.0, 2.0))
     apart = paired.mean([[math.log(0.5)], [math.log(1.0)], [math.log(2.0)]])
     assert apart.mean == pytest.approx(1.0) and 0.5 <= apart.low < 1.0 < apart.high <= 2.0
-    assert str(alike) == "2.000 (95 %: 2.000 to 2.000)"
+    assert str(alike) == "2.000 (interval 2.000 to 2.000)"
 
 
 def test_times_are_to_the_best_of_a_seed() -> None:
     """4 over 2 s; at least 6 over 1 s; 2 s over 5 s, when Felix ended."""
     ratio, n = paired.times(RUNS, "gradient", 0.95)
     assert n == 3 and ratio.mean == pytest.approx((2.0 * 6.0 * 0.4) ** (1 / 3))
+
+
+def test_times_by_operator() -> None:
+    """Sums and norms are one group; of a convolution neither search got there."""
+    workloads = {"a": "reduce:8x8,axes=1", "b": "softmax:8x8", "c": "conv2d:1,8,8,4,4,3"}
+    others = [run("c", "felix", 0, (1.0, 30.0)), run("c", "gradient", 0, (1.0, 30.0)),
+              run("c", "random", 0, (1.0, 10.0))]  # fmt: skip
+    each = paired.times_by_operator([*RUNS, *others], workloads, "gradient", 0.95)
+    assert each == {"sums and norms": paired.times(RUNS, "gradient", 0.95)}
+    apart = paired.times_by_operator(RUNS, workloads | {"b": "gemm:8,8,8"}, "gradient", 0.95)
+    assert apart["gemm"][0].mean == pytest.approx(0.4) and apart["gemm"][1] == 1
 
 
 def test_whole_searches_and_winners() -> None:
