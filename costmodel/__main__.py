@@ -185,6 +185,10 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         "--measured", type=_positive, nargs="+", default=[], metavar="N",
         help="also the model corrected by N measurements of each workload, on its other schedules",
     )  # fmt: skip
+    sub.add_argument(
+        "--sources", nargs="+", choices=("random", "model", "neighbour", "descent"),
+        help="score only schedules that were chosen in one of these ways (all)",
+    )  # fmt: skip
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.evaluate)
 

@@ -110,6 +110,7 @@ def _scores(
 
 def evaluate(options: argparse.Namespace, command: str) -> None:
     """Score a checkpoint and the baselines on one part of the data."""
+    from costmodel.data import features as task_features
     from costmodel.data import split as splitting
     from costmodel.models import checkpoint
     from costmodel.online import corrected
@@ -123,7 +124,9 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
         dataset, features = inputs.load(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         by_name = {"test": parts.test, "validation": parts.validation, "all": features.tasks}
-        tasks = by_name[options.part]
+        tasks: Sequence[task_features.TaskData] = by_name[options.part]
+        if options.sources is not None:
+            tasks = task_features.of_sources(tasks, options.sources)
         reports = []
         if options.model is not None:
             model, _ = checkpoint.load(options.model, features.names, features.version)

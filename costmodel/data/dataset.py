@@ -62,7 +62,8 @@ class Record:
         sketch: index among the task's sketches; `sketch_key` tells whether it still means that.
         latencies_us: the repeats, empty on error.
         error: error class of the measurement ("build", "timeout", ...), None when it ran.
-        source: how the schedule was chosen: "random", "model", "neighbour" or "descent".
+        source: how the schedule was chosen: "random" (once there is a model, the best predicted of
+            a few random ones), "model", "neighbour" of the fastest so far, or "descent".
         async_copies: whether the program was built with asynchronous copies. Parts without this
             column hold programs that were not.
         template: name of the template of a generated kernel; None of a trace.

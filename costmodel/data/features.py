@@ -90,6 +90,8 @@ class TaskData:
     mask: NDArray[np.bool_]
     ln_latency: NDArray[np.float64]
     errors: tuple[str | None, ...]
+    #: how each was chosen (`dataset.Record.source`)
+    sources: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -100,6 +102,15 @@ class TaskData:
     def measured(self) -> NDArray[np.bool_]:
         """Which schedules have a latency [N]."""
         return np.isfinite(self.ln_latency)
+
+    def only(self, positions: NDArray[np.intp]) -> TaskData:
+        """The task with some of its schedules."""
+        return dataclasses.replace(
+            self, rows=self.rows[positions], mask=self.mask[positions],
+            ln_latency=self.ln_latency[positions],
+            errors=tuple(self.errors[position] for position in positions.tolist()),
+            sources=tuple(self.sources[position] for position in positions.tolist()),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,21 @@ def without(features: Features, patterns: Sequence[str]) -> Features:
     factors = np.array([i not in dropped for i in range(len(features.names))], dtype=np.float32)
     tasks = tuple(dataclasses.replace(t, rows=t.rows * factors) for t in features.tasks)
     return dataclasses.replace(features, tasks=tasks)
+
+
+def of_sources(tasks: Sequence[TaskData], sources: Sequence[str]) -> list[TaskData]:
+    """The tasks with those schedules alone that were chosen in one of these ways.
+
+    Raises:
+        RecordError: no schedule of any task was.
+    """
+    chosen = [
+        task.only(np.flatnonzero([source in sources for source in task.sources])) for task in tasks
+    ]
+    chosen = [task for task in chosen if task.measured.any()]
+    if not chosen:
+        raise errors.RecordError(f"no schedule that ran was chosen by {' or '.join(sources)}")
+    return chosen
 
 
 def load_features(
@@ -215,6 +241,7 @@ def task_of(
         stacked.mask,
         np.array(ln),
         tuple(r.error for r in used),
+        tuple(r.source for r in used),
     )
     return task, len(records) - len(used)
 

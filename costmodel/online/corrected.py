@@ -9,7 +9,6 @@ schedules.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,7 +52,7 @@ def reports(
             task.rows[measured], task.mask[measured], task.ln_latency[measured],
             np.zeros(count, np.int64),
         )  # fmt: skip
-        left.append(_only(task, others))
+        left.append(task.only(others))
         corrected[id(left[-1])] = evaluate.of_module(corrector.for_task(0))
     return [
         evaluate.evaluate(f"before, left after {count}", plain, left, AT_LEAST),
@@ -68,12 +67,3 @@ def _warm_up(
     order = np.argsort(predicted, kind="stable")
     best = count - count // 2
     return np.concatenate([order[:best], rng.choice(order[best:], count // 2, replace=False)])
-
-
-def _only(task: task_features.TaskData, positions: NDArray[np.intp]) -> task_features.TaskData:
-    """A task with some of its schedules."""
-    return dataclasses.replace(
-        task, rows=task.rows[positions], mask=task.mask[positions],
-        ln_latency=task.ln_latency[positions],
-        errors=tuple(task.errors[position] for position in positions.tolist()),
-    )  # fmt: skip

@@ -85,6 +85,11 @@ def test_train_then_evaluate_then_load(
     assert counts[0] == counts[1] and {
         a - b for a, b in zip(counts[2], counts[0], strict=True)
     } == {2}
+    assert cli.main([*arguments, "--part", "all", "--sources", "random"]) == 0
+    of_random = json.loads(scores.read_text())["reports"][0]
+    assert sum(task["count"] for task in of_random["tasks"]) > 0
+    assert cli.main([*arguments, "--part", "all", "--sources", "descent"]) == 1
+    assert "no schedule that ran was chosen by descent" in capsys.readouterr().err
     assert cli.main(["evaluate", "--data", str(data), "--baselines", "--measured", "4"]) == 1
     assert "--measured needs --model" in capsys.readouterr().err
 

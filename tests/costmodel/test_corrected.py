@@ -27,7 +27,7 @@ def task(n: int, n_failed: int = 0) -> features.TaskData:
     workload = dataset.Workload("key", "w", "gemm", None, None, 1, 1)
     return features.TaskData(
         workload, "cuda", "gpu", rows, np.ones((n + n_failed, 1), bool), ln_latency,
-        (None,) * n + ("build",) * n_failed,
+        (None,) * n + ("build",) * n_failed, ("random",) * (n + n_failed),
     )  # fmt: skip
 
 

@@ -177,7 +177,25 @@ def test_features_are_padded_over_sketches_and_unusable_records_counted() -> Non
     assert task.rows[0].tolist() == [[2, 3], [0, 0], [0, 0]]
     assert task.measured.tolist() == [True, False, True]
     assert task.ln_latency[0] == pytest.approx(math.log(2.0))
-    assert task.errors == (None, "build", None)
+    assert task.errors == (None, "build", None) and task.sources == ("random",) * 3
+
+
+def test_schedules_of_some_sources() -> None:
+    owner, other = workload(1), workload(2)
+    records = [
+        dataclasses.replace(record(owner, n + 1, 3), source=source)
+        for n, source in enumerate(("descent", "random", "neighbour", "random"))
+    ]
+    records.append(dataclasses.replace(record(other, 2, 3), source="descent"))
+    workloads = {owner.key: owner, other.key: other}
+    data = dataset.Dataset(workloads, tuple(records))
+    tasks = task_features.load_features(data, FakeFeaturizer()).tasks
+    (task,) = task_features.of_sources(tasks, ["random", "neighbour"])
+    assert task.name == owner.name and task.rows[:, 0, 0].tolist() == [2, 3, 4]
+    assert task.sources == ("random", "neighbour", "random") and len(task.errors) == 3
+    assert [len(t.rows) for t in task_features.of_sources(tasks, ["descent"])] == [1, 1]
+    with pytest.raises(errors.RecordError, match="chosen by model"):
+        task_features.of_sources(tasks, ["model"])
 
 
 def test_tasks_are_separated_by_target_and_device_and_failures_alone_are_no_task() -> None:

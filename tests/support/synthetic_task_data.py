@@ -32,7 +32,9 @@ def task(
     mask = np.ones((n, n_rows), dtype=bool)
     y = shift + law.sum(axis=1) + draws.normal(0, 0.02, n)
     owner = dataset.Workload(f"k{number}-{operator}", f"t{number}", operator, "{}", None, 1, 1)
-    return task_features.TaskData(owner, "llvm", "cpu", rows, mask, y, (None,) * n)
+    return task_features.TaskData(
+        owner, "llvm", "cpu", rows, mask, y, (None,) * n, ("random",) * n
+    )
 
 
 def features(all_tasks: list[task_features.TaskData]) -> task_features.Features:
