@@ -37,7 +37,9 @@ def render(result: Mapping[str, Any]) -> str:
         parts = [*_origin(result), _scores("training", variants), *_spread(result["rows"])]
     else:
         predictors = [(report["label"], report["overall"]) for report in result["reports"]]
-        parts = [*_origin(result), _scores("predictor", predictors), _behind(predictors)]
+        parts = [*_origin(result), _scores("predictor", predictors)]
+        if len(predictors) > 1:
+            parts.append(_behind(predictors))
         if after := [(each["label"], each["overall"]) for each in result.get("corrected", [])]:
             parts += ["After measurements of each workload, its other schedules:",
                       _scores("model", after)]  # fmt: skip

@@ -29,6 +29,11 @@ def test_who_is_nearer_to_the_ideal_is_ahead() -> None:
     assert "| ours" in text and "| 0.957 | 0.151" in text
 
 
+def test_one_predictor_is_compared_with_nothing() -> None:
+    alone = {"reports": reports(slope=None, top1=0.9)["reports"][:1]}
+    assert "ours" in model_tables.render(alone) and "behind" not in model_tables.render(alone)
+
+
 def test_an_undefined_score_is_neither_ahead_nor_behind() -> None:
     assert "ours is behind nowhere" in model_tables.render(reports(slope=None, top1=0.9))
 
