@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+import felix
 from felix import errors, events
-from felix.known_results import store
+from felix.known_results import adapt, store
 from felix.measure import protocol
 from felix.network.contenders.shipping import Contender
+from felix.task import Task
 from tests.support import networks, run_py
 
 
@@ -202,11 +204,23 @@ def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
 
 
 def test_similar_network_starts_from_known_results(tmp_path: pathlib.Path) -> None:
-    """The second network's operator has other extents: the first candidates are adapted ones."""
-    pool = networks.Pool()
-    networks.optimize(nn.Linear(16, 32), (torch.randn(4, 16),), tmp_path, pool)
+    """The same layer for another batch: the first candidates are adapted ones."""
+    measured: list[str] = []
+
+    def note(program: Any, task: Task) -> float:
+        measured.append(program.script())
+        return 10.0
+
+    pool, layer = networks.Pool(note), nn.Linear(16, 32)
+    networks.optimize(layer, (torch.randn(4, 16),), tmp_path, pool)
     known = store.Store(tmp_path / "known.sqlite")
-    fast = networks.optimize(nn.Linear(16, 64), (torch.randn(8, 16),), tmp_path, pool)
+    measured.clear()
+    fast = networks.optimize(layer, (torch.randn(8, 16),), tmp_path, pool)
     task = fast.report.groups[0].group.task
     assert task is not None
-    assert [each.tuned_us for each in known.similar(task)] == [10.0]
+    similar = known.similar(task)
+    assert [each.tuned_us for each in similar] == [10.0]
+    sketches = {sketch.key: sketch for sketch in felix.sketches(task)}
+    adapted = adapt.first_schedules(similar, list(sketches.values()))
+    programs = {sketches[key].schedule(row).mod.script() for key, row in adapted}
+    assert programs and measured[0] in programs
