@@ -92,7 +92,7 @@ def tune_felix(case: Case, folder: pathlib.Path) -> dict[str, Any]:
             known_results=known, fusion=case.fusion, out=folder / "session",
         )  # fmt: skip
         elapsed_s += time.perf_counter() - begin
-        _copy_database(known, snapshot(folder, "felix", seconds))
+        copy_database(known, snapshot(folder, "felix", seconds))
         points.append({
             "seconds": seconds, "elapsed_s": elapsed_s, "tuning_s": fast.report.tuning_s,
             "reason": fast.report.reason, "report": fast.report.to_json(),
@@ -123,7 +123,7 @@ def snapshot(folder: pathlib.Path, tool: str, seconds: float) -> pathlib.Path:
     return folder / f"{tool}-{seconds:g}s"
 
 
-def _copy_database(source: pathlib.Path, target: pathlib.Path) -> None:
+def copy_database(source: pathlib.Path, target: pathlib.Path) -> None:
     target.unlink(missing_ok=True)
     with sqlite3.connect(source) as opened, sqlite3.connect(target) as copy:
         opened.backup(copy)

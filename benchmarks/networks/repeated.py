@@ -1,0 +1,201 @@
+"""The same network again, and with another batch: what is reused, and the memory of the host.
+
+    python -m benchmarks.networks.repeated [--networks resnet50 ...] [--dtypes float32 bfloat16]
+    python -m benchmarks.networks.repeated --small --target llvm --trials 64
+
+For every network and element type, in a process of its own:
+  first   `felix.optimize` with nothing known, --trials candidates over all tasks
+  again   the same call: how long it takes, and how many candidates it measures
+  batch   the network with --other-batch: of its tasks how many were known, and of how many others
+          similar ones were, whose schedules are the first candidates
+
+Each result is compared with PyTorch's as `felix.optimize` does (`max error`, relative to the root
+mean square of an output); a network that differs fails. *peak GiB* is the largest memory that this
+process and those it started had in main memory at a time, shared pages counted once, seen once a
+second. The formula cache is empty at first. Seconds are wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.networks import compare
+from benchmarks.support import common
+
+NAME = "networks_repeated"
+OUT = common.RESULTS / "networks" / "networks-repeated-h200.json"
+_GIB = 1 << 30
+_EVERY_S = 1.0
+
+
+def main() -> int:
+    """Run the cases that the results file lacks; returns 1 if one failed."""
+    args = _arguments()
+    runs: list[dict[str, Any]] = []
+    if args.keep and args.out.exists():
+        runs = json.loads(args.out.read_text())["runs"]
+    known, failed = {_label(run) for run in runs}, []
+    for dtype in args.dtypes:
+        for name in args.networks:
+            case = {"name": name, "dtype": dtype, "small": args.small, "target": args.target,
+                    "batches": [args.batch, args.other_batch], "trials": args.trials}  # fmt: skip
+            if _label(case) in known:
+                continue
+            print(f"{common.now()} {_label(case)} ...", flush=True)
+            run = _in_a_process(case)
+            if run is None:
+                failed.append(_label(case))
+                continue
+            runs.append(run)
+            common.write(args.out, common.header(NAME) | {"device": run["device"], "runs": runs})
+    if runs:
+        print(render({"runs": runs}))
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--networks", nargs="+", choices=compare.NETWORKS,
+                        default=compare.NETWORKS)  # fmt: skip
+    parser.add_argument("--dtypes", nargs="+", choices=compare.DTYPES, default=compare.DTYPES)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--other-batch", type=int, default=16)
+    parser.add_argument("--small", action="store_true", help="the networks' small variants")
+    parser.add_argument("--target", default="cuda")
+    parser.add_argument("--trials", type=int, default=256, help="of each new network")
+    parser.add_argument("--keep", action="store_true", help="run what the results file lacks")
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
+    return parser.parse_args()
+
+
+def _label(case: Mapping[str, Any]) -> str:
+    return f"{case['name']}{'-small' if case['small'] else ''}-{case['dtype']}"
+
+
+def _in_a_process(case: dict[str, Any]) -> dict[str, Any] | None:
+    """The results of a case; None if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "run.json"
+        process = multiprocessing.get_context("spawn").Process(target=_case, args=(case, str(out)))
+        process.start()
+        process.join()
+        return json.loads(out.read_text()) if process.exitcode == 0 else None
+
+
+def _case(case: dict[str, Any], out: str) -> None:
+    folder = pathlib.Path(out).parent
+    os.environ["FELIX_CACHE_DIR"] = str(folder)
+    from felix import target
+
+    memory = Memory()
+    results = {"first": _optimize(case, case["batches"][0], folder)}
+    results["again"] = _optimize(case, case["batches"][0], folder)
+    results["batch"] = _optimize(case, case["batches"][1], folder)
+    device = str(target.hardware(target.parse(case["target"])).name)
+    common.write(
+        pathlib.Path(out), {**case, **results, "device": device, "peak_gib": memory.end() / _GIB}
+    )
+
+
+def _optimize(case: Mapping[str, Any], batch: int, folder: pathlib.Path) -> dict[str, Any]:
+    """One call of `felix.optimize`: its seconds, its trials, and what it could reuse."""
+    import torch
+
+    import felix
+    from benchmarks.networks import catalogue, tuned
+    from felix import events
+    from felix.known_results import store
+    from felix.network import groups, imported
+
+    place = imported.device_of(felix.target.parse(case["target"]))
+    model, inputs = catalogue.make(
+        case["name"], batch=batch, dtype=getattr(torch, case["dtype"]), small=case["small"]
+    )
+    model, inputs = model.to(place), tuple(each.to(place) for each in inputs)
+    known, trials = store.Store(folder / "known.sqlite"), 0
+    before = store.Store(folder / "before.sqlite")
+    if known.path.exists():
+        tuned.copy_database(known.path, before.path)
+
+    def count(event: events.Event) -> None:
+        nonlocal trials
+        trials += isinstance(event, events.Trial)
+
+    begin = time.perf_counter()
+    fast = felix.optimize(
+        model, inputs, trials=case["trials"], target=case["target"], known_results=known.path,
+        on_event=count,
+    )  # fmt: skip
+    wall_s = time.perf_counter() - begin
+    tasks = groups.tasks([each.group for each in fast.report.groups])
+    others = [task for task in tasks if before.find(task) is None]
+    return {"batch": batch, "wall_s": wall_s, "trials": trials, "tasks": len(tasks),
+            "known": len(tasks) - len(others),
+            "similar": sum(bool(before.similar(task)) for task in others),
+            "max_error": fast.report.max_error}  # fmt: skip
+
+
+class Memory:
+    """The most main memory that this process and those below it have, from now to `end`."""
+
+    def __init__(self) -> None:
+        self._peak_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> int:
+        """Stop watching; the largest of the sums, in bytes."""
+        self._ended.set()
+        self._thread.join()
+        return self._peak_bytes
+
+    def _watch(self) -> None:
+        while True:
+            self._peak_bytes = max(self._peak_bytes, _used_bytes())
+            if self._ended.wait(_EVERY_S):
+                return
+
+
+def _used_bytes() -> int:
+    """Proportional set sizes of this process and of all below it."""
+    import psutil
+
+    total, this = 0, psutil.Process()
+    for process in [this, *this.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:  # it has ended
+            continue
+    return total
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """One row a network."""
+    head = ["network", "trials", "first s", "max error", "again s", "again trials", "other batch",
+            "tasks", "known", "similar", "its trials", "its s", "its max error",
+            "peak GiB"]  # fmt: skip
+    return common.table(head, [_row(run) for run in data["runs"]])
+
+
+def _row(run: Mapping[str, Any]) -> Sequence[Any]:
+    first, again, batch = run["first"], run["again"], run["batch"]
+    return [_label(run), first["trials"], first["wall_s"], first["max_error"], again["wall_s"],
+            again["trials"], batch["batch"], batch["tasks"], batch["known"], batch["similar"],
+            batch["trials"], batch["wall_s"], batch["max_error"], run["peak_gib"]]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
