@@ -39,6 +39,7 @@ from benchmarks import (
     tensor_cores,
     unrolling,
 )
+from benchmarks.networks import repeated
 from benchmarks.networks import results as networks
 from benchmarks.pages import statements
 from benchmarks.support import common, efficiency, model_tables
@@ -57,6 +58,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "measure_throughput": measure_throughput.render,
     "multi_gpu": multi_gpu.render,
     "networks": networks.render,
+    "networks_repeated": repeated.render,
     "proposals": statements.proposals_table,
     "search_ablation": search_ablation.render,
     "search_cost": search_cost.render,

@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
     _features(_add(commands, "features", "show, export or check the features of a program"))
     _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
+    _known(_add(commands, "known", "write what is known of networks as a MetaSchedule database"))
     _worker(_add(commands, "worker", "build and measure for a cluster, or be a board"))
     _add(commands, "devices", "list what this machine can tune for")
     _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
@@ -152,6 +153,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--priority", type=_natural, default=1, metavar="N",
         help="of requests for boards; larger ones come first (default 1)")  # fmt: skip
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
+    add("--database", metavar="DIR",
+        help="measure the schedules of this MetaSchedule database first")  # fmt: skip
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
     add("--compare", type=_libraries, default=libraries.DEFAULT, metavar="LIBRARIES",
@@ -167,6 +170,13 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
+
+
+def _known(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="DIR", help="folder of the database")
+    parser.add_argument("--known-results", metavar="FILE",
+        help="of known results (default: $FELIX_KNOWN_RESULTS, else that of the cache folder)"
+    )  # fmt: skip
 
 
 def _worker(parser: argparse.ArgumentParser) -> None:

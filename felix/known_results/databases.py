@@ -9,12 +9,13 @@ from felix import errors, records
 from felix.known_results import outcome, store
 from felix.metaschedule import trace_text
 from felix.sketch import sketch as sketching
+from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.sketch.sketch import Sketch
 
 
 def export(known: store.Store, folder: str | os.PathLike[str]) -> int:
@@ -35,26 +36,45 @@ def export(known: store.Store, folder: str | os.PathLike[str]) -> int:
     return len(entries)
 
 
-def import_schedules(
-    folder: str | os.PathLike[str], task: Task, sketches: Sequence[TraceSketch]
-) -> list[tuple[str, Sequence[int]]]:
-    """Schedules of a task in a MetaSchedule database, as (sketch key, decisions), fastest first.
+class Database:
+    """A MetaSchedule database, whose schedules are candidates to measure first.
 
-    They are candidates to measure first: their latencies are those of another run.
+    Their latencies are another run's, so none counts before it is measured here.
+
+    Args:
+        folder: of the database; read once.
 
     Raises:
         RecordError: there is no database, or it cannot be read.
     """
-    finder = trace_text.Finder(sketches)
-    located: list[tuple[str, Sequence[int]]] = []
-    for entry in records.import_database(folder):
-        if _key(entry, task) != task.program_key:
-            continue
-        candidate = finder.find(*trace_text.read(entry.trace.simplified(True)))
-        if candidate is not None:
-            index, decisions = candidate
-            located.append((sketches[index].key, decisions))
-    return located
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._entries = records.import_database(folder)
+        self._by_target: dict[str, list[str | None]] = {}
+
+    def schedules(self, task: Task, sketches: Sequence[Sketch]) -> list[tuple[str, Sequence[int]]]:
+        """Schedules of a task, as (sketch key, decisions), fastest first; no generated kernels.
+
+        It is as `TuneOptions.first_schedules` wants it.
+        """
+        traces = [sketch for sketch in sketches if isinstance(sketch, TraceSketch)]
+        finder = trace_text.Finder(traces)
+        located: list[tuple[str, Sequence[int]]] = []
+        for entry, key in zip(self._entries, self._keys(task), strict=True):
+            if key != task.program_key:
+                continue
+            candidate = finder.find(*trace_text.read(entry.trace.simplified(True)))
+            if candidate is not None:
+                index, decisions = candidate
+                located.append((traces[index].key, decisions))
+        return located
+
+    def _keys(self, task: Task) -> list[str | None]:
+        """Of the entries' programs, on a task's target."""
+        text = str(task.target)
+        if text not in self._by_target:
+            self._by_target[text] = [_key(entry, task) for entry in self._entries]
+        return self._by_target[text]
 
 
 def _entry(task: Task, result: outcome.Outcome) -> records.DatabaseEntry | None:

@@ -26,7 +26,7 @@ import torch
 import tvm
 
 from felix import target
-from felix.known_results import store
+from felix.known_results import databases, store
 from felix.known_results.outcome import Outcome
 from felix.network import (
     agreement,
@@ -61,6 +61,7 @@ def optimize(
     shapes: Mapping[str, Sequence[int]] | None = None,
     out: str | os.PathLike[str] | None = None,
     known_results: str | os.PathLike[str] | None = None,
+    database: str | os.PathLike[str] | None = None,
     seed: int = 0,
     options: tune_options.TuneOptions | None = None,
     on_event: tune_options.OnEvent | None = None,
@@ -84,6 +85,8 @@ def optimize(
         out: folder of the tuning session; one beside the known results if left out, until the
             session ends. A session of the same tasks that was killed is resumed.
         known_results: the file of known results (`felix.known_results.store`).
+        database: folder of a MetaSchedule database: its schedules of the network's tasks are
+            measured first.
         seed: everything random follows from it.
         options: details of tuning.
         on_event: called with what happens (`felix.events`).
@@ -104,6 +107,7 @@ def optimize(
         WorkloadError: the model cannot be exported, imported or lowered, or `fusion` is unknown.
         TargetError: unknown target.
         TuningError: tuning cannot start, or outputs differ from the model's.
+        RecordError: there is no database in the folder.
         FelixError: a file cannot be read or written.
     """
     request = outcomes.Request(
@@ -115,6 +119,7 @@ def optimize(
         on_event=on_event,
         pytorch=pytorch,
         improve=improve,
+        database=None if database is None else databases.Database(database),
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     known = store.Store(known_results)

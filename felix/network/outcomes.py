@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors
-from felix.known_results import adapt, store
+from felix.known_results import adapt, databases, store
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload
 from felix.tuning import options as tune_options
@@ -27,7 +27,8 @@ class Request:
     """How the unknown tasks of a network are tuned; fields as those of `felix.tune`.
 
     With `improve` known tasks are tuned, too, from their best schedule on. `pytorch`: whether
-    PyTorch's operators contend with what tuning gives.
+    PyTorch's operators contend with what tuning gives. `database`: whose schedules are measured
+    first.
     """
 
     trials: int | None
@@ -38,6 +39,7 @@ class Request:
     on_event: tune_options.OnEvent | None
     improve: bool = False
     pytorch: bool = True
+    database: databases.Database | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ def _tune(
     def first(task: Task, sketches: Sequence[Sketch]) -> Sequence[tuple[str, Sequence[int]]]:
         same = known.find(task)
         every = [*([] if same is None else [same]), *known.similar(task)]
-        return adapt.first_schedules(every, sketches)
+        others = request.database.schedules(task, sketches) if request.database else []
+        return [*adapt.first_schedules(every, sketches), *others]
 
     chosen = request.options
     if chosen.first_schedules is None:

@@ -101,6 +101,7 @@ def _optimized(
         improve=arguments.improve,
         fusion=arguments.fusion,
         allow_tf32=arguments.allow_tf32,
+        database=arguments.database,
     )
 
 
@@ -112,6 +113,7 @@ def _written_for_elsewhere(
     on_event: options.OnEvent | None,
     out: pathlib.Path,
 ) -> Report:
+    from felix.known_results import databases
     from felix.network import elsewhere, outcomes
     from felix.network.optimize import DEFAULT_SECONDS
 
@@ -125,6 +127,7 @@ def _written_for_elsewhere(
         on_event=on_event,
         pytorch=False,
         improve=arguments.improve,
+        database=None if arguments.database is None else databases.Database(arguments.database),
     )
     return elsewhere.tune(
         model,

@@ -72,6 +72,8 @@ def _check_elsewhere(arguments: argparse.Namespace, is_network: bool) -> None:
         raise errors.TuningError("--devices is for this machine's GPUs: --cluster uses all it has")
     if given and arguments.queued:
         raise errors.TuningError(f"{given[0]} is not for --queued, which tunes on this machine")
+    if arguments.database is not None and arguments.queued:
+        raise errors.TuningError("--database is for workloads and networks, not for --queued")
     if arguments.tracker is not None and is_network:
         raise errors.TuningError("--tracker is for workloads: boards run one program at a time")
     if arguments.cluster is not None:
@@ -100,6 +102,7 @@ def _tune(
                     patience_rounds=arguments.patience,
                     devices=arguments.devices,
                     pool=boards.pool(arguments) or cluster.pool(arguments.cluster),
+                    first_schedules=_first_schedules(arguments.database),
                     should_stop=signals.noted,
                 ),
                 out=out,
@@ -108,6 +111,14 @@ def _tune(
             )
         except pacing.Stopped:  # before there was anything to report
             raise KeyboardInterrupt from None
+
+
+def _first_schedules(database: str | None) -> options.FirstSchedules | None:
+    if database is None:
+        return None
+    from felix.known_results import databases
+
+    return databases.Database(database).schedules
 
 
 def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Path | None]:

@@ -71,6 +71,21 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
 
 
 @pytest.mark.slow
+def test_schedules_of_a_database_are_measured_first(
+    tuned: tuple[pathlib.Path, dict[str, Any]], tmp_path: pathlib.Path
+) -> None:
+    out, result = tuned
+    (known,) = result["tasks"]
+    done = _felix("tune", GEMM, "--trials", "1", "--database", str(out / "database"), "--out",
+                  str(tmp_path), "--json", "--compare", "none")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (task,) = json.loads(done.stdout)["tasks"]
+    assert task["trials"] == 1
+    for part in ("sketch_index", "decisions"):
+        assert task["best"][part] == known["best"][part]
+
+
+@pytest.mark.slow
 def test_artifact_runs(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
     out, _ = tuned
     done = subprocess.run(

@@ -145,10 +145,12 @@ def test_databases_of_metaschedule(tmp_path: pathlib.Path) -> None:
     assert databases.export(known, tmp_path / "database") == 1
     (entry,) = records.import_database(tmp_path / "database")
     assert np.isclose(entry.latencies_us[0], 7.0)
-    (schedule,) = databases.import_schedules(tmp_path / "database", task, sketches(task))
+    database = databases.Database(tmp_path / "database")
+    (schedule,) = database.schedules(task, sketches(task))
     stored = known.find(task)
     assert stored is not None and stored.schedule is not None
     assert schedule == (stored.schedule.sketch_key, stored.schedule.row)
-    assert (
-        databases.import_schedules(tmp_path / "database", _gemm(m=8), sketches(_gemm(m=8))) == []
-    )
+    assert database.schedules(_gemm(m=8), sketches(_gemm(m=8))) == []
+    assert database.schedules(task, sketches(task)) == [schedule]  # read once
+    with pytest.raises(errors.RecordError):
+        databases.Database(tmp_path)

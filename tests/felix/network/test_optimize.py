@@ -13,7 +13,7 @@ from torch import nn
 
 import felix
 from felix import errors, events
-from felix.known_results import adapt, store
+from felix.known_results import adapt, databases, store
 from felix.measure import protocol
 from felix.network.contenders.shipping import Contender
 from felix.task import Task
@@ -201,6 +201,27 @@ def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
     (folder / "parameters.bin").write_bytes(b"other")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1 and "sha256 differs" in done.stderr
+
+
+def test_schedules_of_a_database_are_measured_first(tmp_path: pathlib.Path) -> None:
+    """What is known elsewhere, as a MetaSchedule database."""
+    measured: list[str] = []
+
+    def note(program: Any, task: Task) -> float:
+        measured.append(program.script())
+        return 10.0
+
+    pool, layer, x = networks.Pool(note), nn.Linear(16, 32), torch.randn(4, 16)
+    networks.optimize(layer, (x,), tmp_path, pool)
+    known = store.Store(tmp_path / "known.sqlite")
+    assert databases.export(known, tmp_path / "database") == 1
+    best = measured[0]  # all are as fast
+    measured.clear()
+    (tmp_path / "other").mkdir()
+    networks.optimize(layer, (x,), tmp_path / "other", pool, database=tmp_path / "database")
+    assert measured[0] == best
+    with pytest.raises(errors.RecordError, match="database"):
+        networks.optimize(layer, (x,), tmp_path / "other", pool, database=tmp_path / "none")
 
 
 def test_similar_network_starts_from_known_results(tmp_path: pathlib.Path) -> None:
