@@ -97,7 +97,13 @@ def family(task: Task) -> str:
 
 
 def _kind(node: Any) -> str:
-    """What a node of a program is, whatever its numbers and names."""
+    """What a node of a program is, whatever its numbers and names.
+
+    A number may stand where another size has a variable: an operand is broadcast along a batch of
+    16, and indexed as the result is along a batch of 1.
+    """
+    if isinstance(node, (tirx.Var, tirx.IntImm)):
+        return "index"
     if isinstance(node, tvm.ir.Call):
         operator = node.op.name if isinstance(node.op, tvm.ir.Op) else "function"
         return f"call {operator}"

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from tvm import te, topi
 
 from felix import errors, records, sketches, workloads
 from felix.known_results import adapt, databases, outcome, store
@@ -114,6 +115,19 @@ def test_families() -> None:
         workloads.gemm(16, 32, 8, epilogue="relu", target=TARGET)
     )
     assert outcome.family(_gemm()) != outcome.family(workloads.softmax([16, 32], target=TARGET))
+
+
+def test_a_batch_of_one_is_of_the_same_family() -> None:
+    """A bias of extent 1 along the batch has the index of the result there, elsewhere 0."""
+
+    def biased(batch: int) -> Task:
+        x = te.placeholder((batch, 8, 4, 4), name="x")
+        bias = te.placeholder((1, 8, 1, 1), name="bias")
+        return Task.from_te([x, bias, topi.add(x, bias)], target=TARGET)
+
+    one, several = biased(1), biased(16)
+    assert "bias[v_ax0" in str(one.mod) and "bias[v_ax0" not in str(several.mod)
+    assert outcome.family(one) == outcome.family(several)
 
 
 def test_adapted_schedules_are_legal(tmp_path: pathlib.Path) -> None:
