@@ -68,7 +68,7 @@ def programs() -> dict[str, Callable[[str], Task]]:
 
 
 def _of_corpus(name: str, target: str) -> Task:
-    return Task.from_te(outcome.PROGRAMS[name](), target, name)
+    return outcome.task(outcome.PROGRAMS[name](), target, name)
 
 
 def of(name: str, target: str) -> list[Timing]:

@@ -78,10 +78,11 @@ def of(name: str, target: str, rows: int = 3) -> Outcome:
         program = PROGRAMS[name]()
     except Exception as error:  # topi itself does not make it here
         raise AssertionError(f"{name} cannot be built: {error}") from error
-    return of_task(name, target, lambda: _task(program, target, name), rows)
+    return of_task(name, target, lambda: task(program, target, name), rows)
 
 
-def _task(program: Program, target: str, name: str) -> Task:
+def task(program: Program, target: str, name: str) -> Task:
+    """The task of a program of the corpus."""
     if isinstance(program, list):
         return Task.from_te(program, target, name)
     return Task.from_prim_func(program, target, name)
