@@ -78,7 +78,7 @@ def main() -> int:
 def _on_gpus(args: argparse.Namespace) -> tuple[list[Place], Tune]:
     def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
         from felix import workloads
-        from felix.cli.commands import cluster
+        from felix.cli.measuring import cluster
         from felix.tuning import options
 
         chosen = options.TuneOptions(search_processes=args.search_processes)

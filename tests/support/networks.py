@@ -6,12 +6,15 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import felix
 from felix.measure import protocol, testing
+from felix.measure.calls import cpu_calls
 from felix.measure.pool.locks import rwlock
+from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
 from felix.search.strategies import local
 from felix.task import Task
@@ -73,6 +76,20 @@ def optimize(
         "pytorch": False,
     }
     return felix.optimize(model, inputs, **(defaults | arguments))
+
+
+def timed_contenders(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
+    """Contenders that were timed; PyTorch's take so long, others 10 us."""
+    log: list[set[Contender]] = []
+
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
+        log.append(set(calls))
+        for call in calls.values():
+            call()
+        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
+
+    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+    return log
 
 
 class Perceptron(nn.Module):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from felix import errors
 from felix.artifact import export
 from felix.cli import interrupts, progress
-from felix.cli.commands import cluster, inputs
+from felix.cli.commands import inputs
+from felix.cli.measuring import cluster
 from felix.search import strategies
 from felix.tuning import options, pacing
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, TextIO
 from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, progress, report
-from felix.cli.commands import boards, cluster, inputs, queued
+from felix.cli.commands import inputs, queued
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
+from felix.cli.measuring import boards, cluster
 from felix.tuning import options, pacing, results
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 import time
 
 from felix import errors
-from felix.cli.commands import boards, cluster
+from felix.cli.measuring import boards, cluster
 from felix.measure.cluster import worker_key
 
 #: How often it looks whether it is still part of the cluster, in seconds.

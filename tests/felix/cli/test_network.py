@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from felix.cli import main
-from felix.cli.commands import cluster
+from felix.cli.measuring import cluster
 from felix.known_results import store
 from felix.task import Task
 from felix.tuning import options

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
-from felix.measure.calls import cpu_calls
 from felix.network import executable, groups
 from felix.network.attentions import finding, rewiring, whole
 from felix.network.contenders.shipping import Contender
@@ -40,19 +39,6 @@ class _Of(nn.Module):
 def _found(function: Function, *tensors: torch.Tensor) -> list[finding.Attention]:
     model = frontend.import_torch(_Of(function), tensors)
     return finding.find(frontend.lowered(model, FULL))
-
-
-def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
-    log: list[set[Contender]] = []
-
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
-        log.append(set(calls))
-        for call in calls.values():
-            call()
-        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
-
-    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
-    return log
 
 
 Q, K, V = torch.randn(3, 2, 4, 6, 8)
@@ -140,7 +126,7 @@ def test_networks_with_attention_as_a_whole(
     dtype: torch.dtype,
     fusion: str,
 ) -> None:
-    _timed(monkeypatch, 1.0)
+    networks.timed_contenders(monkeypatch, 1.0)
     model, inputs = catalogue.make(name, dtype=dtype, small=True)
     fast = networks.optimize(model, inputs, tmp_path, trials=1, pytorch=True, fusion=fusion)
     (one,) = fast.report.attentions
@@ -155,7 +141,7 @@ def test_networks_with_attention_as_a_whole(
 def test_faster_operator_takes_the_place_of_the_programs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = _timed(monkeypatch, 1.0)
+    log = networks.timed_contenders(monkeypatch, 1.0)
     model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
     fast = networks.optimize(model, tokens, tmp_path, trials=48, pytorch=True)
     assert fast.report.attentions[0].ships
@@ -176,7 +162,7 @@ def test_faster_operator_takes_the_place_of_the_programs(
 def test_slower_operator_leaves_the_programs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _timed(monkeypatch, 11.0)
+    networks.timed_contenders(monkeypatch, 11.0)
     model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
     fast = networks.optimize(model, tokens, tmp_path, trials=1, pytorch=True)
     (one,) = fast.report.attentions
@@ -189,7 +175,7 @@ def test_slower_operator_leaves_the_programs(
 def test_wrong_operator_does_not_ship(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _timed(monkeypatch, 1.0)
+    networks.timed_contenders(monkeypatch, 1.0)
     right = functions.MAKING["attention"]
     monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 1.5 * right(*a, **o))
     model = networks.Block(width=32).eval()
@@ -204,7 +190,7 @@ def test_wrong_operator_does_not_ship(
 def test_wrong_programs_and_operator_are_one_error(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _timed(monkeypatch, 1.0)
+    networks.timed_contenders(monkeypatch, 1.0)
     right = functions.MAKING["attention"]
     monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 2.5 * right(*a, **o))
     monkeypatch.setattr(whole._Comparison, "_expected", lambda self, drawn: torch.zeros(1, 5, 24))

@@ -17,25 +17,10 @@ from torch import nn
 import felix
 from felix import frontend, target
 from felix.known_results import store
-from felix.measure.calls import cpu_calls
 from felix.network import cuda_graph, executable, groups, imported
 from felix.network.contenders import contest
 from felix.network.contenders.shipping import Contender
 from tests.support import networks, run_py
-
-
-def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
-    """Contenders that were timed; PyTorch's take so long, others 10 us."""
-    log: list[set[Contender]] = []
-
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
-        log.append(set(calls))
-        for call in calls.values():
-            call()
-        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
-
-    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
-    return log
 
 
 def _close(actual: Any, expected: Any) -> None:
@@ -43,7 +28,7 @@ def _close(actual: Any, expected: Any) -> None:
 
 
 def test_faster_pytorch_ships(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = _timed(monkeypatch, 1.0)
+    log = networks.timed_contenders(monkeypatch, 1.0)
     torch.manual_seed(0)
     model, x = networks.Convolutions().eval(), torch.randn(1, 3, 6, 6)
     fast = networks.optimize(model, (x,), tmp_path, pytorch=True)
@@ -78,7 +63,7 @@ def test_faster_pytorch_ships(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
 def test_slower_or_wrong_pytorch_does_not_ship(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _timed(monkeypatch, 99.0)
+    networks.timed_contenders(monkeypatch, 99.0)
     model, x = nn.Linear(8, 8), torch.randn(2, 8)
     fast = networks.optimize(model, (x,), tmp_path, pytorch=True)
     (shipped,) = fast.report.groups
@@ -99,7 +84,7 @@ def test_slower_or_wrong_pytorch_does_not_ship(
 def test_transformer(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, pytorch_us: float, dtype: torch.dtype
 ) -> None:
-    _timed(monkeypatch, pytorch_us)
+    networks.timed_contenders(monkeypatch, pytorch_us)
     torch.manual_seed(0)
     model = networks.Block().to(dtype).eval()
     tokens = torch.tensor([[1, 2, 3, 10, 0]])
@@ -149,7 +134,7 @@ def test_pytorch_in_a_captured_graph(
 def test_contenders_are_compiled_a_few_groups_at_a_time(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _timed(monkeypatch, 20.0)
+    networks.timed_contenders(monkeypatch, 20.0)
     compiled: list[list[weakref.ref[Any]]] = []
     compile_networks = executable.compile_networks
 
