@@ -100,9 +100,7 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
     """The search of a strategy."""
     from benchmarks.support import gradients
     from felix import search
-    from felix.search import descent
 
-    short = descent.DescentOptions(steps=10, hot=0.15, learning_rate=0.1)
     kind, options = {
         FELIX: (search.LocalSearch, search.LocalOptions()),
         "more-polish": (
@@ -118,7 +116,7 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         ),
         "descent": (search.GradientSearch, search.GradientOptions()),
         "descent-only": (search.GradientSearch, search.GradientOptions(n_polish=0)),
-        "late-descent": (gradients.LateDescentSearch, search.GradientOptions(descent=short)),
+        "late-descent": (search.GradientSearch, gradients.LATE_DESCENT),
         "first-order": (gradients.FirstOrderSearch, search.LocalOptions()),
     }[strategy]  # fmt: skip
     return kind(sketches, model, options, seed)

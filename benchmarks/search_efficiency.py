@@ -7,6 +7,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
   gradient     `felix.tune` with the strategy of that name: descent before polishing
+  late-descent  the same, but a short descent from points that are polished already
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
   exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model
@@ -67,8 +68,8 @@ from benchmarks.support.searches import pieces as searched
 from benchmarks.support.searches import tuned
 
 STRATEGIES = (*tuned.TUNED, "stock", "winners", "vendor")
-TRIALS = {"felix": 128, "lower-bound": 128, "gradient": 128, "evolution": 128,
-          "exact-evolution": 128, "random": 64, "stock": 64}  # fmt: skip
+TRIALS = {"felix": 128, "lower-bound": 128, "gradient": 128, "late-descent": 128,
+          "evolution": 128, "exact-evolution": 128, "random": 64, "stock": 64}  # fmt: skip
 TIME_IS_UP = "time is up; the same command goes on"
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",

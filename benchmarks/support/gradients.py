@@ -1,9 +1,8 @@
-"""Two cheaper uses of gradients, for `search_ablation`: neither is in the product."""
+"""Two cheaper uses of gradients, for `search_ablation` and `search_efficiency`."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +19,11 @@ from felix.sketch import coordinates
 TEMPERATURE = 0.05
 #: Neighbours of a polished point that are scored exactly.
 N_NEAR = 8
-#: Generations of polishing before a late descent.
-N_BEFORE = 3
+#: A short descent from points that are polished already, then the rest of polishing.
+LATE_DESCENT = gradient.GradientOptions(
+    n_before=3, n_polish=5,
+    descent=descent.DescentOptions(steps=10, hot=0.15, learning_rate=0.1),
+)  # fmt: skip
 
 
 class FirstOrderSearch(local.LocalSearch):
@@ -37,9 +39,9 @@ class FirstOrderSearch(local.LocalSearch):
         self._spaces = [coordinates.Space.of(sketch.variables) for sketch in sketches]
         self._masks: dict[tuple[int, coordinates.Structure], torch.Tensor] = {}
 
-    def _polish(self, pool: selection.Pool) -> None:
+    def _polish(self, pool: selection.Pool, generations: int) -> None:
         done: set[interface.Key] = set()
-        for _ in range(self.options.n_polish):
+        for _ in range(generations):
             parents = pool.best(self.options.n_polished, done)
             done.update(c.key for c in parents)
             groups: dict[tuple[int, coordinates.Structure], list[tuple[int, ...]]]
@@ -88,29 +90,6 @@ class FirstOrderSearch(local.LocalSearch):
         mask = self._masks[key].to(rows.dtype).repeat(len(points), 1)
         (slopes,) = torch.autograd.grad(model(rows, mask).double().sum(), x)
         return torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0).numpy()
-
-
-class LateDescentSearch(gradient.GradientSearch):
-    """A short descent from points that are polished already, then the rest of polishing."""
-
-    def _improve(self, pool: selection.Pool, rng: np.random.Generator) -> None:
-        whole = self.options
-        self.options = dataclasses.replace(whole, n_polish=N_BEFORE)
-        self._polish(pool)
-        self.options = dataclasses.replace(whole, n_polish=whole.n_polish - N_BEFORE)
-        super()._improve(pool, rng)
-        self.options = whole
-
-    def _promising(self, pool: selection.Pool, rng: np.random.Generator) -> list[descent.Entry]:
-        starts: dict[tuple[int, coordinates.Structure], list[tuple[int, ...]]] = {}
-        for candidate in pool.best(2 * self.options.n_seeds):
-            if not all(v.structural for v in self.sketches[candidate.sketch_index].variables):
-                key = (candidate.sketch_index, candidate.structure)
-                starts.setdefault(key, []).append(candidate.decisions)
-        return [
-            descent.Entry(index, structure, np.asarray(rows[: self.options.n_seeds], np.int64))
-            for (index, structure), rows in list(starts.items())[: self.options.n_structures]
-        ]
 
 
 def _is_known(index: int, row: tuple[int, ...], pool: selection.Pool) -> bool:

@@ -8,6 +8,7 @@ A round that is no warm-up also
   3. rounds the points on the way to several legal decisions each (`search.rounding`), which are
      polished with the samples: rounding leaves a point near an optimum of the relaxed problem,
      seldom on it.
+With `n_before` generations of polishing before the descent, its seeds are the best of all instead.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class GradientOptions(local.LocalOptions):
     measured_share: float = 0.25
     #: share of the seeds that start at random samples; the rest are the best predicted
     random_share: float = 0.25
+    #: generations of polishing before the descent, which then starts from the best of all
+    n_before: int = 0
     #: roundings of each recorded point
     n_roundings: int = 4
     descent: descent.DescentOptions = field(default_factory=descent.DescentOptions)
@@ -86,12 +89,29 @@ class GradientSearch(local.LocalSearch):
         return super()._candidates(n, rng)
 
     def _improve(self, pool: selection.Pool, rng: np.random.Generator) -> None:
-        for visited in self._descent.run(self._promising(pool, rng)):
+        if self.options.n_before:
+            self._polish(pool, self.options.n_before)
+            entries = self._best(pool)
+        else:
+            entries = self._promising(pool, rng)
+        for visited in self._descent.run(entries):
             index = visited.entry.sketch_index
             rounded, _ = self._rounders[index].round(visited.values, self.options.n_roundings)
             rows = rounded.reshape(-1, rounded.shape[-1]).tolist()
             pool.add(index, rows, selection.Source.DESCENT)
         super()._improve(pool, rng)
+
+    def _best(self, pool: selection.Pool) -> list[descent.Entry]:
+        """Entries of the best candidates of all sketches, those of the best structures."""
+        groups: dict[tuple[int, coordinates.Structure], list[tuple[int, ...]]] = {}
+        for candidate in pool.best(2 * self.options.n_seeds):
+            if not all(v.structural for v in self.sketches[candidate.sketch_index].variables):
+                key = (candidate.sketch_index, candidate.structure)
+                groups.setdefault(key, []).append(candidate.decisions)
+        return [
+            descent.Entry(index, structure, np.asarray(rows[: self.options.n_seeds], np.int64))
+            for (index, structure), rows in list(groups.items())[: self.options.n_structures]
+        ]
 
     def _promising(self, pool: selection.Pool, rng: np.random.Generator) -> list[descent.Entry]:
         """Entries of all sketches whose best seed is predicted best, and one at random."""

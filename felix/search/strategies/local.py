@@ -142,15 +142,15 @@ class LocalSearch(base.ModelSearch):
 
     def _improve(self, pool: selection.Pool, rng: np.random.Generator) -> None:
         """Everything that a round adds to its samples."""
-        self._polish(pool)
+        self._polish(pool, self.options.n_polish)
         for index, decisions in self.history.best(self.options.n_parents):
             near = self._moves[index].neighbours(decisions, self.options.n_neighbours, rng)
             pool.add(index, near, selection.Source.NEIGHBOUR)
 
-    def _polish(self, pool: selection.Pool) -> None:
+    def _polish(self, pool: selection.Pool, generations: int) -> None:
         """Surround the best candidates that have not been surrounded yet."""
         done: set[interface.Key] = set()
-        for _ in range(self.options.n_polish):
+        for _ in range(generations):
             parents = pool.best(self.options.n_polished, done)
             done.update(c.key for c in parents)
             for index in range(len(self.sketches)):
