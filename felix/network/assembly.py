@@ -18,16 +18,24 @@ from tvm import relax, tirx
 from tvm.relax import expr_functor
 
 from felix.frontend.torch_calls.form import TorchForm
-from felix.measure import build
 from felix.measure.cuda.building import tvm_module
 from felix.measure.payload import Program
 from felix.network import groups
+from felix.network.passes import intermediates
 from felix.network.pytorch import registration
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 
 #: What a group runs; None: its PrimFunc as TVM schedules it.
 Runs: TypeAlias = Program | TorchForm | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Packed:
+    """A packed function by its name, and the memory that it wants behind its results."""
+
+    name: str
+    workspace_bytes: int = 0
 
 
 def assemble(
@@ -46,16 +54,18 @@ def assemble(
         MeasureError: a generated kernel cannot be compiled here.
     """
     mod = lowered.clone()
-    packed: dict[str, str] = {}
+    packed: dict[str, _Packed] = {}
     modules: list[tvm.runtime.Module] = []
     for number, (group, runs) in enumerate(shipped):
         if isinstance(runs, GeneratedProgram):
             assert group.task is not None  # what was generated was generated for a task
             name = _name(number)
             modules.append(_module(runs, group.task, name, runs_here))
-            packed.update(dict.fromkeys(group.symbols, name))
+            function = _Packed(name, tvm_module.workspace_bytes(runs.plan))
+            packed.update(dict.fromkeys(group.symbols, function))
         elif isinstance(runs, TorchForm):
-            packed.update(dict.fromkeys(group.symbols, registration.register(runs)))
+            function = _Packed(registration.register(runs))
+            packed.update(dict.fromkeys(group.symbols, function))
         elif runs is not None:
             for symbol in group.symbols:
                 _replace(mod, symbol, runs["main"])
@@ -94,12 +104,13 @@ def _module(
     program: GeneratedProgram, task: Task, name: str, runs_here: bool
 ) -> tvm.runtime.Module:
     """A generated kernel as a module whose function has this name."""
-    func = task.func.with_attr("global_symbol", name)
-    named = dataclasses.replace(task, mod=tvm.IRModule({"main": func}))
-    return build.module_of_task(tvm_module.with_prefix(program, name), named, runs_here)
+    named = tvm.IRModule({"main": task.func.with_attr("global_symbol", name)})
+    return tvm_module.module(
+        tvm_module.with_prefix(program, name), named, task.target, runs_here, takes_workspace=True
+    )
 
 
-def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, str]) -> tvm.IRModule:
+def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, _Packed]) -> tvm.IRModule:
     """The module with calls of these PrimFuncs made calls of packed functions."""
     mutator = _PackedCalls(mod, packed)
     changed = mutator.visit_expr(mod["main"])
@@ -113,14 +124,20 @@ def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, str]) -> tvm.IRMo
 class _PackedCalls(expr_functor.PyExprMutator):  # type: ignore[misc]
     """Makes calls of PrimFuncs calls of packed functions, which get their outputs' memory."""
 
-    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, str]) -> None:
+    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, _Packed]) -> None:
         super().__init__(mod)
         self._packed = packed
 
     def visit_call_(self, call: relax.Call) -> Any:
         """One call, after its arguments."""
         visited = self.visit_expr_post_order(call)
-        name = self._packed.get(groups.called(visited) or "")
-        if name is None:
+        function = self._packed.get(groups.called(visited) or "")
+        if function is None:
             return visited
-        return relax.call_dps_packed(name, visited.args[1], visited.ty_args[0])
+        operands = visited.args[1]
+        if not function.workspace_bytes:
+            return relax.call_dps_packed(function.name, operands, visited.ty_args[0])
+        results = intermediates.results_of(visited)
+        workspace = relax.TensorType([function.workspace_bytes], "uint8")
+        call = relax.call_dps_packed(function.name, operands, [*results, workspace])
+        return intermediates.with_unread_results(self.builder_, call, len(results))

@@ -20,7 +20,7 @@ from tvm import relax
 
 from felix.measure.cpu import exponential
 from felix.measure.cuda.building import build as cuda_build
-from felix.network.passes import default_schedules, prepacking, workspace
+from felix.network.passes import default_schedules, intermediates, prepacking, workspace
 from felix.target import cpu
 
 #: TVM's programs expect tensors to begin at a multiple of this.
@@ -145,7 +145,10 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     """
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     is_gpu = full.kind.name == "cuda"
-    schedule.append(default_schedules.default_schedules() if is_gpu else exponential.EXP)
+    if is_gpu:
+        schedule += [default_schedules.default_schedules(), intermediates.Lift()]
+    else:
+        schedule.append(exponential.EXP)
     return tvm.transform.Sequential(
         [
             *schedule,

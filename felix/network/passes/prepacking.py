@@ -10,17 +10,16 @@ and returns those that `main` takes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
-from tvm.ir.expr import TensorLoad
+from tvm import relax, tirx
 from tvm.relax import expr_functor
 from tvm.s_tir import stmt as s_stmt
-from tvm_ffi import structural
 
 from felix.network import groups
+from felix.network.passes import statements
 
 #: The function of a prepacked module that makes the parameters of its `main`.
 TRANSFORM = "main_transform_params"
@@ -91,8 +90,8 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
     if root is None or not isinstance(root.body, tirx.SeqStmt):
         return None
     buffers = list(func.params)
-    statements, local = list(root.body.seq), list(root.alloc_buffers)
-    uses = [_uses(statement) for statement in statements]
+    parts, local = list(root.body.seq), list(root.alloc_buffers)
+    uses = [statements.uses(part) for part in parts]
     known = {buffers[index] for index in parameters}
     chosen: list[int] = []
     for number, (reads, writes) in enumerate(uses):
@@ -102,11 +101,11 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
             known |= writes
     if not chosen:
         return None
-    others = [number for number in range(len(statements)) if number not in chosen]
+    others = [number for number in range(len(parts)) if number not in chosen]
     made = {buffer for number in chosen for buffer in uses[number][1]}
     read = {buffer for number in others for buffer in uses[number][0]}
     packed = [buffer for buffer in local if buffer in made & read]
-    if not all(map(_is_plain, packed)):
+    if not all(map(statements.is_plain, packed)):
         return None
     sources = {buffer for number in chosen for buffer in uses[number][0]}
     places = [index for index, buffer in enumerate(buffers) if buffer in sources]
@@ -119,54 +118,13 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
     inner = [buffer for buffer in local if buffer in made and buffer not in packed]
     outer = [buffer for buffer in local if buffer not in made]
     return _Split(
-        _program(func, [buffers[index] for index in places] + packed,
-                 [statements[number] for number in chosen], inner),
-        _program(func, [buffers[index] for index in inputs] + packed
+        statements.program(func, [buffers[index] for index in places] + packed,
+                 [parts[number] for number in chosen], inner),
+        statements.program(func, [buffers[index] for index in inputs] + packed
                  + [buffers[index] for index in results],
-                 [statements[number] for number in others], outer),
+                 [parts[number] for number in others], outer),
         tuple(places), tuple(inputs), tuple(packed),
     )  # fmt: skip
-
-
-def _uses(statement: Any) -> tuple[set[Any], set[Any]]:
-    """The buffers that a statement reads and writes, without those that it allocates."""
-    reads: set[Any] = set()
-    writes: set[Any] = set()
-    inner: set[Any] = set()
-
-    def block(node: Any) -> None:
-        # Intrinsics access buffers by pointers and windows: the block says which ones.
-        inner.update(node.alloc_buffers, (window.buffer for window in node.match_buffers))
-        reads.update(region.source for region in node.reads)
-        writes.update(region.source for region in node.writes)
-
-    rules = (
-        (TensorLoad, lambda node: reads.add(node.source)),
-        (tirx.BufferStore, lambda node: writes.add(node.buffer)),
-        (s_stmt.SBlock, block),
-    )
-    structural.structural_walk(statement, rules)
-    return reads - inner, writes - inner
-
-
-def _is_plain(buffer: Any) -> bool:
-    """Whether a buffer's elements lie one after the other from its beginning."""
-    offset = buffer.elem_offset
-    begins = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
-    return begins and not list(buffer.strides or [])
-
-
-def _program(
-    func: tirx.PrimFunc, buffers: Sequence[Any], statements: Sequence[Any], local: Sequence[Any]
-) -> tirx.PrimFunc:
-    """Some statements of a program as a program that takes these buffers."""
-    body = statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
-    root = func.body.block
-    block = s_tir.SBlock(
-        [], [], [], root.name_hint, body, alloc_buffers=list(local), annotations=root.annotations
-    )
-    made = tirx.PrimFunc(list(buffers), s_tir.SBlockRealize([], True, block), attrs=func.attrs)
-    return s_tir.renew_defs(made)
 
 
 def _with_split_calls(mod: tvm.IRModule, splits: Mapping[str, _Split]) -> tvm.IRModule:

@@ -7,12 +7,12 @@ import torch
 import tvm
 import tvm_ffi
 from torch import nn
+from tvm import tirx
 
 import felix
 from felix import frontend, target
-from felix.measure import payload
+from felix.measure.cuda.building import tvm_module
 from felix.network import assembly, executable, groups, imported
-from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 from tests.support import networks
 from tests.support.cuda import generated_programs
@@ -53,13 +53,19 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
     (group,) = groups.of(network.lowered, network.target)
     names: list[str] = []
 
-    def compiled(program: payload.Program, task: Task, runs_here: bool) -> tvm.runtime.Module:
-        assert isinstance(program, GeneratedProgram) and runs_here
+    def compiled(
+        program: GeneratedProgram, mod: tvm.IRModule, full: tvm.target.Target, runs_here: bool,
+        takes_workspace: bool,
+    ) -> tvm.runtime.Module:  # fmt: skip
+        assert runs_here and takes_workspace
         kernels.extend(launch.kernel for launch in program.plan.launches)
-        names.append(str(task.func.attrs["global_symbol"]))
-        return tvm.tirx.build(tvm.IRModule({names[-1]: task.func}), task.target)
+        func, size_bytes = mod["main"], tvm_module.workspace_bytes(program.plan)
+        names.append(str(func.attrs["global_symbol"]))
+        workspace = tirx.decl_buffer((size_bytes,), "uint8", "workspace")
+        taking = tirx.PrimFunc([*func.params, workspace], func.body, attrs=func.attrs)
+        return tvm.tirx.build(tvm.IRModule({names[-1]: taking}), full)
 
-    monkeypatch.setattr("felix.measure.build.module_of_task", compiled)
+    monkeypatch.setattr("felix.measure.cuda.building.tvm_module.module", compiled)
     kernels: list[str] = []
     program = generated_programs.plain()  # what it does is `compiled`'s
     mod = assembly.assemble(network.lowered, [(group, program)])

@@ -17,9 +17,12 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from felix import errors
+from felix.frontend import imported
 from felix.frontend.programs import groups, outlining, rewritten
-from felix.frontend.programs.planning import programs, reading, rewriting
+from felix.frontend.programs.planning import norm_forms, programs, reading, rewriting
 from felix.frontend.programs.planning.graph import Role
+from felix.frontend.torch_calls import annotation
+from felix.frontend.torch_calls.form import TorchForm
 from felix.templates.gemm.norms import folding
 from felix.tir.checks import validate
 
@@ -54,7 +57,8 @@ def extended(read: reading.Reading) -> reading.Reading:
         form = folded.get(reading.signature(site.group))
         if form is not None and _is_of(read, site, form):
             call = read.calls[site.product]
-            rewritings[call.var].append(_rewriting(call, site, form, shared))
+            torch_form = _torch_form(read, site, form)
+            rewritings[call.var].append(_rewriting(call, site, form, shared, torch_form))
     return rewriting.extended(read, rewritings)
 
 
@@ -130,17 +134,39 @@ def _is_of(read: reading.Reading, site: _Site, form: folding.Folded) -> bool:
     return rows == [read.variable(site.x)] and all(each in constants for each in weights)
 
 
+def _torch_form(read: reading.Reading, site: _Site, folded: folding.Folded) -> TorchForm | None:
+    """What PyTorch computes in place of the folded product; None if that is not known."""
+    x, normed = read.variable(site.x), read.variable(site.normed)
+    value = read.calls[site.product].value
+    shapes = [imported.spec_of_type(each.ty, "").shape for each in (x, normed)]
+    result = imported.spec_of_type(value.ty, "").shape
+    if shapes[0] != shapes[1] or result is None:
+        return None
+    arguments = outlining.arguments_of(site.group)
+    names: list[int | str] = []
+    for each in value.args[1].fields:
+        name: int | str = arguments.index(x if each.same_as(normed) else each)
+        names.append(name if name in folded.product.inputs else folding.SCALED_WEIGHT)
+    form = annotation.form_of(read.mod[value.args[0]])
+    return norm_forms.of_product(form, folded, names, result, str(x.ty.dtype))
+
+
 def _rewriting(
     product: groups.Call,
     site: _Site,
     form: folding.Folded,
     shared: list[tuple[int, tirx.PrimFunc, groups.Call]],
+    torch_form: TorchForm | None,
 ) -> rewriting.Rewriting:
     """Adds the folded form of a product.
 
     Args:
         shared: by the norm's value programs of statistics that were added, and their calls.
+        torch_form: what PyTorch computes in place of the product, if that is known.
     """
+    func = form.product.func
+    if torch_form is not None:
+        func = annotation.annotated(func, torch_form)
 
     def add(builder: relax.BlockBuilder) -> rewriting.Added:
         values: dict[int | str, Any] = dict(enumerate(outlining.arguments_of(site.group)))
@@ -165,7 +191,7 @@ def _rewriting(
         values[name] = rows.var
         symbol = str(product.value.args[0].name_hint)
         stand_in = rewriting.called(
-            builder, form.product.func, operands(form.product), rewritten.normed(symbol),
+            builder, func, operands(form.product), rewritten.normed(symbol),
             rewriting.PRODUCT, product.var,
         )  # fmt: skip
         return rewriting.Added(new, [stand_in])

@@ -1,11 +1,11 @@
 """A generated program as a module of TVM: its launches as host code, and its cubin.
 
 The host function has the task's parameters, which TVM checks as those of any program. It takes
-the workspaces from TVM's pool as one, encodes the tensor maps and launches the kernels. TVM's
-runtime cannot encode im2col tensor maps: a function of this module does, and in an artifact one of
-its `run.py`. TVM also wants device functions, from which it
-learns what the arguments are: they have the kernels' names and no body, and TVM gets the cubin in
-place of what it would compile of them.
+the workspaces as one, from TVM's pool or as a last parameter, encodes the tensor maps and launches
+the kernels. TVM's runtime cannot encode im2col tensor maps: a function of this module does, and in
+an artifact one of its `run.py`. TVM also wants device functions, from which it learns what the
+arguments are: they have the kernels' names and no body, and TVM gets the cubin in place of what it
+would compile of them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def module(
     task_mod: tvm.IRModule,
     target: tvm.target.Target,
     runs_here: bool = True,
+    takes_workspace: bool = False,
 ) -> tvm.runtime.Module:
     """A module whose "main" takes the tensors of a task's program.
 
-    One that does not run here has no code of its kernels where TVM finds no GPU's driver.
+    One that does not run here has no code of its kernels where TVM finds no GPU's driver. With
+    `takes_workspace` the last parameter is a tensor uint8 [`workspace_bytes`], if that is not 0.
 
     Raises:
         CompileError: NVRTC refuses the source.
@@ -59,7 +61,7 @@ def module(
         return cubins[0]
 
     nvrtc.load()
-    host = host_module(program.plan, task_mod, target)
+    host = host_module(program.plan, task_mod, target, takes_workspace)
     with build.compiled_by(compiled):
         device = tvm.get_global_func("target.build.cuda")(
             device_module(program.plan, target), target
@@ -99,28 +101,36 @@ def cubins(program: GeneratedProgram) -> dict[str, bytes]:
 
 
 def host_module(
-    plan: launch_plan.LaunchPlan, task_mod: tvm.IRModule, target: tvm.target.Target
+    plan: launch_plan.LaunchPlan,
+    task_mod: tvm.IRModule,
+    target: tvm.target.Target,
+    takes_workspace: bool = False,
 ) -> tvm.runtime.Module:
     """The compiled host code alone."""
     # Also the name of a function in its package, so plain import statements find that.
     tvm_build: Any = importlib.import_module("tvm.tirx.build")
     host_target = target.host if target.host is not None else tvm.target.Target("llvm")
-    mod = tvm.IRModule({"main": host_function(plan, task_mod["main"])})
+    mod = tvm.IRModule({"main": host_function(plan, task_mod["main"], takes_workspace)})
     pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
     bound = tirx.transform.BindTarget(target.with_host(host_target))(mod)
     host, _ = tvm_build.split_host_device_mods(pipeline(bound))
     return tvm_build.codegen_build(finalize()(host), host_target)
 
 
-def host_function(plan: launch_plan.LaunchPlan, task_func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with the parameters of a task's that does what a plan says."""
+def workspace_bytes(plan: launch_plan.LaunchPlan) -> int:
+    """Size of the memory that has all workspaces of a plan."""
+    return _offsets(plan)[-2] + plan.workspaces[-1] if plan.workspaces else 0
+
+
+def host_function(
+    plan: launch_plan.LaunchPlan, task_func: tirx.PrimFunc, takes_workspace: bool = False
+) -> tirx.PrimFunc:
+    """A function with the parameters of a task's that does what a plan says (`module`)."""
     # One allocation: of several, TVM gives one the memory of another that only a tensor map
     # still reads, because it does not see which launches have the map.
-    offsets = [0, *itertools.accumulate(map(_aligned, plan.workspaces))]
-    size_bytes = offsets[-2] + plan.workspaces[-1] if plan.workspaces else 0
-    whole = tirx.decl_buffer((size_bytes,), "uint8", "workspace")
+    whole = tirx.decl_buffer((workspace_bytes(plan),), "uint8", "workspace")
     pointers = [buffer.data for buffer in task_func.params]
-    pointers += [_moved(whole.data, offset) for offset in offsets[:-1]]
+    pointers += [_moved(whole.data, offset) for offset in _offsets(plan)[:-1]]
     encodes: list[tirx.Stmt] = []
     launches: list[tirx.Stmt] = []
     for launch in plan.launches:
@@ -132,9 +142,17 @@ def host_function(plan: launch_plan.LaunchPlan, task_func: tirx.PrimFunc) -> tir
                 args.append(_map_variable(f"map{len(encodes) // 2}"))
                 encodes += _encode(args[-1], arg, pointers[arg.tensor])
         launches.append(_launch(launch, args, _tags(plan)))
-    allocations = [tirx.AllocBuffer(whole)] if plan.workspaces else []
+    is_taken = bool(plan.workspaces) and takes_workspace
+    allocations = [tirx.AllocBuffer(whole)] if plan.workspaces and not is_taken else []
     steps = [*allocations, *encodes, *launches]
-    return task_func.with_body(tirx.SeqStmt(steps) if len(steps) > 1 else steps[0])
+    body = tirx.SeqStmt(steps) if len(steps) > 1 else steps[0]
+    params = [*task_func.params, *([whole] if is_taken else [])]
+    return tirx.PrimFunc(params, body, task_func.ret_type, task_func.attrs)
+
+
+def _offsets(plan: launch_plan.LaunchPlan) -> list[int]:
+    """Where each workspace of a plan begins, and where another one would."""
+    return [0, *itertools.accumulate(map(_aligned, plan.workspaces))]
 
 
 def device_module(plan: launch_plan.LaunchPlan, target: tvm.target.Target) -> tvm.IRModule:

@@ -34,6 +34,14 @@ from felix.tir import grammar
 from felix.tir.checks import validate
 from felix.tir.design_space.variants import nests
 
+#: What the programs hand on.
+SCALED_WEIGHT, STATISTICS = "scaled_weight", "row_statistics"
+
+
+def column(number: int) -> str:
+    """The name of an added term's vector over columns."""
+    return f"column{number}"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
@@ -53,11 +61,19 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Folded:
-    """Programs that compute the original's output one after the other."""
+    """Programs that compute the original's output one after the other.
+
+    Attributes:
+        weights: scales the weights (`SCALED_WEIGHT`), and sums each added term's `column`.
+        rows: gives the statistics of rows (`STATISTICS`): r, then the row factors of added terms.
+        product: the product and its epilogue.
+        added: whether each added term has a row factor; where not, it is 1.
+    """
 
     weights: Program
     rows: Program
     product: Program
+    added: tuple[bool, ...]
 
     @property
     def programs(self) -> tuple[Program, Program, Program]:
@@ -107,18 +123,19 @@ class _Folding:
     def folded(self) -> Folded:
         """The three programs."""
         load = self._weight
-        weight = nests.buffer_like("scaled_weight", load.source, grammar.shape(load.source))
-        vectors = [self._vector(f"column{n}", self._columns) for n in range(len(self._added))]
+        weight = nests.buffer_like(SCALED_WEIGHT, load.source, grammar.shape(load.source))
+        vectors = [self._vector(column(n), self._columns) for n in range(len(self._added))]
         made = [self._scaled_weight(weight)]
         made += [self._sum(v, t, weight) for v, t in zip(vectors, self._added, strict=True)]
         weights = self._program(made, [], [weight, *vectors])
         by_row = [self._scaled, *(term for term in self._added if term.row is not None)]
-        statistics = self._vector("row_statistics", self._rows, len(by_row))
+        statistics = self._vector(STATISTICS, self._rows, len(by_row))
         before = [stage.nest for stage in self._stages]
         rows = self._program([*before, self._row(statistics, by_row)], [], [statistics])
         behind = self._behind(weight, statistics, vectors)
         product = self._program(behind, [weight, *vectors, statistics], [])
-        return Folded(weights, rows, product)
+        added = tuple(term.row is not None for term in self._added)
+        return Folded(weights, rows, product, added)
 
     # ------------------------------------------------------------ reading
 

@@ -272,6 +272,21 @@ def test_a_host_function_launches_clusters_and_takes_workspaces() -> None:
         tvm.ir.assert_structural_equal(used, allocated.data)
 
 
+def test_a_host_function_takes_its_workspaces_as_a_last_parameter() -> None:
+    plan, main = programs.plain().plan, programs.task(programs.square_sum).mod["main"]
+    func = tvm_module.host_function(plan, main, takes_workspace=True)
+    *params, workspace = func.params
+    assert [each.same_as(other) for each, other in zip(params, main.params, strict=True)]
+    assert [int(extent) for extent in workspace.shape] == [tvm_module.workspace_bytes(plan)]
+    first, _ = _calls(func)
+    tvm.ir.assert_structural_equal(first.args[2], workspace.data)
+    without = programs.clusters().plan
+    swap = programs.task(programs.swap).mod["main"]
+    same = tvm_module.host_function(without, swap, takes_workspace=True)
+    assert tvm_module.workspace_bytes(without) == 0
+    assert len(same.params) == len(swap.params)
+
+
 def test_workspaces_that_a_tensor_map_reads_are_no_others_memory() -> None:
     """Packed operands are read through maps alone while partial sums are written."""
     task = programs.task(programs.square_sum)

@@ -1,0 +1,123 @@
+"""Buffers between kernels: a captured network's memory is its own."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+
+import pytest
+import torch
+import tvm
+from torch import nn
+from tvm.s_tir import stmt as s_stmt
+
+import felix
+from felix import target
+from felix.network import assembly, executable, groups, imported
+from felix.network.passes import intermediates
+from tests.support import networks
+
+CUDA = target.parse("cuda -arch sm_80")
+LLVM = target.parse(networks.TARGET)
+
+
+class Normalized(nn.Module):
+    """Two results of which one goes through softmax, a program of several statements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.softmax(self.linear(x), dim=-1)
+        return torch.softmax(y + x, dim=-1), y
+
+
+def _network(full: tvm.target.Target) -> imported.Network:
+    torch.manual_seed(0)
+    return imported.read(Normalized().eval(), (torch.randn(96, 48),), {}, full)
+
+
+def _between(mod: tvm.IRModule) -> list[str]:
+    """Buffers in global memory that programs allocate for all of their statements."""
+    funcs = [func for _, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
+    roots = [f.body.block for f in funcs if isinstance(f.body, s_stmt.SBlockRealize)]
+    return [buffer.name for root in roots for buffer in root.alloc_buffers
+            if buffer.scope() in ("", "global")]  # fmt: skip
+
+
+def _outputs(network: imported.Network, mod: tvm.IRModule) -> list[torch.Tensor]:
+    built = executable.compile_network(mod, network.target)
+    place = executable.device(network.target)
+    run = executable.Executable(built, network.imported.parameters, place)
+    return run(list(network.examples))
+
+
+def test_programs_return_what_they_would_allocate() -> None:
+    network = _network(LLVM)
+    mod = network.lowered
+    assert _between(mod)
+    before = mod.script()
+    lifted = intermediates.Lift()(mod)
+    assert mod.script() == before
+    assert not _between(lifted)
+    for actual, expected in zip(_outputs(network, lifted), _outputs(network, mod), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0.0, atol=0.0)
+
+
+def test_a_program_without_such_buffers_stays_as_it_is() -> None:
+    mod = imported.read(nn.ReLU(), (torch.randn(4, 8),), {}, LLVM).lowered
+    assert intermediates.Lift()(mod).same_as(mod)
+
+
+def test_nothing_is_taken_from_a_pool_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = _of_many_kernels(_network(CUDA))
+    assert "TVMBackendAllocWorkspace" not in _host_code(mod)
+    monkeypatch.setattr(intermediates, "_between_kernels", lambda func: [])
+    assert "TVMBackendAllocWorkspace" in _host_code(mod)
+
+
+def _of_many_kernels(network: imported.Network) -> tvm.IRModule:
+    """The network with schedules whose kernels leave something for the next one."""
+    runs: list[tuple[groups.Group, assembly.Runs]] = []
+    for group in groups.of(network.lowered, network.target):
+        assert group.task is not None
+        programs = [sketch.program(sketch.sample(1, seed=1)[0])
+                    for sketch in felix.sketches(group.task)]  # fmt: skip
+        scheduled = [each for each in programs if isinstance(each, tvm.IRModule)]
+        runs.append((group, max(scheduled, key=lambda mod: len(_between(mod)))))
+    mod = assembly.assemble(network.lowered, runs)
+    assert _between(mod)
+    return mod
+
+
+def _host_code(mod: tvm.IRModule) -> str:
+    parts: list[tvm.runtime.Module] = [executable.compile_network(mod, CUDA).mod]
+    code: list[str] = []
+    while parts:
+        part = parts.pop()
+        parts += list(part.imports)
+        if part.kind == "llvm":
+            code.append(part.inspect_source("ll"))
+    assert code
+    return "".join(code)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_another_network_leaves_a_captured_one_its_memory(tmp_path: pathlib.Path) -> None:
+    """The second one's buffers between kernels are larger."""
+    torch.manual_seed(0)
+    small = Normalized().cuda().eval()
+    large = copy.deepcopy(small)
+    inputs = [torch.randn(rows, 48, device="cuda") for rows in (96, 4096)]
+    fast = [
+        felix.optimize(
+            model, (x,), trials=1, target="cuda", known_results=tmp_path / "known.sqlite"
+        )
+        for model, x in zip((small, large), inputs, strict=True)
+    ]
+    with torch.no_grad():
+        for call, x in zip(fast, inputs, strict=True):
+            for actual, expected in zip(call(x), small(x), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
