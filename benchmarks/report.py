@@ -42,7 +42,7 @@ from benchmarks import (
 from benchmarks.networks import repeated
 from benchmarks.networks import results as networks
 from benchmarks.pages import statements
-from benchmarks.support import common, efficiency, model_tables
+from benchmarks.support import common, corpus_table, efficiency, model_tables
 
 TEMPLATES = pathlib.Path(__file__).resolve().parent / "pages"
 PAGES = common.ROOT / "docs" / "results"
@@ -51,6 +51,7 @@ PAGES = common.ROOT / "docs" / "results"
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "artifact_repeat": artifact_repeat.render,
     "cluster_scaling": cluster_scaling.render,
+    "corpus": corpus_table.render,
     "cpu_tuning": cpu_tuning.render,
     "cuda_build_time": cuda_build_time.render,
     "features": features.render,

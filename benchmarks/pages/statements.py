@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import fusion, search_ablation, search_cost, structure, tensor_cores
 from benchmarks.networks import results as networks
-from benchmarks.support import common, efficiency, paired
+from benchmarks.support import common, corpus_table, efficiency, paired
 
 Data = Mapping[str, Any]
 #: The faster library's latency over Felix's, below which Felix counts as behind.
@@ -371,6 +371,7 @@ def proposals_table(data: Data) -> str:
 #: A results file's field `benchmark` -> its statement.
 STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "cluster_scaling": cluster_scaling,
+    "corpus": corpus_table.statement,
     "cpu_tuning": cpu_tuning,
     "features": features,
     "fusion": fusion_ratios,
