@@ -49,15 +49,20 @@ class SketchJudge(KnownJudge):
     """Judges by the sketches of a task, too."""
 
     def judge(self, task: Task) -> Judgement:
-        """Kernels of the task's best sketch, and whether tensor cores compute it."""
+        """Kernels of the task's best sketch, and whether tensor cores compute it.
+
+        A generated kernel is one kernel, so trace sketches, which take longest, are made only
+        where there is none.
+        """
+        allowed = self._allowing(task)
+        generated = sketch.of_templates(allowed)
+        if generated:
+            return Judgement(1, any(map(_is_on_tensor_cores, generated)))
         try:
-            every = sketch.sketches(self._allowing(task))
+            traced = sketch.trace_sketches(allowed)
         except errors.UnsupportedSchedule:
             return Judgement(n_kernels=None)
-        traced = [each for each in every if isinstance(each, TraceSketch)]
-        generated = [each for each in every if isinstance(each, TemplateSketch)]
-        n_kernels = 1 if generated else min(map(_n_kernels, traced))
-        return Judgement(n_kernels, any(map(_is_on_tensor_cores, generated)))
+        return Judgement(min(map(_n_kernels, traced)), has_template=False)
 
 
 def grouping(
