@@ -179,12 +179,13 @@ def search_efficiency(data: Data) -> str:
 def _paired(runs: Sequence[Data], strategy: str) -> str:
     """A strategy of Felix's own against the default one, over tasks and seeds, with intervals."""
     ratio, n = paired.times(runs, strategy, SHARE)
+    winners = paired.of_winners(runs, strategy)
+    latency = "" if winners is None else f"; latency of the winners, timed in turns, {winners}"
     return (
         f"**{strategy}** over felix, geometric means over tasks and seeds: time to within "
         f"{1 - SHARE:.0%} of the best that any search found with the same seed {ratio}, of the "
         f"{n} where one of both gets there; time of the whole search "
-        f"{paired.of_whole(runs, strategy)}; latency of the winners, timed in turns, "
-        f"{paired.of_winners(runs, strategy)}."
+        f"{paired.of_whole(runs, strategy)}{latency}."
     )
 
 

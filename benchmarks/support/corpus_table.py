@@ -17,13 +17,17 @@ def statement(data: Mapping[str, Any]) -> str:
     modelled = [each for each in programs if each["kind"] == MODELLED]
     missing = sum(each.get("missing", False) for each in programs)
     failed = [each for each in programs if each["kind"] in ("mismatch", "error")]
-    share = len(modelled) / (len(modelled) + missing)
+    share = _share(len(modelled), missing)
     return (
         f"{len(programs):,} programs and targets: {len(modelled):,} are modelled, which is "
         f"{share:.1%} of those that MetaSchedule makes a design space of; {len(failed)} end in a "
         f"mismatch, an error, a crash or no end. {sum(each['rows'] for each in modelled):,} "
         "schedules were compared with TVM's."
     )
+
+
+def _share(modelled: int, missing: int) -> float:
+    return modelled / max(1, modelled + missing)
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -34,7 +38,7 @@ def render(data: Mapping[str, Any]) -> str:
         mine = [each for each in programs if each["target"] == target]
         of_kind = [sum(each["kind"] == kind for each in mine) for kind in KINDS]
         missing = sum(each.get("missing", False) for each in mine)
-        counts.append([target, len(mine), *of_kind, missing, of_kind[0] / (of_kind[0] + missing)])
+        counts.append([target, len(mine), *of_kind, missing, _share(of_kind[0], missing)])
     head = ["target", "programs", *KINDS, "not modelled, but by MetaSchedule", "share"]
     tables = [common.table(head, counts)]
     rows = [[each["name"], each["target"], each["kind"], each["reason"].replace("|", "\\|")]

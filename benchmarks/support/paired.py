@@ -112,15 +112,18 @@ def of_whole(runs: Sequence[Run], strategy: str) -> Mean:
     return _ratio(runs, strategy, lambda run: efficiency.searched_s(dict(run)))
 
 
-def of_winners(runs: Sequence[Run], strategy: str) -> Mean:
-    """Latencies of a strategy's winners, timed in turns with Felix's, over those of Felix."""
+def of_winners(runs: Sequence[Run], strategy: str) -> Mean | None:
+    """Latencies of a strategy's winners, timed in turns with Felix's, over those of Felix.
+
+    None: none were timed.
+    """
     by_task: dict[str, list[float]] = {}
     for run in runs:
         if run["strategy"] == "winners":
             felix_us, other_us = run["median_us"].get(FELIX), run["median_us"].get(strategy)
             if felix_us and other_us:
                 by_task.setdefault(run["name"], []).append(math.log(other_us / felix_us))
-    return mean(list(by_task.values()))
+    return mean(list(by_task.values())) if by_task else None
 
 
 def _ratio(runs: Sequence[Run], strategy: str, value: Callable[[Run], float]) -> Mean:

@@ -58,4 +58,6 @@ def test_times_by_operator() -> None:
 
 def test_whole_searches_and_winners() -> None:
     assert paired.of_whole(RUNS, "gradient").mean == pytest.approx((2.0 * 2.0 * 0.5) ** (1 / 3))
-    assert paired.of_winners(WINNERS, "gradient").mean == pytest.approx(1.2)
+    winners = paired.of_winners(WINNERS, "gradient")
+    assert winners is not None and winners.mean == pytest.approx(1.2)
+    assert paired.of_winners(RUNS, "gradient") is None
