@@ -41,13 +41,24 @@ def test_two_results_are_two_kernels() -> None:
     assert judging.SketchJudge().judge(task) == Judgement(2, False)
 
 
-def test_a_program_without_sketches_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace sketch can be modelled."""
+
     def none(task: Task) -> None:
         raise errors.UnsupportedSchedule("no sketch")
 
-    monkeypatch.setattr(sketch, "sketches", none)
+    monkeypatch.setattr(sketch, "trace_sketches", none)
+
+
+def test_a_program_without_sketches_has_no_kernels(no_traces: None) -> None:
     task = workloads.softmax((8, 8), target="llvm")
     assert judging.SketchJudge().judge(task) == Judgement(None)
+
+
+def test_a_generated_kernel_needs_no_traces(no_traces: None) -> None:
+    task = workloads.gemm(128, 128, 128, target=CUDA)
+    assert judging.SketchJudge().judge(task) == Judgement(1, False)
 
 
 def test_latencies_are_known_results(tmp_path: pathlib.Path) -> None:
