@@ -140,13 +140,15 @@ def _torch_form(read: reading.Reading, site: _Site, folded: folding.Folded) -> T
     value = read.calls[site.product].value
     shapes = [imported.spec_of_type(each.ty, "").shape for each in (x, normed)]
     result = imported.spec_of_type(value.ty, "").shape
-    if shapes[0] != shapes[1] or result is None:
+    if shapes[0] != shapes[1] or result is None:  # the form would need its other shape
         return None
     arguments = outlining.arguments_of(site.group)
     names: list[int | str] = []
     for each in value.args[1].fields:
         name: int | str = arguments.index(x if each.same_as(normed) else each)
         names.append(name if name in folded.product.inputs else folding.SCALED_WEIGHT)
+    if names.count(folding.SCALED_WEIGHT) != 1:
+        return None
     form = annotation.form_of(read.mod[value.args[0]])
     return norm_forms.of_product(form, folded, names, result, str(x.ty.dtype))
 
