@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import tvm
 from torch import nn
 
 import felix
 from felix.measure import protocol, testing
 from felix.measure.calls import cpu_calls
 from felix.measure.pool.locks import rwlock
+from felix.network import executable, imported
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
 from felix.search.strategies import local
@@ -149,3 +151,11 @@ class Block(nn.Module):
         scores = torch.softmax(q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5, -1)
         attended = (scores @ v).transpose(1, 2).reshape(batch, length, width)
         return self.head(x + self.out(attended))
+
+
+def outputs(network: imported.Network, mod: tvm.IRModule) -> list[torch.Tensor]:
+    """The outputs of a network's module, built as it is, on its examples."""
+    built = executable.compile_network(mod, network.target)
+    place = executable.device(network.target)
+    run = executable.Executable(built, network.imported.parameters, place)
+    return run(list(network.examples))

@@ -12,7 +12,7 @@ from tvm import tirx
 import felix
 from felix import frontend, target
 from felix.measure.cuda.building import tvm_module
-from felix.network import assembly, executable, groups, imported
+from felix.network import assembly, groups, imported
 from felix.templates.generated import GeneratedProgram
 from tests.support import networks
 from tests.support.cuda import generated_programs
@@ -22,13 +22,6 @@ def _network() -> imported.Network:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
     return imported.read(model, (torch.randn(2, 8),), {}, target.parse(networks.TARGET))
-
-
-def _outputs(network: imported.Network, mod: tvm.IRModule) -> list[torch.Tensor]:
-    built = executable.compile_network(mod, network.target)
-    place = executable.device(network.target)
-    run = executable.Executable(built, network.imported.parameters, place)
-    return run(list(network.examples))
 
 
 def test_scheduled_programs_replace_prim_funcs() -> None:
@@ -44,7 +37,7 @@ def test_scheduled_programs_replace_prim_funcs() -> None:
         body = sketch.program(row)["main"].body
         assert tvm_ffi.structural_equal(mod[symbol].body, body, map_free_vars=True)
     assert network.expected is not None
-    torch.testing.assert_close(_outputs(network, mod), list(network.expected))
+    torch.testing.assert_close(networks.outputs(network, mod), list(network.expected))
 
 
 def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,4 +67,4 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
     assert kernels == ["felix_group0_squares", "felix_group0_sums"]
     assert set(assembly.cubins([(group, program)])) == set(kernels)
     assert network.expected is not None
-    torch.testing.assert_close(_outputs(network, mod), list(network.expected))
+    torch.testing.assert_close(networks.outputs(network, mod), list(network.expected))

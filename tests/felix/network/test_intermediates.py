@@ -46,13 +46,6 @@ def _between(mod: tvm.IRModule) -> list[str]:
             if buffer.scope() in ("", "global")]  # fmt: skip
 
 
-def _outputs(network: imported.Network, mod: tvm.IRModule) -> list[torch.Tensor]:
-    built = executable.compile_network(mod, network.target)
-    place = executable.device(network.target)
-    run = executable.Executable(built, network.imported.parameters, place)
-    return run(list(network.examples))
-
-
 def test_programs_return_what_they_would_allocate() -> None:
     network = _network(LLVM)
     mod = network.lowered
@@ -61,7 +54,9 @@ def test_programs_return_what_they_would_allocate() -> None:
     lifted = intermediates.Lift()(mod)
     assert mod.script() == before
     assert not _between(lifted)
-    for actual, expected in zip(_outputs(network, lifted), _outputs(network, mod), strict=True):
+    for actual, expected in zip(
+        networks.outputs(network, lifted), networks.outputs(network, mod), strict=True
+    ):
         torch.testing.assert_close(actual, expected, rtol=0.0, atol=0.0)
 
 

@@ -165,7 +165,9 @@ def test_a_round_descends_the_most_promising_entries_and_one_at_random() -> None
     assert set(sorted(every, key=lambda index: every[index])[:2]) <= set(few)
 
 
-def test_a_late_descent_starts_from_the_best_that_polishing_found() -> None:
+def test_a_late_descent_starts_from_the_best_that_polishing_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     search = gradient_search(
         [synthetic.FakeSketch(extents=(512, 512))], n_before=2, n_seeds=4, n_warm_rounds=0
     )
@@ -181,8 +183,8 @@ def test_a_late_descent_starts_from_the_best_that_polishing_found() -> None:
         polish(pool, generations)
         polished.append((generations, [c.decisions for c in pool.best(4)]))
 
-    search._descent.run = note  # type: ignore[method-assign]
-    search._polish = before  # type: ignore[method-assign]
+    monkeypatch.setattr(search._descent, "run", note)
+    monkeypatch.setattr(search, "_polish", before)
     search.suggest(4)
     (entry,) = starts
     assert [generations for generations, _ in polished] == [2, search.options.n_polish]
