@@ -13,9 +13,10 @@ rounds. The sketches are opened before, once for all searches of a task; formula
 asks for beyond them are its own cost. Its best after t CPU seconds is that
 of the rounds that ended by then; before the first has ended, that of the first.
 
-*descent* is `--strategy gradient`; *descent-only* leaves out its polishing, *late-descent*
-descends shortly from polished points, *first-order* scores only those neighbours of a point that
-its gradient ranks first (`support/gradients.py`).
+*felix* is `--strategy local`, *gradient* the strategy of that name: a short descent from polished
+points. *descent* is a long one from samples, before polishing; *descent-only* leaves polishing
+out; *first-order* scores only those neighbours of a point that its gradient ranks first
+(`support/gradients.py`).
 
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
@@ -72,9 +73,9 @@ SETS = {
         )
     },
 }  # fmt: skip
-#: The product's default, others without gradients, and those with gradients.
+#: The product's default on a GPU, others without gradients, and those with gradients.
 FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "exact-evolution", "rank")
-WITH_GRADIENTS = ("descent", "descent-only", "late-descent", "first-order")
+WITH_GRADIENTS = ("gradient", "descent", "descent-only", "first-order")
 STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS)
 BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
 #: At which searches with gradients are compared whatever they cost.
@@ -114,9 +115,11 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         "exact-evolution": (
             search.EvolutionarySearch, search.EvolutionOptions(population=1024, generations=8)
         ),
-        "descent": (search.GradientSearch, search.GradientOptions()),
-        "descent-only": (search.GradientSearch, search.GradientOptions(n_polish=0)),
-        "late-descent": (search.GradientSearch, gradients.LATE_DESCENT),
+        "gradient": (search.GradientSearch, search.GradientOptions()),
+        "descent": (search.GradientSearch, gradients.DESCENT),
+        "descent-only": (
+            search.GradientSearch, dataclasses.replace(gradients.DESCENT, n_polish=0)
+        ),
         "first-order": (gradients.FirstOrderSearch, search.LocalOptions()),
     }[strategy]  # fmt: skip
     return kind(sketches, model, options, seed)

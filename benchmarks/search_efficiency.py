@@ -3,11 +3,11 @@
     python benchmarks/search_efficiency.py [--set common] [--seeds 1] [--trials felix=128 ...]
 
 For every subgraph of a set of `subgraphs` and seed, each in a process of its own:
-  felix        `felix.tune` as it is
+  felix        `felix.tune` with the strategy local
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
-  gradient     `felix.tune` with the strategy of that name: descent before polishing
-  late-descent  the same, but a short descent from points that are polished already
+  gradient     `felix.tune` with the strategy of that name: a short descent from polished points
+  descent      the same, but a long descent from samples, before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
   exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model
@@ -68,7 +68,7 @@ from benchmarks.support.searches import pieces as searched
 from benchmarks.support.searches import tuned
 
 STRATEGIES = (*tuned.TUNED, "stock", "winners", "vendor")
-TRIALS = {"felix": 128, "lower-bound": 128, "gradient": 128, "late-descent": 128,
+TRIALS = {"felix": 128, "lower-bound": 128, "gradient": 128, "descent": 128,
           "evolution": 128, "exact-evolution": 128, "random": 64, "stock": 64}  # fmt: skip
 TIME_IS_UP = "time is up; the same command goes on"
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.

@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 import pydantic
 
+from felix.search import strategies
 from server import errors, job_actions
 from server.parsing import databases
 from server.parsing import parser as parsing
@@ -299,7 +300,7 @@ def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) 
     if parsed.notes:
         stored["left_out"] = list(parsed.notes)
     default_name = parsed.tasks[0].name if len(parsed.tasks) == 1 else workload.name
-    as_requested = {"target", "seconds", "seed", "strategy", "priority", "note"}
+    as_requested = {"target", "seconds", "seed", "priority", "note"}
     return jobs.NewJob(
         name=body.name or default_name,
         kind=workload.kind,
@@ -308,6 +309,7 @@ def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) 
         target_key=parsed.target_key,
         tasks=parsed.tasks,
         trials=trials,
+        strategy=body.strategy or strategies.default(parsed.target_key.partition("/")[0]),
         options=body.chosen_options,
         tags=tuple(body.tags),
         **body.model_dump(include=as_requested),

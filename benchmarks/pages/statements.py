@@ -20,7 +20,7 @@ BEHIND = 0.95
 #: A search is near the best within this share.
 SHARE = 0.95
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
-PAIRED = ("lower-bound", "gradient", "late-descent", "exact-evolution")
+PAIRED = ("lower-bound", "descent", "gradient", "exact-evolution")
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.

@@ -1,4 +1,4 @@
-"""Two cheaper uses of gradients, for `search_ablation` and `search_efficiency`."""
+"""Other uses of gradients than the product's, for `search_ablation` and `search_efficiency`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from felix.sketch import coordinates
 TEMPERATURE = 0.05
 #: Neighbours of a polished point that are scored exactly.
 N_NEAR = 8
-#: A short descent from points that are polished already, then the rest of polishing.
-LATE_DESCENT = gradient.GradientOptions(
-    n_before=3, n_polish=5,
-    descent=descent.DescentOptions(steps=10, hot=0.15, learning_rate=0.1),
-)  # fmt: skip
+#: A long descent from samples, then polishing.
+DESCENT = gradient.GradientOptions(n_before=0, n_polish=8, descent=descent.DescentOptions())
 
 
 class FirstOrderSearch(local.LocalSearch):

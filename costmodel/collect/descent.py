@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from felix.search import interface
 
 SMALL_ROUNDS = gradient.GradientOptions(
+    n_before=0,
     n_seeds=4,
     n_structures=1,
     n_new_structures=1,

@@ -14,7 +14,7 @@ from felix.known_results import adapt, databases, store
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload
 from felix.tuning import options as tune_options
-from felix.tuning import results, session
+from felix.tuning import results, session, strategies
 from felix.tuning import tune as tuning
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     unknown = [task for task in tasks if request.improve or task.key not in stored]
     if not unknown:
         return Outcomes(stored, frozenset(stored), None, 0.0)
-    folder = request.out or _session_folder(known, unknown, request.seed)
+    folder = request.out or _session_folder(known, unknown, request)
     tuned, reason, elapsed_s = _tune(unknown, known, request, folder)
     if reason != "interrupted":
         tuned = {
@@ -84,9 +84,10 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     return Outcomes({**stored, **tuned}, frozenset(stored), reason, elapsed_s)
 
 
-def _session_folder(known: store.Store, tasks: Sequence[Task], seed: int) -> pathlib.Path:
+def _session_folder(known: store.Store, tasks: Sequence[Task], request: Request) -> pathlib.Path:
     """Where a run without an output folder keeps its session: the same for the same tasks."""
-    identity = session.identity(tasks, tune_options.DEFAULT_STRATEGY, seed)
+    strategy = strategies.default(tasks[0], request.options.search)
+    identity = session.identity(tasks, strategy, request.seed)
     digest = hashlib.sha256(repr(dataclasses.asdict(identity)).encode()).hexdigest()[:24]
     return known.path.with_name(known.path.name + ".sessions") / digest
 

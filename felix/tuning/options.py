@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from felix.task import Task
     from felix.tuning import session
 
-DEFAULT_STRATEGY = strategies.DEFAULT
 #: Sizes of a strategy's round.
 SearchOptions: TypeAlias = (
     "LocalOptions | GradientOptions | EvolutionOptions | TVMEvolutionOptions"
@@ -149,7 +148,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A call of `felix.tune`, checked; see there for the fields."""
+    """A call of `felix.tune`; see there for the fields. Its tasks are checked (`check`)."""
 
     tasks: tuple[Task, ...]
     budget: Budget
@@ -159,14 +158,20 @@ class Request:
     resume: bool
     on_event: OnEvent
 
-    def __post_init__(self) -> None:
-        from felix.task import Task
 
-        if not self.tasks:
-            raise errors.TuningError("there is nothing to tune: no tasks were given")
-        if not all(isinstance(task, Task) for task in self.tasks):
-            raise errors.TuningError("tune takes a felix.Task or a sequence of them")
-        if len({task.key for task in self.tasks}) != len(self.tasks):
-            raise errors.TuningError("a task is given twice: give it once, with a larger weight")
-        if len({str(task.target) for task in self.tasks}) != 1:
-            raise errors.TuningError("all tasks of a run must have the same target")
+def check(tasks: Sequence[Task]) -> None:
+    """Refuse what cannot be the tasks of one run.
+
+    Raises:
+        TuningError
+    """
+    from felix.task import Task
+
+    if not tasks:
+        raise errors.TuningError("there is nothing to tune: no tasks were given")
+    if not all(isinstance(task, Task) for task in tasks):
+        raise errors.TuningError("tune takes a felix.Task or a sequence of them")
+    if len({task.key for task in tasks}) != len(tasks):
+        raise errors.TuningError("a task is given twice: give it once, with a larger weight")
+    if len({str(task.target) for task in tasks}) != 1:
+        raise errors.TuningError("all tasks of a run must have the same target")

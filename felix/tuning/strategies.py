@@ -13,9 +13,27 @@ if TYPE_CHECKING:
     from felix.search.strategies import base
     from felix.sketch.sketch import Sketch
     from felix.sketch.trace_sketch import TraceSketch
+    from felix.task import Task
     from felix.tuning import options as options_module
 
 _Options = TypeVar("_Options")
+
+
+def default(task: Task, options: options_module.SearchOptions | None) -> str:
+    """The strategy of a run that names none: that whose sizes are given, or its target's."""
+    of_target = strategies.default(task.target.kind.name)
+    if options is None:
+        return of_target
+    from felix import search
+    from felix.metaschedule import tvm_search
+
+    of_sizes = {
+        search.LocalOptions: "local",
+        search.GradientOptions: "gradient",
+        search.EvolutionOptions: "evolutionary",
+        tvm_search.TVMEvolutionOptions: "tvm-evolutionary",
+    }
+    return of_sizes.get(type(options), of_target)
 
 
 def make_search(

@@ -5,7 +5,7 @@
     result.export("out/")                     # the artifact bundle
 
 A run goes in rounds. The allocator says which task is next, the search chooses candidates by
-descending through the task's formulas and the cost model, TVM makes their schedules, the pool
+the task's formulas and the cost model, TVM makes their schedules, the pool
 builds, checks and times them, and the cost model learns what came out:
 
     allocate -> search -> schedule -> build, check, time -> learn
@@ -34,10 +34,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overlo
 
 from felix import errors, events
 from felix.measure import limits
-from felix.search import strategies
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results, session
+from felix.tuning import pacing, results, session, strategies
 from felix.tuning import run as run_module
 from felix.tuning.searching import rounds
 
@@ -95,8 +94,10 @@ def tune(
         seconds: stop after this long, start-up included; None for no limit.
         seed: everything random follows from it. Of several tasks on a GPU the order of rounds
             depends on the machine's speed, too (`TuneOptions.search_processes`).
-        strategy: "local", or that of the session that is resumed, if left out; "gradient",
-            "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb" are there to compare with.
+        strategy: "local", "gradient", or one that is there to compare with: "evolutionary",
+            "random", "tvm-evolutionary", "tvm-xgb". If left out that of the session that is
+            resumed, else that of `options.search`, else the target's: "gradient" on a CPU,
+            "local" on a GPU.
         model: a cost-model checkpoint or module; the one shipped for the target if left out.
         options: sizes and details.
         out: folder for the session (records and checkpoints, in `tuning/`).
@@ -113,14 +114,18 @@ def tune(
             schedule that runs is no error here: `result.best` raises then.
     """
     is_one = isinstance(task_or_tasks, Task)
+    tasks = (task_or_tasks,) if isinstance(task_or_tasks, Task) else tuple(task_or_tasks)
+    options_module.check(tasks)
+    chosen = options or options_module.TuneOptions()
     folder = None if out is None else pathlib.Path(out)
     if strategy is None and resume and folder is not None:
         strategy = session.strategy_of(folder)
-    strategy = strategies.DEFAULT if strategy is None else strategy
+    if strategy is None:
+        strategy = strategies.default(tasks[0], chosen.search)
     request = options_module.Request(
-        tasks=(task_or_tasks,) if isinstance(task_or_tasks, Task) else tuple(task_or_tasks),
+        tasks=tasks,
         budget=options_module.Budget(trials=trials, seconds=seconds, seed=seed, strategy=strategy),
-        options=options or options_module.TuneOptions(),
+        options=chosen,
         model=model,
         out=folder,
         resume=resume,

@@ -146,7 +146,9 @@ class JobSettings(RequestBody):
     )
     seconds: float | None = pydantic.Field(default=None, gt=0, le=30 * 86400)
     seed: int = pydantic.Field(default=0, ge=0, le=MAX_INT)
-    strategy: StrategyName = strategies.DEFAULT
+    strategy: StrategyName | None = pydantic.Field(
+        default=None, description="default: gradient on a CPU, local on a GPU"
+    )
     options: Options = Options()
     reuse: bool = pydantic.Field(
         default=True,

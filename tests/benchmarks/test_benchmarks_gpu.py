@@ -191,10 +191,11 @@ def test_trials_are_given_by_strategy() -> None:
 def test_searches_are_those_of_the_ablation() -> None:
     ablated = search_ablation.make_search("exact-evolution", [synthetic.FakeSketch()], None, 0)
     assert tuned.search_options("exact-evolution", None) == ablated.options
-    names = {"felix": "felix", "gradient": "descent", "exact-evolution": "exact-evolution"}
-    for strategy, name in names.items():
+    descending = search_ablation.make_search("descent", [synthetic.FakeSketch()], None, 0)
+    assert tuned.search_options("descent", None) == descending.options
+    for name in ("felix", "gradient", "descent", "exact-evolution"):
         ablated = search_ablation.make_search(name, [synthetic.FakeSketch()], None, 0)
-        assert tuned.TUNED[strategy] == ablated.kind
+        assert tuned.TUNED[name] == ablated.kind
     own = ("felix", "gradient", "random")
     assert all(tuned.search_options(each, None) is None for each in own)
 

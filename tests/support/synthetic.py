@@ -235,5 +235,6 @@ def programs_of_a_task() -> list[FakeSketch]:
 
 def gradient_search(sketches: list[FakeSketch], **sizes: Any) -> gradient.GradientSearch:
     """A search with short descents."""
-    options = gradient.GradientOptions(descent=descent.DescentOptions(steps=5), **sizes)
+    steps = descent.DescentOptions(steps=5)
+    options = gradient.GradientOptions(**{"n_before": 0, "descent": steps} | sizes)
     return gradient.GradientSearch(sketches, CostModel(), options, 1)

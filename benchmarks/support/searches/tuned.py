@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "gradient": "gradient",
-         "late-descent": "gradient", "evolution": "tvm-evolutionary",
+         "descent": "gradient", "evolution": "tvm-evolutionary",
          "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
@@ -98,10 +98,10 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
 
     if strategy == "exact-evolution":
         return search.EvolutionOptions(population=1024, generations=8)
-    if strategy == "late-descent":
+    if strategy == "descent":
         from benchmarks.support import gradients
 
-        return gradients.LATE_DESCENT
+        return gradients.DESCENT
     if TUNED[strategy] != "local" or max_compile_s is None:
         return None
     options = search.LocalOptions()

@@ -14,7 +14,6 @@ from felix.artifact import export
 from felix.cli import interrupts, progress
 from felix.cli.commands import inputs
 from felix.cli.measuring import cluster
-from felix.search import strategies
 from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
@@ -43,8 +42,9 @@ def is_network(workloads: Sequence[str]) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Optimize the network, write its artifact and report; the exit code."""
-    if arguments.strategy not in (None, strategies.DEFAULT) or arguments.model is not None:
-        raise errors.TuningError("a network is tuned by local search with the shipped model")
+    if arguments.strategy is not None or arguments.model is not None:
+        raise errors.TuningError("a network is tuned by the default strategy with the shipped "
+                                 "model: leave out --strategy and --model")  # fmt: skip
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)
     summary = _written(path, arguments, out)

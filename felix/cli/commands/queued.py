@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from felix import errors
 from felix.cli import interrupts, progress
-from felix.search import strategies
 from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
@@ -23,8 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.allow_tf32:
         raise errors.TuningError("queued tasks say themselves whether TF32 is allowed (the option "
                                  "allow_tf32 of the backend): leave out --allow-tf32")  # fmt: skip
-    if arguments.strategy not in (None, strategies.DEFAULT) or arguments.model is not None:
-        raise errors.TuningError("the queue is tuned by local search with the shipped model")
+    if arguments.strategy is not None or arguments.model is not None:
+        raise errors.TuningError("the queue is tuned by the default strategy with the shipped "
+                                 "model: leave out --strategy and --model")  # fmt: skip
     summary = _worked_off(arguments)
     from felix.network.backend import queued
 

@@ -1,14 +1,15 @@
 """The gradient search: a local search (`local`) that descends before it polishes.
 
 A round that is no warm-up also
-  1. takes seeds from the best of its samples, from random ones and from the best measured so far,
-     under at most a few structures a sketch (structural choices have no gradient: they change
-     between rounds, with the samples and by mutation), of the sketches that promise most;
+  1. polishes its samples for a few generations and takes the best of all as seeds, under at most a
+     few structures (structural choices have no gradient: they change between rounds, with the
+     samples and by mutation);
   2. descends from all seeds of all sketches together (`search.descent`);
   3. rounds the points on the way to several legal decisions each (`search.rounding`), which are
-     polished with the samples: rounding leaves a point near an optimum of the relaxed problem,
+     polished with the rest: rounding leaves a point near an optimum of the relaxed problem,
      seldom on it.
-With `n_before` generations of polishing before the descent, its seeds are the best of all instead.
+Without polishing before (`n_before` = 0) seeds are taken from the best of the samples, from random
+ones and from the best measured so far, of the sketches that promise most.
 """
 
 from __future__ import annotations
@@ -29,22 +30,27 @@ from felix.sketch import coordinates
 class GradientOptions(local.LocalOptions):
     """Sizes of a round."""
 
+    #: generations of polishing before the descent, which then starts from the best of all
+    n_before: int = 3
+    #: and after it
+    n_polish: int = 5
     #: seeds of a sketch
     n_seeds: int = 8
     #: structures of a sketch that are descended in one round
     n_structures: int = 2
-    #: (sketch, structure) pairs that are descended in one round: those of the best seeds, and one
-    #: at random
+    #: without polishing before: (sketch, structure) pairs that are descended in one round, those
+    #: of the best seeds and one at random
     n_entries: int = 8
     #: share of the seeds that start at the best measured candidates
     measured_share: float = 0.25
     #: share of the seeds that start at random samples; the rest are the best predicted
     random_share: float = 0.25
-    #: generations of polishing before the descent, which then starts from the best of all
-    n_before: int = 0
     #: roundings of each recorded point
     n_roundings: int = 4
-    descent: descent.DescentOptions = field(default_factory=descent.DescentOptions)
+    #: few steps, cool at once and small: the seeds are good already
+    descent: descent.DescentOptions = field(
+        default_factory=lambda: descent.DescentOptions(steps=10, hot=0.15, learning_rate=0.1)
+    )
 
 
 class GradientSearch(local.LocalSearch):

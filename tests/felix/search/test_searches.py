@@ -239,7 +239,7 @@ def test_structures_that_tvm_refuses_are_not_proposed() -> None:
 def test_polishing_finds_what_rounding_missed() -> None:
     def best(n_polish: int) -> float:
         options = gradient.GradientOptions(
-            n_polish=n_polish, n_seeds=2, n_roundings=1, n_warm_rounds=0,
+            n_before=0, n_polish=n_polish, n_seeds=2, n_roundings=1, n_warm_rounds=0,
             descent=descent.DescentOptions(steps=4, record_every=4),
         )  # fmt: skip
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))

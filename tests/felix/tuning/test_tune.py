@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 import felix
-from felix import errors, events, records
+from felix import errors, events, records, workloads
 from felix.cli import report
 from felix.measure import protocol
-from felix.search.strategies import gradient
-from felix.tuning import results, session
+from felix.metaschedule import tvm_search
+from felix.search.strategies import evolutionary, gradient, local
+from felix.tuning import results, session, strategies
 from tests.support import tuning_fakes as fakes
 
 
@@ -413,23 +414,34 @@ def test_felix_tune_is_the_function_whatever_is_imported() -> None:
 
 def test_a_resumed_session_keeps_its_strategy(tmp_path: pathlib.Path) -> None:
     arguments: dict[str, Any] = {"out": tmp_path, "options": {"search": None}}
-    _tune(trials=8, strategy="gradient", **arguments)
+    _tune(trials=8, strategy="local", **arguments)
     emitted: list[events.Event] = []
     resumed = _tune(trials=16, resume=True, on_event=emitted.append, **arguments)
     started = [event for event in emitted if isinstance(event, events.Started)]
-    assert len(resumed.records) == 16 and started[0].strategy == "gradient"
-    assert session.strategy_of(tmp_path) == "gradient"
+    assert len(resumed.records) == 16 and started[0].strategy == "local"
+    assert session.strategy_of(tmp_path) == "local"
     assert session.strategy_of(tmp_path / "elsewhere") is None
     silent = tmp_path / "silent" / "tuning"
     silent.mkdir(parents=True)
     (silent / "session.json").write_text("{}")
     assert session.strategy_of(silent.parent) is None
     _tune(trials=8, **arguments)  # another session: the default again
-    assert session.strategy_of(tmp_path) == "local"
+    assert session.strategy_of(tmp_path) == "gradient"
 
 
 def test_a_strategy_refuses_the_options_of_another() -> None:
     with pytest.raises(errors.TuningError, match="evolutionary takes EvolutionOptions, not Local"):
         _tune(strategy="evolutionary")
     with pytest.raises(errors.TuningError, match="local takes LocalOptions, not GradientOptions"):
-        _tune(options={"search": gradient.GradientOptions()})
+        _tune(strategy="local", options={"search": gradient.GradientOptions()})
+
+
+def test_the_default_strategy_is_that_of_the_sizes_or_of_the_target() -> None:
+    on_cpu = fakes.task()
+    on_gpu = workloads.gemm(64, 64, 64, target="cuda")
+    assert strategies.default(on_cpu, None) == "gradient"
+    assert strategies.default(on_gpu, None) == "local"
+    assert strategies.default(on_cpu, local.LocalOptions()) == "local"
+    assert strategies.default(on_gpu, gradient.GradientOptions()) == "gradient"
+    assert strategies.default(on_gpu, evolutionary.EvolutionOptions()) == "evolutionary"
+    assert strategies.default(on_cpu, tvm_search.TVMEvolutionOptions()) == "tvm-evolutionary"
