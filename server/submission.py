@@ -230,7 +230,8 @@ def _import(
     new = jobs.NewJob(
         name=body.name or upload.name, kind="database", op=upload.name, workload=stored,
         target=parsed.target, target_key=parsed.target_key, tasks=parsed.tasks, trials=None,
-        seconds=None, note=body.note, tags=tuple(body.tags),
+        seconds=None, strategy=default_strategy(parsed.target_key), note=body.note,
+        tags=tuple(body.tags),
     )  # fmt: skip
     services.blobs.put(upload.path)
     quota = job_actions.quota(services, caller)
@@ -309,11 +310,16 @@ def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) 
         target_key=parsed.target_key,
         tasks=parsed.tasks,
         trials=trials,
-        strategy=body.strategy or strategies.default(parsed.target_key.partition("/")[0]),
+        strategy=body.strategy or default_strategy(parsed.target_key),
         options=body.chosen_options,
         tags=tuple(body.tags),
         **body.model_dump(include=as_requested),
     )
+
+
+def default_strategy(target_key: str) -> str:
+    """The strategy of a job for a target with such a key that names none."""
+    return strategies.default(target_key.partition("/")[0])
 
 
 def _network(file_name: str, parsed: parsing.Parsed) -> networks.New:

@@ -41,8 +41,8 @@ class NewJob:
     tasks: tuple[NewTask, ...]
     trials: int | None
     seconds: float | None
+    strategy: str
     seed: int = 0
-    strategy: str = "local"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     priority: int = 0
     note: str = ""

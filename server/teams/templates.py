@@ -67,6 +67,8 @@ def request_of(caller: auth.Caller, job_id: int) -> request_bodies.NewJob:
         for name in _SETTINGS
         if getattr(job, name) != getattr(defaults, name)
     }
+    if job.strategy == submission.default_strategy(job.target_key):
+        del settings["strategy"]
     content = {"workload": workload, **settings}
     if job.tags:
         content["tags"] = list(job.tags)

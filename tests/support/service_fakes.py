@@ -93,6 +93,7 @@ def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:
     fields: dict[str, Any] = {
         "name": "a job", "kind": "operator", "op": "gemm", "workload": {"params": {"m": 8}},
         "target": "llvm", "target_key": "llvm", "tasks": tasks, "trials": 16, "seconds": None,
+        "strategy": "gradient",
     }  # fmt: skip
     return jobs.NewJob(**(fields | changes))
 

@@ -94,6 +94,7 @@ def _new_job() -> jobs.NewJob:
     return jobs.NewJob(
         name="a job", kind="operator", op="gemm", workload={"params": {"m": 8}},
         target="llvm", target_key="llvm", tasks=(task,), trials=16, seconds=None,
+        strategy="gradient",
     )  # fmt: skip
 
 

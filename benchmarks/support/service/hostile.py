@@ -116,7 +116,7 @@ def _queue(service: service_process.Service, key_id: int, task: Task, trials: in
     )  # fmt: skip
     new = jobs.NewJob(
         name=task.name, kind="tir", op=task.name, workload={}, target=TARGET, target_key=TARGET,
-        tasks=(new_task,), trials=trials, seconds=None,
+        tasks=(new_task,), trials=trials, seconds=None, strategy="gradient",
     )  # fmt: skip
     with service.db.write() as tx:
         return jobs.create(tx, new, key_id).job.id

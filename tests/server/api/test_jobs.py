@@ -45,6 +45,17 @@ def test_without_a_budget_there_is_one(service: Service) -> None:
     assert made["seconds"] == 30.5 and made["trials"] == service.settings.max_trials
 
 
+@pytest.mark.parametrize(
+    ("asked", "strategy"),
+    [({}, "gradient"), ({"target": "cuda -arch sm_90"}, "local"),
+     ({"strategy": "random"}, "random"), ({"target": "h100", "strategy": "gradient"}, "gradient")],
+)  # fmt: skip
+def test_without_a_strategy_a_job_has_its_target_s(
+    service: Service, asked: dict[str, str], strategy: str
+) -> None:
+    assert _submit(service, **asked)["strategy"] == strategy
+
+
 def test_a_program_becomes_a_job(service: Service) -> None:
     program = workloads.build("softmax", {"shape": [8, 16]}).to_json()
     body = {"workload": {"kind": "tir", "program": program, "name": "soft"}, "trials": 4}

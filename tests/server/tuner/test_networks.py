@@ -62,7 +62,7 @@ def submit(db: database.Database, store: blobs.BlobStore, content: bytes, folder
         name="net", kind="onnx", op="net.onnx",
         workload={"sha256": stored.sha256, "shapes": shapes}, target="llvm",
         target_key=parsed.target_key, tasks=parsed.tasks, trials=8, seconds=None,
-        options={"round_size": 4},
+        strategy="gradient", options={"round_size": 4},
     )  # fmt: skip
     file = artifacts.NewArtifact(
         name="input-net.onnx", kind="input", media_type="application/octet-stream",

@@ -189,7 +189,7 @@ class TestCommand:
         ("arguments", "message"),
         [
             (["--queued", "--target", "llvm"], "leave them out"),
-            (["--queued", "--strategy", "random"], "local search"),
+            (["--queued", "--strategy", "random"], "leave out --strategy and --model"),
         ],
     )
     def test_refused(
