@@ -15,8 +15,9 @@ of the rounds that ended by then; before the first has ended, that of the first.
 
 *felix* is `--strategy local`, *gradient* the strategy of that name: a short descent from polished
 points. *descent* is a long one from samples, before polishing; *descent-only* leaves polishing
-out; *first-order* scores only those neighbours of a point that its gradient ranks first
-(`support/gradients.py`).
+out; *first-order* scores only those neighbours of a point that its gradient ranks first,
+*langevin* draws points around polished ones by the gradient there, *preconditioned* is *gradient*
+with a full matrix of second moments in Adam (`support/gradients.py`).
 
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
@@ -75,7 +76,14 @@ SETS = {
 }  # fmt: skip
 #: The product's default on a GPU, others without gradients, and those with gradients.
 FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "exact-evolution", "rank")
-WITH_GRADIENTS = ("gradient", "descent", "descent-only", "first-order")
+WITH_GRADIENTS = (
+    "gradient",
+    "descent",
+    "descent-only",
+    "first-order",
+    "langevin",
+    "preconditioned",
+)
 STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS)
 BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
 #: At which searches with gradients are compared whatever they cost.
@@ -121,6 +129,8 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
             search.GradientSearch, dataclasses.replace(gradients.DESCENT, n_polish=0)
         ),
         "first-order": (gradients.FirstOrderSearch, search.LocalOptions()),
+        "langevin": (gradients.LangevinSearch, search.GradientOptions(n_roundings=1)),
+        "preconditioned": (gradients.PreconditionedSearch, search.GradientOptions()),
     }[strategy]  # fmt: skip
     return kind(sketches, model, options, seed)
 

@@ -21,6 +21,87 @@ TEMPERATURE = 0.05
 N_NEAR = 8
 #: A long descent from samples, then polishing.
 DESCENT = gradient.GradientOptions(n_before=0, n_polish=8, descent=descent.DescentOptions())
+#: Draws around each seed of `LangevinDescent`; variance of a step in logarithms of tile sizes;
+#: nats of ln(latency) that count as one of its potential.
+N_DRAWS, STEP, HEAT = 16, 0.25, 0.1
+
+
+class LangevinDescent(descent.Descent):
+    """Random proposals by gradient: x - STEP/2 * grad(cost / HEAT) + sqrt(STEP) * noise, rounded.
+
+    Zhang, Liu, Liu, "A Langevin-like sampler for discrete distributions" (2022), draw each
+    coordinate among its values by such a proposal; here the drawn point is rounded.
+    """
+
+    def __init__(self, scorer: scoring.Scorer, options: descent.DescentOptions) -> None:
+        super().__init__(scorer, options)
+        self._noise = torch.Generator().manual_seed(0)
+
+    def _descend(
+        self, merged: descent.MergedProgram, starts: interface.Decisions,
+        masks: Sequence[torch.Tensor],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        where = merged.space
+        x = where.project(where.encode(starts)).requires_grad_(True)
+        outputs = torch_function.smooth(merged.program, where.decode(x), TEMPERATURE)
+        cost, excess = self._terms(merged, outputs, masks)
+        (slope,) = torch.autograd.grad((cost + self.options.penalty * excess).sum(), x)
+        slope = torch.nan_to_num(slope, nan=0.0, posinf=0.0, neginf=0.0)
+        with torch.no_grad():
+            drifted = x - STEP / 2 * slope / HEAT * where.trainable
+            points = [
+                where.decode(where.project(drifted + STEP**0.5 * self._drawn(x) * where.trainable))
+                for _ in range(N_DRAWS)
+            ]
+        return torch.stack(points).numpy(), cost.detach().repeat(N_DRAWS, 1, 1).numpy()
+
+    def _drawn(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=self._noise, dtype=like.dtype)
+
+
+class LangevinSearch(gradient.GradientSearch):
+    """The gradient search with `LangevinDescent` in place of its descent."""
+
+    def __init__(self, sketches: Sequence[Any], *args: Any) -> None:
+        super().__init__(sketches, *args)
+        self._descent = LangevinDescent(self.scorer, self.options.descent)
+
+
+class FullMatrixAdam(descent.Adam):
+    """Adam whose second moments are a matrix a seed, not a diagonal: m (E[g g'])^(-1/2)."""
+
+    def __init__(self, x: torch.Tensor, trainable: torch.Tensor) -> None:
+        super().__init__(x, trainable)
+        self.moments = torch.zeros(*x.shape, x.shape[-1], dtype=x.dtype)
+
+    def step(
+        self, gradient: torch.Tensor, rate: float, beta1: float = 0.9, beta2: float = 0.99
+    ) -> torch.Tensor:
+        """The point after one step; does not change x."""
+        g = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0) * self.trainable
+        self.steps += 1
+        self.first.mul_(beta1).add_(g, alpha=1 - beta1)
+        self.moments.mul_(beta2).add_(g.unsqueeze(-1) * g.unsqueeze(-2), alpha=1 - beta2)
+        mean = self.first / (1 - beta1**self.steps)
+        values, vectors = torch.linalg.eigh(self.moments / (1 - beta2**self.steps))
+        sizes = torch.sqrt(values.clamp(min=0.0)) + 1e-3
+        turned = (vectors.transpose(-1, -2) @ mean.unsqueeze(-1)).squeeze(-1) / sizes
+        step = (vectors @ turned.unsqueeze(-1)).squeeze(-1)
+        return self.x.detach() - rate * step.clamp(-1.0, 1.0)
+
+
+class PreconditionedDescent(descent.Descent):
+    """The descent with `FullMatrixAdam`."""
+
+    optimizer = FullMatrixAdam
+
+
+class PreconditionedSearch(gradient.GradientSearch):
+    """The gradient search with `PreconditionedDescent` in place of its descent."""
+
+    def __init__(self, sketches: Sequence[Any], *args: Any) -> None:
+        super().__init__(sketches, *args)
+        self._descent = PreconditionedDescent(self.scorer, self.options.descent)
 
 
 class FirstOrderSearch(local.LocalSearch):

@@ -181,11 +181,39 @@ def _padded_features(
     return order
 
 
+class Adam:
+    """Adam over one tensor, in place of torch.optim's per-parameter bookkeeping.
+
+    A gradient that is not finite counts as 0 for that coordinate, so that one bad seed does not
+    poison its moments.
+    """
+
+    def __init__(self, x: torch.Tensor, trainable: torch.Tensor) -> None:
+        self.x = x
+        self.trainable = trainable
+        self.first, self.second = torch.zeros_like(x), torch.zeros_like(x)
+        self.steps = 0
+
+    def step(
+        self, gradient: torch.Tensor, rate: float, beta1: float = 0.9, beta2: float = 0.99
+    ) -> torch.Tensor:
+        """The point after one step; does not change x."""
+        gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0) * self.trainable
+        self.steps += 1
+        self.first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        mean = self.first / (1 - beta1**self.steps)
+        size = torch.sqrt(self.second / (1 - beta2**self.steps))
+        return self.x.detach() - rate * mean / (size + 1e-8)
+
+
 class Descent:
     """Runs descents; caches the merged programs of the latest sets of entries."""
 
     #: merged programs in the cache; each is a few megabytes
     MAX_MERGED = 4
+    #: makes steps of gradients
+    optimizer: type[Adam] = Adam
 
     def __init__(self, scorer: scoring.Scorer, options: DescentOptions) -> None:
         self.scorer = scorer
@@ -244,7 +272,7 @@ class Descent:
         """Recorded values [n_records, B, n_variables] and predictions [n_records, B, k]."""
         options, where = self.options, merged.space
         x = where.project(where.encode(starts)).requires_grad_(True)
-        adam = Adam(x, where.trainable)
+        adam = self.optimizer(x, where.trainable)
         weight = torch.full((len(starts), merged.n_entries), options.penalty, dtype=torch.float64)
         points, costs = [], []
         self.steps = []
@@ -287,32 +315,6 @@ class Descent:
         self.scorer.n_predictions += batch * merged.n_entries
         residuals = torch.asinh(outputs[:, merged.n_feature_outputs :])
         return cost, torch.square(torch.relu(residuals)) @ merged.constraint_to_entry
-
-
-class Adam:
-    """Adam over one tensor, in place of torch.optim's per-parameter bookkeeping.
-
-    A gradient that is not finite counts as 0 for that coordinate, so that one bad seed does not
-    poison its moments.
-    """
-
-    def __init__(self, x: torch.Tensor, trainable: torch.Tensor) -> None:
-        self.x = x
-        self.trainable = trainable
-        self.first, self.second = torch.zeros_like(x), torch.zeros_like(x)
-        self.steps = 0
-
-    def step(
-        self, gradient: torch.Tensor, rate: float, beta1: float = 0.9, beta2: float = 0.99
-    ) -> torch.Tensor:
-        """The point after one step; does not change x."""
-        gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0) * self.trainable
-        self.steps += 1
-        self.first.mul_(beta1).add_(gradient, alpha=1 - beta1)
-        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        mean = self.first / (1 - beta1**self.steps)
-        size = torch.sqrt(self.second / (1 - beta2**self.steps))
-        return self.x.detach() - rate * mean / (size + 1e-8)
 
 
 def _describe(

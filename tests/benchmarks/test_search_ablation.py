@@ -7,9 +7,16 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from benchmarks import merged_descent
 from benchmarks import search_ablation as ablation
+from benchmarks.support import gradients
+from felix.features.kind import FeatureKind
+from felix.search import descent, rounding, scoring
+from tests.support import synthetic
 
 
 def piece(strategy: str, name: str, seed: int, *best_us: float) -> dict[str, Any]:
@@ -106,3 +113,50 @@ def test_what_the_results_file_has_is_kept(
     assert data["pieces"] == known
     assert [row["budget_s"] for row in data["summary"]] == [1.0, 2.0, 4.0]
     assert ablation._kept(path, 8.0) == []
+
+
+@pytest.mark.parametrize("strategy", ["gradient", "first-order", "langevin", "preconditioned"])
+def test_searches_with_gradients_get_below_ranked_samples(strategy: str) -> None:
+    def lowest_us(name: str) -> float:
+        sketches = [synthetic.FakeSketch(extents=(512, 197, 64))]
+        search, best_us = ablation.make_search(name, sketches, synthetic.CostModel(), 1), []
+        for count in (8, 24, 24):
+            suggestions = search.suggest(count)
+            best_us += [s.predicted_us for s in suggestions]
+            search.update([(s, synthetic.Result(s.predicted_us)) for s in suggestions])
+        return float(min(best_us))
+
+    assert lowest_us(strategy) < 0.7 * lowest_us("rank")
+
+
+def test_draws_by_gradient_lie_lower_than_their_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "HEAT", 1.0)  # the fake's slopes are ten times a task's
+    sketch = synthetic.FakeSketch()
+    scorer = scoring.Scorer([sketch], {FeatureKind.TRACE: synthetic.CostModel()})
+    drawing = gradients.LangevinDescent(scorer, descent.DescentOptions())
+    seeds = sketch.sample(8, seed=1)
+    (visited,) = drawing.run([descent.Entry(0, (), seeds)])
+    assert len(visited.values) == gradients.N_DRAWS * len(seeds)
+    assert len(np.unique(visited.values, axis=0)) > len(seeds)
+    rounded, _ = rounding.Rounder(sketch.variables).round(visited.values, 1)
+    drawn = scorer.predict(0, rounded.reshape(-1, rounded.shape[-1]))
+    assert drawn.mean() < scorer.predict(0, seeds).mean() - 1.0
+
+
+def test_a_full_matrix_turns_steps_that_a_diagonal_does_not() -> None:
+    """Of a narrow valley along (1, 1) its step is the valley's, whatever the slope across."""
+    slopes = torch.tensor([[3.0, 2.0], [3.0, 2.0]], dtype=torch.float64)
+    x, trainable = torch.zeros(2, 2, dtype=torch.float64), torch.ones(2, dtype=torch.bool)
+    full, plain = gradients.FullMatrixAdam(x, trainable), descent.Adam(x, trainable)
+    assert full.step(slopes, 0.1).tolist() == pytest.approx(
+        [pytest.approx([-0.1 * 3 / 13**0.5, -0.1 * 2 / 13**0.5], rel=1e-3)] * 2
+    )
+    assert plain.step(slopes, 0.1).tolist() == [pytest.approx([-0.1, -0.1])] * 2
+
+
+def test_one_descent_of_several_tasks_has_the_entries_of_all() -> None:
+    tasks = [[synthetic.FakeSketch()], synthetic.programs_of_a_task()]
+    row = merged_descent._row(tasks, synthetic.CostModel(), 1)
+    assert (row["tasks"], row["entries"]) == (2, 4)
+    assert row["together_ms"] > 0 and row["apart_ms"] > 0
+    assert "apart / together" in merged_descent.render({"rows": [row]})

@@ -1,0 +1,123 @@
+"""One descent for several tasks, against one each: CPU milliseconds of a step.
+
+    python benchmarks/merged_descent.py [--repeats 5]
+
+The tasks are subgraphs of `search_ablation` for an H200 under MetaSchedule's sketches, the first
+1, 2, 4 and 8 of them. *together*: the entries of all tasks, 8 seeds of each sketch's first
+structure, are merged into one program and descend together, as the sketches of one task do.
+*apart*: a descent for each task, one after the other. Both have as many steps, one thread and
+programs that are compiled already; they take turns, and the medians of the repeats count.
+*merging*: what making the common program takes once. Writes
+benchmarks/results/formulas/merged_descent.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks import search_ablation
+from benchmarks.support import common
+
+NAMES = (
+    "gemm-primes", "gemm-vit", "gemm-row", "attention", "conv2d-first", "conv2d-35x35",
+    "conv2d-grouped", "softmax-odd",
+)  # fmt: skip
+COUNTS = (1, 2, 4, 8)
+STEPS, N_SEEDS = 10, 8
+OUT = common.RESULTS / "formulas" / "merged_descent.json"
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--counts", nargs="+", type=int, choices=COUNTS, default=list(COUNTS))
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FELIX_CACHE_DIR"] = folder
+        rows = measured(NAMES[: max(args.counts)], args.counts, args.repeats)
+    data = common.header("merged_descent") | {"steps": STEPS, "seeds": N_SEEDS, "rows": rows}
+    common.write(args.out, data)
+    print(render(data))
+    return 0
+
+
+def measured(names: Sequence[str], counts: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+    """One row for each number of tasks."""
+    import torch
+
+    torch.set_num_threads(1)
+    opened = [search_ablation.opened("traces", name) for name in names]
+    model = opened[0][1]  # of the target, the same for all
+    return [_row([sketches for sketches, _ in opened[:n]], model, repeats) for n in counts]
+
+
+def _row(tasks: Sequence[Sequence[Any]], model: Any, repeats: int) -> dict[str, Any]:
+    from felix.search import descent
+
+    options = descent.DescentOptions(steps=STEPS, record_every=STEPS)
+    together, every = _descent([each for task in tasks for each in task], model, options)
+    apart = [_descent(task, model, options) for task in tasks]
+    merging_ms = _cpu_ms(lambda: together.run(every))
+    for each, entries in apart:
+        each.run(entries)
+    times: dict[str, list[float]] = {"together": [], "apart": []}
+    for _ in range(repeats):
+        times["together"].append(_cpu_ms(lambda: together.run(every)))
+        times["apart"].append(_cpu_ms(lambda: [each.run(entries) for each, entries in apart]))
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    return {"tasks": len(tasks), "entries": len(every),
+            "together_ms": medians["together"] / STEPS, "apart_ms": medians["apart"] / STEPS,
+            "merging_ms": merging_ms - medians["together"]}  # fmt: skip
+
+
+def _descent(sketches: Sequence[Any], model: Any, options: Any) -> tuple[Any, list[Any]]:
+    """A descent over sketches and its entries: seeds under a structure of each."""
+    from felix.features.kind import FeatureKind
+    from felix.search import descent, scoring
+    from felix.sketch import coordinates
+
+    entries = []
+    for index, sketch in enumerate(sketches):
+        legal = sketch.sample(4 * N_SEEDS, seed=1, max_structures=1)
+        structures = [coordinates.structure(sketch.variables, row) for row in legal.tolist()]
+        same = [row for row, each in zip(legal.tolist(), structures, strict=True)
+                if each == structures[0]]  # fmt: skip
+        seeds = np.asarray([same[i % len(same)] for i in range(N_SEEDS)], np.int64)
+        entries.append(descent.Entry(index, structures[0], seeds))
+    scorer = scoring.Scorer(list(sketches), {FeatureKind.TRACE: model})
+    return descent.Descent(scorer, options), entries
+
+
+def _cpu_ms(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return 1e3 * (time.process_time() - begin)
+
+
+def render(data: dict[str, Any]) -> str:
+    """The table of a results file."""
+    head = ["tasks", "entries", "together ms a step", "apart ms a step", "apart / together",
+            "merging ms"]  # fmt: skip
+    rows = [[row["tasks"], row["entries"], row["together_ms"], row["apart_ms"],
+             row["apart_ms"] / row["together_ms"], row["merging_ms"]]
+            for row in data["rows"]]  # fmt: skip
+    return common.table(head, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
