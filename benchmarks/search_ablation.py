@@ -17,7 +17,9 @@ of the rounds that ended by then; before the first has ended, that of the first.
 points. *descent* is a long one from samples, before polishing; *descent-only* leaves polishing
 out; *first-order* scores only those neighbours of a point that its gradient ranks first,
 *langevin* draws points around polished ones by the gradient there, *preconditioned* is *gradient*
-with a full matrix of second moments in Adam (`support/gradients.py`).
+with a full matrix of second moments in Adam (`support/gradients.py`). *evolution-24* and
+*evolution-64* are TVM's evolution with Felix's cost model in rounds of so many candidates; it
+knows no templates.
 
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
@@ -76,6 +78,8 @@ SETS = {
 }  # fmt: skip
 #: The product's default on a GPU, others without gradients, and those with gradients.
 FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "exact-evolution", "rank")
+#: TVM's evolution, by the candidates of a round.
+OF_TVM = {"evolution-24": 24, "evolution-64": 64}
 WITH_GRADIENTS = (
     "gradient",
     "descent",
@@ -84,7 +88,7 @@ WITH_GRADIENTS = (
     "langevin",
     "preconditioned",
 )
-STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS)
+STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS, *OF_TVM)
 BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
 #: At which searches with gradients are compared whatever they cost.
 ROUNDS = (2, 3, 4)
@@ -109,7 +113,11 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
     """The search of a strategy."""
     from benchmarks.support import gradients
     from felix import search
+    from felix.metaschedule import tvm_search
 
+    if strategy in OF_TVM:
+        sizes = tvm_search.TVMEvolutionOptions(threads=1)
+        return tvm_search.TVMEvolutionarySearch(sketches, model, sizes, seed)
     kind, options = {
         FELIX: (search.LocalSearch, search.LocalOptions()),
         "more-polish": (
@@ -192,9 +200,10 @@ def piece(sketches: Sequence[Any], model: Any, job: Job) -> dict[str, Any]:
 
     searcher = make_search(job.strategy, sketches, model, job.seed)
     after_s, best_us = [0.0], [math.inf]
+    first, later = OF_TVM.get(job.strategy, N_WARM_UP), OF_TVM.get(job.strategy, N_ROUND)
     while after_s[-1] < job.cpu_s:
         start = time.process_time()
-        suggestions = searcher.suggest(N_ROUND if len(after_s) > 1 else N_WARM_UP)
+        suggestions = searcher.suggest(later if len(after_s) > 1 else first)
         if not suggestions:
             break
         best_us.append(min([best_us[-1], *(s.predicted_us for s in suggestions)]))
@@ -389,6 +398,7 @@ def main() -> int:
                         for seed in range(args.seeds)
                         for strategy in args.strategies
                         if (set_name, name, strategy, seed) not in known
+                        and not (set_name == "templates" and strategy in OF_TVM)
                     ]
                     if jobs:
                         pieces += pool.submit(of_task, jobs, args.processes).result()

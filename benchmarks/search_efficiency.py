@@ -10,6 +10,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   descent      the same, but a long descent from samples, before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
+  evolution-24  the same in batches of 24, as Felix has them
   exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model
   random       legal random schedules with Felix's builder and runner
   stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
@@ -68,8 +69,7 @@ from benchmarks.support.searches import pieces as searched
 from benchmarks.support.searches import tuned
 
 STRATEGIES = (*tuned.TUNED, "stock", "winners", "vendor")
-TRIALS = {"felix": 128, "lower-bound": 128, "gradient": 128, "descent": 128,
-          "evolution": 128, "exact-evolution": 128, "random": 64, "stock": 64}  # fmt: skip
+TRIALS = dict.fromkeys(tuned.TUNED, 128) | {"random": 64, "stock": 64}
 TIME_IS_UP = "time is up; the same command goes on"
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",

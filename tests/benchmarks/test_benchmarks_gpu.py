@@ -200,6 +200,12 @@ def test_searches_are_those_of_the_ablation() -> None:
     assert all(tuned.search_options(each, None) is None for each in own)
 
 
+def test_tvm_s_evolution_has_its_batches_in_both() -> None:
+    assert search_ablation.OF_TVM == {"evolution-24": 24, "evolution-64": 64}
+    assert tuned.TVM_BATCHES == {"evolution": 64, "evolution-24": 24}
+    assert {tuned.TUNED[name] for name in tuned.TVM_BATCHES} == {"tvm-evolutionary"}
+
+
 def test_a_missing_time_counts_as_never_in_the_median() -> None:
     assert efficiency._median([1.0, None, 3.0]) == 3.0
     assert efficiency._median([1.0, None]) is None

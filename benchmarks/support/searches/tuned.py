@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "gradient": "gradient",
          "descent": "gradient", "evolution": "tvm-evolutionary",
-         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
+         "evolution-24": "tvm-evolutionary", "exact-evolution": "evolutionary",
+         "random": "random"}  # fmt: skip
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
-#: Candidates of a batch of `ms.tune_tir`.
-TVM_BATCH = 64
+#: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
+TVM_BATCHES = {"evolution": 64, "evolution-24": 24}
 
 
 def alone(request: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +53,8 @@ def tune(
     from felix.tuning import options
 
     settings = options.TuneOptions(baseline=False)
-    if request["strategy"] == "evolution":
-        settings = dataclasses.replace(settings, round_size=TVM_BATCH, first_round_size=TVM_BATCH)
+    if batch := TVM_BATCHES.get(request["strategy"]):
+        settings = dataclasses.replace(settings, round_size=batch, first_round_size=batch)
     else:
         sizes = search_options(request["strategy"], request["max_compile_s"])
         settings = dataclasses.replace(settings, search=sizes)
