@@ -109,6 +109,11 @@ class Job:
     cpu_s: float
 
 
+def strategies_of(set_name: str) -> list[str]:
+    """The strategies that can search a set: TVM's know no templates."""
+    return [each for each in STRATEGIES if set_name != "templates" or each not in OF_TVM]
+
+
 def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
     """The search of a strategy."""
     from benchmarks.support import gradients
@@ -396,9 +401,9 @@ def main() -> int:
                     jobs = [
                         Job(set_name, name, strategy, seed, args.cpu_s)
                         for seed in range(args.seeds)
-                        for strategy in args.strategies
-                        if (set_name, name, strategy, seed) not in known
-                        and not (set_name == "templates" and strategy in OF_TVM)
+                        for strategy in strategies_of(set_name)
+                        if strategy in args.strategies
+                        and (set_name, name, strategy, seed) not in known
                     ]
                     if jobs:
                         pieces += pool.submit(of_task, jobs, args.processes).result()

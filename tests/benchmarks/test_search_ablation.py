@@ -15,7 +15,7 @@ from benchmarks import merged_descent
 from benchmarks import search_ablation as ablation
 from benchmarks.support import gradients
 from felix.features.kind import FeatureKind
-from felix.search import descent, rounding, scoring
+from felix.search import descent, interface, rounding, scoring
 from tests.support import synthetic
 
 
@@ -91,11 +91,33 @@ def test_the_page_names_the_best_searches_with_and_without_gradients(
 @pytest.mark.parametrize("set_name", ["traces", "templates"])
 def test_searches_of_one_task(set_name: str) -> None:
     name = {"traces": "softmax-odd", "templates": "scores-197"}[set_name]
-    jobs = [ablation.Job(set_name, name, strategy, 0, 0.01) for strategy in ablation.STRATEGIES]
+    of_felix = ablation.strategies_of("templates")
+    jobs = [ablation.Job(set_name, name, strategy, 0, 0.01) for strategy in of_felix]
     pieces = ablation.of_task(jobs, 2)
-    assert [each["strategy"] for each in pieces] == list(ablation.STRATEGIES)
+    assert [each["strategy"] for each in pieces] == of_felix
+    assert {*ablation.strategies_of("traces")} - {*of_felix} == {"evolution-24", "evolution-64"}
     for each in pieces:
         assert each["after_s"][0] > 0.01 and 0 < each["best_us"][0] < math.inf
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"), [("felix", [8, 24]), ("evolution-24", [24]), ("evolution-64", [64])]
+)
+def test_rounds_are_as_large_as_a_strategy_has_them(
+    strategy: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Search:
+        def suggest(self, count: int) -> list[Any]:
+            asked.append(count)
+            return [interface.Suggestion(0, (1,), 5.0)] if len(asked) < 3 else []
+
+        def update(self, results: Any) -> None: ...
+
+    monkeypatch.setattr(ablation, "make_search", lambda *_: Search())
+    found = ablation.piece([], None, ablation.Job("traces", "gemm-vit", strategy, 0, 1e9))
+    assert asked == [sizes[0], sizes[-1], sizes[-1]] and found["best_us"] == [5.0, 5.0]
 
 
 def test_what_the_results_file_has_is_kept(
