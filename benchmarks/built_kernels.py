@@ -42,6 +42,8 @@ DATA = common.ROOT / "data" / "cuda"
 MODEL = common.ROOT / "data" / "pretrained" / "cuda-sm_90"
 OUT = common.RESULTS / "cost-model" / "built_kernels.json"
 FOLDS = 5
+#: Schedules of a workload below which it is not scored.
+LEAST = 5
 #: Bytes of an instruction of these GPUs.
 INSTRUCTION_BYTES = 16
 COLUMNS = ("registers", "spill_bytes", "instructions")
@@ -74,7 +76,7 @@ def main() -> int:
     head, rows = common.header("built_kernels"), []
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         for number, found in enumerate(pool.imap(_of_workload, drawn), 1):
-            rows += [found] if len(found["ln_latency"]) >= FOLDS else []
+            rows += [found] if len(found["ln_latency"]) >= LEAST else []
             print(number, found["name"], len(found["ln_latency"]), flush=True)
     data = {**head, "rows": rows, "scores": scores(rows)}
     common.write(args.out, data)
@@ -147,7 +149,8 @@ def _kernels(sketch: Any, record: Any) -> Kernels | None:
         )
         source = lowered.source
         return of_ptx(nvrtc.compile_ptx(source.text, lowered.arch, headers=source.headers))
-    except (errors.FelixError, launches.BuildError, tvm.error.InternalError):
+    except (errors.FelixError, launches.BuildError, tvm.error.InternalError,
+            subprocess.CalledProcessError):  # fmt: skip
         return None
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/cuda_build_time.py [--subgraphs gemm conv3d] [--compiled 8]
 
-Of each subgraph (`support.subgraphs`): random schedules of all sketches, and what rounds of the
-gradient search propose with the shipped cost model, without a limit on builds and as if each
+Of each subgraph (`support.subgraphs`): random schedules of all sketches, and what rounds of
+local search propose with the shipped cost model, without a limit on builds and as if each
 candidate ran as fast as predicted. All are lowered, which gives true sizes; of those predicted to
 build in a second or more (*long*) NVRTC compiles some, drawn at random (without NVRTC, none: pip
 install nvidia-cuda-nvrtc). Seconds are CPU seconds of one process.
@@ -98,7 +98,7 @@ def compiled(source: str, arrays: str) -> dict[str, Any]:
 
 
 def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, int, Any]]:
-    """What rounds of the gradient search propose after its warm-up."""
+    """What rounds of local search propose after its warm-up."""
     from costmodel import registry
     from felix import search
     from felix.features import spec

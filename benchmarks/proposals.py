@@ -1,8 +1,8 @@
-"""How many proposals of the gradient search TVM accepts, beside uniform sampling.
+"""How many proposals of local search TVM accepts, beside uniform sampling.
 
     python benchmarks/proposals.py [--proposals 48] [--uniform 200]
 
-For each workload and target, rounds of the gradient search (shipped or analytic cost model,
+For each workload and target, rounds of local search (shipped or analytic cost model,
 nothing measured) propose schedules, and TVM applies the trace and its postprocessors to each.
 *Uniform* is TVM's own sampler on the same sketches, judged in the same way. No GPU is needed.
 Writes benchmarks/results/formulas/proposals.json.

@@ -118,10 +118,9 @@ class FirstOrderSearch(local.LocalSearch):
         self._masks: dict[tuple[int, coordinates.Structure], torch.Tensor] = {}
 
     def _polish(self, pool: selection.Pool, generations: int) -> None:
-        done: set[interface.Key] = set()
         for _ in range(generations):
-            parents = pool.best(self.options.n_polished, done)
-            done.update(c.key for c in parents)
+            parents = pool.best(self.options.n_polished, pool.surrounded)
+            pool.surrounded.update(c.key for c in parents)
             groups: dict[tuple[int, coordinates.Structure], list[tuple[int, ...]]]
             groups = collections.defaultdict(list)
             for parent in parents:

@@ -127,7 +127,7 @@ class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
 
 @derived_object
 class LocalSearch(_Strategy):
-    """Felix's default search as a MetaSchedule strategy; see `felix.metaschedule`.
+    """Felix's local search as a MetaSchedule strategy; see `felix.metaschedule`.
 
     Args:
         model: the `MLPCostModel` that is given to `ms.tune_tir`, too, or a checkpoint or module

@@ -107,6 +107,8 @@ class Pool:
     candidates: dict[interface.Key, Candidate] = field(default_factory=dict)
     #: copies of the others or of what was proposed, and what takes too long to build
     fallback: dict[interface.Key, Candidate] = field(default_factory=dict)
+    #: candidates all of whose neighbours were added
+    surrounded: set[interface.Key] = field(default_factory=set)
     #: rows considered, of which new (each once), of which legal
     n_considered: int = 0
     n_new: int = 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pydantic
 
+from server import submission
 from server.dashboard import fields
 from server.store import rows
 
@@ -63,6 +64,8 @@ def params(texts: Mapping[str, str]) -> dict[str, str]:
 def of_job(job: rows.Job) -> dict[str, str]:
     """The texts for a job like this one, an operator's."""
     content = {name: getattr(job, name) for name in COMMON}
+    if job.strategy == submission.default_strategy(job.target_key):
+        del content["strategy"]
     workload = {"params": job.workload.get("params", {})}
     content["allow_tf32"] = job.workload.get("allow_tf32", False)
     return of_request({**content, "options": job.options, "workload": workload})

@@ -62,6 +62,5 @@ def _of_one_type(iterator: tirx.IterVar) -> tirx.IterVar:
     domain, dtype = iterator.dom, iterator.var.ty.dtype
     if domain is None or domain.extent.ty.dtype == dtype:  # a thread's has none
         return iterator
-    begin, extent = (tirx.IntImm(dtype, int(each)) for each in (domain.min, domain.extent))
-    same = tvm.ir.Range.from_min_extent(begin, extent)
+    same = tvm.ir.Range.from_min_extent(domain.min.astype(dtype), domain.extent.astype(dtype))
     return tirx.IterVar(same, iterator.var, iterator.iter_type, iterator.thread_tag)

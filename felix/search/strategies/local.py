@@ -149,10 +149,9 @@ class LocalSearch(base.ModelSearch):
 
     def _polish(self, pool: selection.Pool, generations: int) -> None:
         """Surround the best candidates that have not been surrounded yet."""
-        done: set[interface.Key] = set()
         for _ in range(generations):
-            parents = pool.best(self.options.n_polished, done)
-            done.update(c.key for c in parents)
+            parents = pool.best(self.options.n_polished, pool.surrounded)
+            pool.surrounded.update(c.key for c in parents)
             for index in range(len(self.sketches)):
                 rows = [r for c in parents if c.sketch_index == index
                         for r in self._moves[index].around(c.decisions)]  # fmt: skip

@@ -165,6 +165,60 @@ def test_a_round_descends_the_most_promising_entries_and_one_at_random() -> None
     assert set(sorted(every, key=lambda index: every[index])[:2]) <= set(few)
 
 
+@pytest.mark.parametrize(("n_structures", "n_seeds"), [(1, 3), (2, 4), (3, 2)])
+def test_a_late_descent_has_few_structures_of_all_sketches(
+    n_structures: int, n_seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sketches = [
+        synthetic.FakeSketch(extents=(64,), structural=(-1, 0, 1)),
+        synthetic.FakeSketch(extents=(64, 32)),
+    ]
+    options = gradient.GradientOptions(
+        n_structures=n_structures, n_seeds=n_seeds, n_warm_rounds=0, n_new_structures=3
+    )
+    search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
+    descended: list[descent.Entry] = []
+    best: list[Any] = []
+    run, seeds = search._descent.run, search._best
+
+    def note(entries: Any) -> Any:
+        descended.extend(entries)
+        return run(entries)
+
+    def before(pool: Any) -> Any:
+        best.extend(pool.best(2 * n_seeds))
+        return seeds(pool)
+
+    monkeypatch.setattr(search._descent, "run", note)
+    monkeypatch.setattr(search, "_best", before)
+    search.suggest(8)
+    assert 1 <= len(descended) <= n_structures
+    expected = list(dict.fromkeys((c.sketch_index, c.structure) for c in best))[:n_structures]
+    assert [(e.sketch_index, e.structure) for e in descended] == expected
+    for entry in descended:
+        of_entry = (entry.sketch_index, entry.structure)
+        same = [c.decisions for c in best if (c.sketch_index, c.structure) == of_entry]
+        assert [tuple(row) for row in entry.starts.tolist()] == same[:n_seeds]
+
+
+def test_no_point_is_surrounded_twice_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = gradient.GradientSearch(
+        two_sketches(), synthetic.CostModel(), gradient.GradientOptions(n_warm_rounds=0), 0
+    )
+    surrounded: list[tuple[int, ...]] = []
+    for index, moves in enumerate(search._moves):
+
+        def around(row: Any, index: int = index, real: Any = moves.around) -> Any:
+            surrounded.append((index, *row))
+            return real(row)
+
+        monkeypatch.setattr(moves, "around", around)
+    search.suggest(8)
+    options = search.options
+    assert len(surrounded) == len(set(surrounded))
+    assert len(surrounded) == options.n_polished * (options.n_before + options.n_polish)
+
+
 def test_a_late_descent_starts_from_the_best_that_polishing_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

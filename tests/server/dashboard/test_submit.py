@@ -148,6 +148,22 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
     assert 'value="bias, relu"' in like and 'value="12"' in like and 'value="a, b"' in like
 
 
+def test_a_job_like_another_has_the_default_of_its_own_target(pages: Pages) -> None:
+    """A strategy that nobody chose is not carried over to a form where the target may change."""
+    form = filled(pages)
+    strategies, likes = [], []
+    for chosen in ({}, {"strategy": ""}, {"strategy": "random"}, {"strategy": "local"}):
+        place = pages.client.post("/dashboard/submit", data=form | chosen | {"begin_anew": "on"})
+        with pages.service.db.read() as tx:
+            made = jobs.get(tx, int(place.headers["location"].rsplit("/", 1)[1]))
+        strategies.append(made.strategy)
+        likes.append(
+            re.findall(r"<option selected>(\w+)<", pages.get(f"/dashboard/submit?like={made.id}"))
+        )
+    assert strategies == ["gradient", "gradient", "random", "local"]
+    assert [set(like) & {*strategies} for like in likes] == [set(), set(), {"random"}, {"local"}]
+
+
 def test_begin_anew_is_the_api_s_reuse_false(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
