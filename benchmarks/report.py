@@ -26,6 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import (
     artifact_repeat,
+    built_kernels,
     cluster_scaling,
     cpu_tuning,
     cuda_build_time,
@@ -52,6 +53,7 @@ PAGES = common.ROOT / "docs" / "results"
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "artifact_repeat": artifact_repeat.render,
     "cluster_scaling": cluster_scaling.render,
+    "built_kernels": built_kernels.render,
     "corpus": corpus_table.render,
     "cpu_tuning": cpu_tuning.render,
     "cuda_build_time": cuda_build_time.render,

@@ -18,8 +18,8 @@ points. *descent* is a long one from samples, before polishing; *descent-only* l
 out; *first-order* scores only those neighbours of a point that its gradient ranks first,
 *langevin* draws points around polished ones by the gradient there, *preconditioned* is *gradient*
 with a full matrix of second moments in Adam (`support/gradients.py`). *evolution-24* and
-*evolution-64* are TVM's evolution with Felix's cost model in rounds of so many candidates; it
-knows no templates.
+*evolution-64* are TVM's evolution with Felix's cost model in rounds of so many candidates, on the
+sketches of the task's own program: it knows no templates and no variants.
 
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where

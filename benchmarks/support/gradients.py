@@ -62,9 +62,7 @@ class LangevinDescent(descent.Descent):
 class LangevinSearch(gradient.GradientSearch):
     """The gradient search with `LangevinDescent` in place of its descent."""
 
-    def __init__(self, sketches: Sequence[Any], *args: Any) -> None:
-        super().__init__(sketches, *args)
-        self._descent = LangevinDescent(self.scorer, self.options.descent)
+    descent_kind = LangevinDescent
 
 
 class FullMatrixAdam(descent.Adam):
@@ -99,9 +97,7 @@ class PreconditionedDescent(descent.Descent):
 class PreconditionedSearch(gradient.GradientSearch):
     """The gradient search with `PreconditionedDescent` in place of its descent."""
 
-    def __init__(self, sketches: Sequence[Any], *args: Any) -> None:
-        super().__init__(sketches, *args)
-        self._descent = PreconditionedDescent(self.scorer, self.options.descent)
+    descent_kind = PreconditionedDescent
 
 
 class FirstOrderSearch(local.LocalSearch):

@@ -34,16 +34,15 @@ class GradientOptions(local.LocalOptions):
     n_before: int = 3
     #: and after it
     n_polish: int = 5
-    #: seeds of a sketch
+    #: seeds of a structure, and structures that are descended in one round; without polishing
+    #: before both are of each sketch
     n_seeds: int = 8
-    #: structures of a sketch that are descended in one round
     n_structures: int = 2
     #: without polishing before: (sketch, structure) pairs that are descended in one round, those
-    #: of the best seeds and one at random
+    #: of the best seeds and one at random; shares of the seeds that start at the best measured
+    #: candidates and at random samples, where the rest are the best predicted
     n_entries: int = 8
-    #: share of the seeds that start at the best measured candidates
     measured_share: float = 0.25
-    #: share of the seeds that start at random samples; the rest are the best predicted
     random_share: float = 0.25
     #: roundings of each recorded point
     n_roundings: int = 4
@@ -63,6 +62,8 @@ class GradientSearch(local.LocalSearch):
 
     kind = "gradient"
     options: GradientOptions
+    #: moves the seeds
+    descent_kind: type[descent.Descent] = descent.Descent
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class GradientSearch(local.LocalSearch):
         seed: int = 0,
     ) -> None:
         super().__init__(sketches, model, options or GradientOptions(), seed)
-        self._descent = descent.Descent(self.scorer, self.options.descent)
+        self._descent = self.descent_kind(self.scorer, self.options.descent)
         self._rounders = [rounding.Rounder(s.variables) for s in sketches]
 
     def extend(self, sketches: Sequence[interface.Sketch]) -> None:
