@@ -7,7 +7,10 @@ The tasks are subgraphs of `search_ablation` for an H200 under MetaSchedule's sk
 structure, are merged into one program and descend together, as the sketches of one task do.
 *apart*: a descent for each task, one after the other. Both have as many steps, one thread and
 programs that are compiled already; they take turns, and the medians of the repeats count.
-*merging*: what making the programs takes once, again whenever a structure changes. Writes
+*merging*: what making the programs takes once, again whenever a structure changes.
+
+*large*: 128 seeds and 50 steps over all sketches of a GEMM; how long that takes, and the cost
+model alone for as many programs, forward and backward. Writes
 benchmarks/results/formulas/merged_descent.json.
 """
 
@@ -37,6 +40,7 @@ NAMES = (
 )  # fmt: skip
 COUNTS = (1, 2, 4, 8)
 STEPS, N_SEEDS = 10, 8
+LARGE, LARGE_STEPS, LARGE_SEEDS = "gemm:1024,1024,1024", 50, 128
 OUT = common.RESULTS / "formulas" / "merged_descent.json"
 
 
@@ -50,7 +54,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FELIX_CACHE_DIR"] = folder
         rows = measured(NAMES[: max(args.counts)], args.counts, args.repeats)
-    data = common.header("merged_descent") | {"steps": STEPS, "seeds": N_SEEDS, "rows": rows}
+        data = common.header("merged_descent") | {"rows": rows, "large": _large(args.repeats)}
     common.write(args.out, data)
     print(render(data))
     return 0
@@ -85,7 +89,40 @@ def _row(tasks: Sequence[Sequence[Any]], model: Any, repeats: int) -> dict[str, 
     return row
 
 
-def _descent(sketches: Sequence[Any], model: Any, options: Any) -> tuple[Any, list[Any]]:
+def _large(repeats: int) -> dict[str, float]:
+    """CPU seconds of a descent of many seeds, and of the cost model's share of it."""
+    import felix
+    from felix import workloads
+    from felix.features.kind import FeatureKind
+    from felix.search import cost_model, descent
+    from felix.sketch import diversity
+
+    task = workloads.parse(LARGE, target=search_ablation.TARGETS["traces"])
+    model = cost_model.load(None, task.target, seed=0, kind=FeatureKind.TRACE).module
+    sketches = list(diversity.searched(felix.trace_sketches(task)))
+    options = descent.DescentOptions(steps=LARGE_STEPS, record_every=LARGE_STEPS)
+    runner, entries = _descent(sketches, model, options, LARGE_SEEDS)
+    runner.run(entries)
+    n_rows = max(runner.scorer.of_structure(e.sketch_index, e.structure).n_rows for e in entries)
+    shape = (LARGE_SEEDS * len(entries), n_rows, sketches[0].formulas.n_features)
+    whole = [_cpu_ms(lambda: runner.run(entries)) for _ in range(repeats)]
+    alone = [_cpu_ms(lambda: _through(model, shape)) for _ in range(repeats)]
+    return {"descent_s": statistics.median(whole) / 1e3, "model_s": statistics.median(alone) / 1e3}
+
+
+def _through(model: Any, shape: tuple[int, int, int]) -> None:
+    """As many passes of the cost model as a descent's steps, with gradients of its inputs."""
+    import torch
+
+    mask = torch.ones(shape[:2])
+    for _ in range(LARGE_STEPS):
+        rows = torch.zeros(shape, requires_grad=True)
+        torch.autograd.grad(model(rows, mask).sum(), rows)
+
+
+def _descent(
+    sketches: Sequence[Any], model: Any, options: Any, n_seeds: int = N_SEEDS
+) -> tuple[Any, list[Any]]:
     """A descent over sketches and its entries: seeds under a structure of each."""
     from felix.features.kind import FeatureKind
     from felix.search import descent, scoring
@@ -93,11 +130,11 @@ def _descent(sketches: Sequence[Any], model: Any, options: Any) -> tuple[Any, li
 
     entries = []
     for index, sketch in enumerate(sketches):
-        legal = sketch.sample(4 * N_SEEDS, seed=1, max_structures=1)
+        legal = sketch.sample(4 * n_seeds, seed=1, max_structures=1)
         structures = [coordinates.structure(sketch.variables, row) for row in legal.tolist()]
         same = [row for row, each in zip(legal.tolist(), structures, strict=True)
                 if each == structures[0]]  # fmt: skip
-        seeds = np.asarray([same[i % len(same)] for i in range(N_SEEDS)], np.int64)
+        seeds = np.asarray([same[i % len(same)] for i in range(n_seeds)], np.int64)
         entries.append(descent.Entry(index, structures[0], seeds))
     scorer = scoring.Scorer(list(sketches), {FeatureKind.TRACE: model})
     return descent.Descent(scorer, options), entries
@@ -116,7 +153,12 @@ def render(data: dict[str, Any]) -> str:
     rows = [[row["tasks"], row["entries"], row["together_ms"], row["apart_ms"],
              row["together_ms"] / row["apart_ms"], row["together_merging_ms"],
              row["apart_merging_ms"]] for row in data["rows"]]  # fmt: skip
-    return common.table(head, rows)
+    large = data["large"]
+    return (
+        f"{LARGE_SEEDS} seeds and {LARGE_STEPS} steps over all sketches of {LARGE} take "
+        f"{large['descent_s']:.3g} CPU seconds, the cost model alone {large['model_s']:.3g}.\n\n"
+        + common.table(head, rows)
+    )
 
 
 if __name__ == "__main__":

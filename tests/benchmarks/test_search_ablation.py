@@ -187,4 +187,7 @@ def test_one_descent_of_several_tasks_has_the_entries_of_all() -> None:
     row = merged_descent._row(tasks, synthetic.CostModel(), 1)
     assert (row["tasks"], row["entries"]) == (2, 4)
     assert row["together_ms"] > 0 and row["apart_ms"] > 0
-    assert "together / apart" in merged_descent.render({"rows": [row]})
+    large = {"descent_s": 1.5, "model_s": 1.25}
+    said = merged_descent.render({"rows": [row], "large": large})
+    assert "together / apart" in said
+    assert "take 1.5 CPU seconds, the cost model alone 1.25." in said
