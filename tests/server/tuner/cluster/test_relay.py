@@ -93,6 +93,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def _is_hanging(node: Any) -> bool:
+    """Whether one request stays, unlike a short one of before."""
+    request = node._request
+    time.sleep(1.0)
+    return request is not None and node._request is request
+
+
 def test_an_engine_measures_through_the_link(there: places.OnCluster) -> None:
     (device,) = there.devices()
     assert device["fault"] is None and device["kind"] == "llvm"
@@ -175,7 +182,7 @@ def test_what_runs_for_an_engine_that_died_is_ended(served: relay.Relay, cluster
     view = engine.pool(contract.task()).for_task(contract.task())
     assert view.measure([GEMM])[0].ok
     hanging = view.submit(tvm.IRModule({"main": programs.hang}))
-    until(lambda: cluster.nodes["first"]._request is not None)
+    until(lambda: _is_hanging(cluster.nodes["first"]))
     _shut_down(connection)
     until(lambda: engine.lost == "the link to the cluster is gone")
     until(lambda: "interrupt" in cluster.links["first"].calls)
@@ -230,7 +237,7 @@ def test_a_node_whose_key_is_revoked_leaves_a_pool_that_it_works_for(
         view = over.for_task(contract.task())
         assert view.measure([GEMM])[0].ok
         hanging = view.submit(tvm.IRModule({"main": programs.hang}))
-        until(lambda: cluster.nodes["first"]._request is not None)
+        until(lambda: _is_hanging(cluster.nodes["first"]))
         began_s = time.monotonic()
         tuner.ask("admit", {"builds": None, "first": "needs a key"})
         until(lambda: engine.lost is not None)
