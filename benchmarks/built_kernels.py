@@ -162,7 +162,11 @@ def of_ptx(ptx: str) -> Kernels:
         source.write_text(ptx)
         command = ["ptxas", "-v", f"-arch={arch}", str(source), "-o", str(cubin)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        n_bytes = code_bytes(cubin.read_bytes())
+        return of_report(said, code_bytes(cubin.read_bytes()))
+
+
+def of_report(said: str, n_bytes: int) -> Kernels:
+    """What `ptxas -v` printed of a program with so many bytes of code."""
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     stores = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
     spills = [int(stored) + int(loaded) for stored, loaded in stores]

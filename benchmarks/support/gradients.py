@@ -70,22 +70,16 @@ class FullMatrixAdam(descent.Adam):
 
     def __init__(self, x: torch.Tensor, trainable: torch.Tensor) -> None:
         super().__init__(x, trainable)
-        self.moments = torch.zeros(*x.shape, x.shape[-1], dtype=x.dtype)
+        self.second = torch.zeros(*x.shape, x.shape[-1], dtype=x.dtype)
 
-    def step(
-        self, gradient: torch.Tensor, rate: float, beta1: float = 0.9, beta2: float = 0.99
-    ) -> torch.Tensor:
-        """The point after one step; does not change x."""
-        g = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0) * self.trainable
-        self.steps += 1
-        self.first.mul_(beta1).add_(g, alpha=1 - beta1)
-        self.moments.mul_(beta2).add_(g.unsqueeze(-1) * g.unsqueeze(-2), alpha=1 - beta2)
-        mean = self.first / (1 - beta1**self.steps)
-        values, vectors = torch.linalg.eigh(self.moments / (1 - beta2**self.steps))
+    def scaled(self, mean: torch.Tensor, gradient: torch.Tensor, beta2: float) -> torch.Tensor:
+        """See `descent.Adam.scaled`."""
+        outer = gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
+        self.second.mul_(beta2).add_(outer, alpha=1 - beta2)
+        values, vectors = torch.linalg.eigh(self.second / (1 - beta2**self.steps))
         sizes = torch.sqrt(values.clamp(min=0.0)) + 1e-3
         turned = (vectors.transpose(-1, -2) @ mean.unsqueeze(-1)).squeeze(-1) / sizes
-        step = (vectors @ turned.unsqueeze(-1)).squeeze(-1)
-        return self.x.detach() - rate * step.clamp(-1.0, 1.0)
+        return (vectors @ turned.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
 
 
 class PreconditionedDescent(descent.Descent):

@@ -201,10 +201,13 @@ class Adam:
         gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0) * self.trainable
         self.steps += 1
         self.first.mul_(beta1).add_(gradient, alpha=1 - beta1)
-        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         mean = self.first / (1 - beta1**self.steps)
-        size = torch.sqrt(self.second / (1 - beta2**self.steps))
-        return self.x.detach() - rate * mean / (size + 1e-8)
+        return self.x.detach() - rate * self.scaled(mean, gradient, beta2)
+
+    def scaled(self, mean: torch.Tensor, gradient: torch.Tensor, beta2: float) -> torch.Tensor:
+        """The mean gradient over the root of the second moments, which learn of this gradient."""
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        return mean / (torch.sqrt(self.second / (1 - beta2**self.steps)) + 1e-8)
 
 
 class Descent:
