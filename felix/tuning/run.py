@@ -183,8 +183,11 @@ class Run:
             if latency_us is not None and self._allocator.record_late(task_run.index, latency_us):
                 task_run.take_recent_us()
 
-    def search(self, task_run: TaskRun, n_reserved: int = 0) -> list[interface.Suggestion]:
-        """Choose the candidates of a round; other rounds that are searched have `n_reserved`."""
+    def search(
+        self, task_run: TaskRun, n_reserved: int = 0, busy: Collection[int] = ()
+    ) -> list[interface.Suggestion]:
+        """Choose the candidates of a round; other rounds that are searched have `n_reserved`,
+        those of `busy` tasks."""
         from felix.search.strategies import base
 
         if task_run.n_rounds and task_run.unopened:
@@ -192,13 +195,19 @@ class Run:
         with self._compute_guard.computing("search"):
             if self.learner is not None and isinstance(task_run.search, base.ModelSearch):
                 task_run.search.model = self.learner.models_for(task_run.index)
-            n = self.round_size(task_run, n_reserved)
+            n = self.round_size(task_run, n_reserved, busy=busy)
             first = task_run.take_first(n)
             return [*first, *task_run.search.suggest(n - len(first))]
 
-    def round_size(self, task_run: TaskRun, n_reserved: int, n_at_a_time: int = 1) -> int:
+    def round_size(
+        self,
+        task_run: TaskRun,
+        n_reserved: int,
+        n_at_a_time: int = 1,
+        busy: Collection[int] = (),
+    ) -> int:
         """Candidates of a task's next round; other rounds that are searched have `n_reserved`, and
-        so many are at a time."""
+        so many are at a time, those of `busy` tasks."""
         options, trials = self.options, self._budget.trials
         size = options.round_size
         if not task_run.n_rounds:
@@ -209,10 +218,24 @@ class Run:
             size = first_rounds.size(size, left_s, n_fresh)
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
-                size = min(size, max(1, trials // len(self.task_runs)))
-            n_begun = self._recorder.n_trials + len(self._pending) + n_reserved
-            size = min(size, trials - n_begun)
+                size = first_rounds.size_of_trials(size, trials, len(self.task_runs))
+            left = self.n_spare(n_reserved, busy if task_run.n_rounds else None)
+            size = min(size, left)
         return max(0, size)
+
+    def n_spare(self, n_reserved: int, busy: Collection[int] | None = None) -> int:
+        """Trials that nothing has yet; without those that first rounds will take of tasks that
+        wait for one, unless `busy` is None. Without a limit of trials, as many as a round has."""
+        trials = self._budget.trials
+        if trials is None:
+            return self.options.round_size
+        left = trials - self._recorder.n_trials - len(self._pending) - n_reserved
+        if busy is None:
+            return left
+        first = first_rounds.size_of_trials(
+            self.options.first_round_size, trials, len(self.task_runs)
+        )
+        return left - first * len(self._allocator.fresh(busy))
 
     def submit(
         self,

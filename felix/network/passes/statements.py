@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
@@ -50,17 +49,4 @@ def program(
         [], [], [], root.name_hint, body, alloc_buffers=list(local), annotations=root.annotations
     )
     made = tirx.PrimFunc(list(buffers), s_tir.SBlockRealize([], True, block), attrs=func.attrs)
-    return s_tir.renew_defs(structural.structural_map(made, (tirx.IterVar, _of_one_type)))
-
-
-def _of_one_type(iterator: tirx.IterVar) -> tirx.IterVar:
-    """The iterator with a domain of its variable's type.
-
-    `ForceNarrowIndexToInt32` leaves variables wide that no index has, and TVM makes no such
-    iterator anew.
-    """
-    domain, dtype = iterator.dom, iterator.var.ty.dtype
-    if domain is None or domain.extent.ty.dtype == dtype:  # a thread's has none
-        return iterator
-    same = tvm.ir.Range.from_min_extent(domain.min.astype(dtype), domain.extent.astype(dtype))
-    return tirx.IterVar(same, iterator.var, iterator.iter_type, iterator.thread_tag)
+    return s_tir.renew_defs(made)

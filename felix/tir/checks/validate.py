@@ -9,9 +9,11 @@ choose where something is stored.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm_ffi import structural
 
 from felix import errors
 from felix.tir import bounds, grammar, reader
@@ -83,8 +85,32 @@ def _narrow_is_safe(func: tirx.PrimFunc) -> bool:
 def _narrowed(mod: tvm.IRModule) -> tirx.PrimFunc:
     """The function with int32 indices, or as it is where 32 bits are not proved to be enough."""
     try:
-        narrow = tirx.transform.ForceNarrowIndexToInt32()(mod)["main"]
+        narrow = _of_one_type(tirx.transform.ForceNarrowIndexToInt32()(mod)["main"])
         bounds.prove(narrow)
     except (errors.WorkloadError, tvm.error.InternalError):
         return mod["main"]
     return narrow
+
+
+def _of_one_type(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with the variables of its blocks as narrow as their extents.
+
+    `ForceNarrowIndexToInt32` leaves those wide that no index has, like the axes of a convolution's
+    window of one cell.
+    """
+    narrow: dict[Any, Any] = {}
+
+    def iterator(each: tirx.IterVar) -> tirx.IterVar:
+        dtype = each.dom.extent.ty.dtype
+        if each.var.ty.dtype == dtype:
+            return each
+        variable = tirx.Var(each.var.name, dtype)
+        narrow[each.var] = variable.astype(each.var.ty.dtype)
+        return tirx.IterVar(each.dom, variable, each.iter_type, each.thread_tag)
+
+    body = structural.structural_map(func.body, (tirx.IterVar, iterator))
+    if not narrow:
+        return func
+    return func.with_body(
+        structural.structural_map(body, (tirx.Var, lambda each: narrow.get(each, each)))
+    )

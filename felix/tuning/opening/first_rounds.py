@@ -2,9 +2,10 @@
 
 Their searches need no result of another task, so they do not wait for each other's: many
 candidates may be on their way. Where there are few seconds for each task, first rounds are
-smaller. A task whose turn did not come before time is up still has the best candidate by the
-model measured, as long as that takes no more than a share of the time: what the model picks is
-mostly far faster than a default schedule.
+smaller. Where trials are limited, those of first rounds are kept for them. A task whose turn did
+not come before time is up still has the best candidate by the model measured, as long as that
+takes no more than a share of the time: what the model picks is mostly far faster than a default
+schedule.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def size(whole: int, left_s: float | None, n_fresh: int) -> int:
         return whole
     share = left_s / (n_fresh * WHOLE_S)
     return max(1, min(whole, round(whole * share)))
+
+
+def size_of_trials(whole: int, trials: int, n_tasks: int) -> int:
+    """Candidates of a first round of tasks that share so many trials: each task gets its round."""
+    return max(1, min(whole, trials // n_tasks))
 
 
 def may_overrun(seconds: float | None, elapsed_s: float, n_fresh: int, n_tasks: int) -> bool:

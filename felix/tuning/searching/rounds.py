@@ -145,19 +145,21 @@ class Rounds:
                 break
             if not self._searches.is_ready or task_run.index in self._alone:
                 if run.opener.has_opened(task_run):
-                    self._submit(task_run, run.search(task_run, self._n_reserved), {})
+                    self._submit(task_run, run.search(task_run, self._n_reserved, self._busy), {})
                 return True
             if task_run.is_open or run.opener.has_begun(task_run):
                 self._ask(task_run)
         return False
 
     def _waiting(self) -> list[int]:
-        """Tasks that get no round now: their process is busy, or time is up for them."""
+        """Tasks that get no round now: their process is busy, or what is left of time or trials
+        is for others' first rounds."""
         run, searches = self._run, self._searches
+        has_more = not run.is_late and run.n_spare(self._n_reserved, self._busy) > 0
         return [
             task_run.index
             for task_run in run.task_runs
-            if (run.is_late and task_run.n_rounds)
+            if (task_run.n_rounds and not has_more)
             or (
                 searches.is_ready
                 and task_run.index not in self._alone
@@ -167,7 +169,7 @@ class Rounds:
 
     def _ask(self, task_run: TaskRun) -> None:
         """Have a round of a task searched."""
-        n = self._run.round_size(task_run, self._n_reserved, self._searches.n_ready)
+        n = self._run.round_size(task_run, self._n_reserved, self._searches.n_ready, self._busy)
         first = task_run.take_first(n) if task_run.is_open else []
         request = self._exchange.request(task_run, n - len(first))
         answer = self._searches.submit(request)
@@ -200,7 +202,7 @@ class Rounds:
                 return
             self._leave_alone(task_run, answer)
             n_reserved = self._n_reserved + len(searching.first)
-            chosen = [*searching.first, *run.search(task_run, n_reserved)]
+            chosen = [*searching.first, *run.search(task_run, n_reserved, self._busy)]
             made = {}
         self._submit(task_run, chosen, made)
 

@@ -10,7 +10,6 @@ import torch
 import tvm
 from torch import nn
 from tvm.s_tir import stmt as s_stmt
-from tvm_ffi import structural
 
 import felix
 from felix import target
@@ -73,19 +72,11 @@ def test_nothing_is_taken_from_a_pool_on_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "TVMBackendAllocWorkspace" in _host_code(mod)
 
 
-def test_axes_that_no_index_has_may_be_wider_than_their_extents() -> None:
-    """TVM leaves the window's axes of a convolution of single cells so."""
+def test_what_kernels_of_a_convolution_of_single_cells_leave_is_planned() -> None:
+    """TVM's narrowing of indices forgets the axes of its window, which no index has."""
     torch.manual_seed(0)
     model, x = nn.Conv2d(576, 96, 1).eval(), torch.randn(1, 576, 14, 14)
     network = imported.read(model, (x,), {}, CUDA, grouping=judging.grouping(None, CUDA, None))
-    (group,) = groups.of(network.lowered, CUDA)
-    assert group.task is not None
-    types: list[tuple[str, str]] = []
-    rule = (tvm.tirx.IterVar, lambda each: types.append(
-        (str(each.var.ty.dtype), str(each.dom.extent.ty.dtype))
-    ))  # fmt: skip
-    structural.structural_walk(group.task.func.body, (rule,))
-    assert ("int64", "int32") in types
     assert "TVMBackendAllocWorkspace" not in _host_code(_of_many_kernels(network))
 
 

@@ -9,11 +9,12 @@ import sys
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm import te
 
 from felix import errors, target, workloads
 from felix.task import Task
-from felix.tir import bounds, sandbox
+from felix.tir import bounds, grammar, sandbox
 from tests.support.tir_programs import function
 
 A4 = 'A: T.Buffer((4,), "float32")'
@@ -369,6 +370,25 @@ def test_te_programs_beyond_32_bits_get_wide_indices():
     assert {str(extent.ty.dtype) for extent in func.params[0].shape} == {"int32"}
     with pytest.raises(bounds.NarrowIndices, match="use int64"):
         Task.from_prim_func(te.create_prim_func([x, te.compute(x.shape, lambda i, j: x[i, j])]))
+
+
+@pytest.mark.parametrize("factor", ["A[v, 0, 0]", 'A[v, 0, 0] * T.Cast("float32", w)'])
+def test_axes_that_no_index_has_are_as_narrow_as_the_others(factor: str) -> None:
+    """As those of a convolution's window of one cell; the task can be read back."""
+    body = f"""
+for i, j in T.grid(T.int64(4), T.int64(2)):
+    with T.sblock("sum"):
+        v, w = T.axis.remap("SR", [i, j])
+        with T.init():
+            B[v] = T.float32(0)
+        B[v] = B[v] + {factor}
+"""
+    task = Task.from_prim_func(function(body, 'A: T.Buffer((4, 1, 1), "float32")', B4))
+    (block,) = [each for each in grammar.blocks(task.func.body) if each.iter_vars]
+    types = [(each.var.ty.dtype, each.dom.extent.ty.dtype) for each in block.iter_vars]
+    assert types == [("int32", "int32")] * 2
+    again = Task.from_json(task.to_json())
+    assert again.key == task.key and tvm_ffi.structural_equal(again.func, task.func)
 
 
 def test_tf32_is_a_part_of_a_task() -> None:

@@ -326,6 +326,23 @@ def test_no_round_is_asked_for_beyond_the_trials(
     assert min(sizes) > 0 and min(n for _, n in adopted) > 0
 
 
+def test_trials_of_first_rounds_are_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the only process is busy, the run has a task that it could search once more."""
+    until_ready(monkeypatch)
+    refused: list[int] = []
+    adopt = exchange.Exchange.adopt
+
+    def first_refused(ours: Any, run: Any, *arguments: Any) -> Any:
+        if not refused:
+            refused.append(run.index)
+            return None
+        return adopt(ours, run, *arguments)
+
+    monkeypatch.setattr(exchange.Exchange, "adopt", first_refused)
+    network = felix.tune(tasks(), 12, options=small(search_processes=1))
+    assert refused and [len(r.records) for r in network.results] == [4, 4, 4]
+
+
 def test_a_task_that_cannot_be_opened_is_skipped(
     monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
 ) -> None:
