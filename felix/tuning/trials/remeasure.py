@@ -3,10 +3,11 @@
 The minimum of many noisy medians is low by luck as much as by merit, and a machine that drifts
 favours whatever it timed in a good moment. So the fastest candidates of all tasks of a run are
 timed again, in turns: a burst of repeats each, then the next burst of each, over seconds; and they
-are judged by the median of these alone. As long as a candidate that was not measured again looks
-faster than the winner of its task, it is measured again as well, for a few waves. These records
-say so (`Record.repeat`); they are no trials, and neither the search nor the model learns from
-them.
+are judged by the median of these alone. Where calls are so long that a few outlast what disturbs
+timing (`ENOUGH_S`), there are fewer turns. As long as a candidate that was not measured again
+looks faster than the winner of its task, it is measured again as well, for a few waves. These
+records say so (`Record.repeat`); they are no trials, and neither the search nor the model learns
+from them.
 
 Where the unscheduled program was about as fast as the winner, or faster, the two are then timed in
 turns as well, so that which of them ships (`results.faster`) is not decided by luck either.
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 MARGIN = 1.15
 #: Waves at most; the second is there if the winners of the first were not that fast after all.
 WAVES = 3
+#: No further turn for the programs of a task each of which was timed for so long.
+ENOUGH_S = 1.0
 
 
 def run(
@@ -84,6 +87,15 @@ class _Final:
     ) -> None:
         self.task_run, self.contenders, self.programs = task_run, contenders, programs
         self._bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether every program was timed for long, or failed."""
+        return all(
+            any(not burst.ok for burst in bursts)
+            or sum(sum(burst.latencies_us) for burst in bursts) >= ENOUGH_S * 1e6
+            for bursts in self._bursts
+        )
 
     def submit(self) -> list[concurrent.futures.Future[protocol.Measurement]]:
         """One burst of each program."""
@@ -157,8 +169,9 @@ def _time(
     for turn in range(options.final_turns if finals else 0):
         if turn > 0 and finals[0].task_run.task.target.kind.name == "llvm":
             _pause(compute_guard, options.final_pause_s)
-        submitted = [final.submit() for final in finals]
-        for final, futures in zip(finals, submitted, strict=True):
+        going_on = [final for final in finals if not turn or not final.has_enough]
+        submitted = [final.submit() for final in going_on]
+        for final, futures in zip(going_on, submitted, strict=True):
             final.take([_wait(compute_guard, future) for future in futures])
 
 
