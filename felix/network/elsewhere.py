@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch.export.passes import move_to_device_pass
 
 from felix import target as targets
 from felix.known_results import store
@@ -63,9 +62,8 @@ def tune(
     known = store.Store()
     full = targets.parse(target)
     grouping = judging.grouping(fusion, full, known, allow_tf32)
-    if isinstance(model, torch.export.ExportedProgram):
-        model = move_to_device_pass(model, "cpu")
-    network = imported.read(model, (), {}, full, shapes, grouping, drawn_on="cpu")
+    placed = imported.placed(model, (), {}, "cpu")
+    network = imported.read(*placed, full, shapes, grouping, drawn_on="cpu")
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     every = groups.of(network.lowered, full, allow_tf32=allow_tf32)
     gathered = outcomes.gather(groups.tasks(every), known, request)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import tvm
+from torch.export.passes import move_to_device_pass
+from torch.utils import _pytree as pytree
 
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What `optimize` takes: a module, an exported program, or the path or bytes of an ONNX file.
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | str | pathlib.Path | bytes"
+#: Targets where none is named, by PyTorch's kind of the device that tensors are on.
+TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 #: Seed of the inputs that are drawn where there are no examples.
 _SEED = 0
 
@@ -98,6 +102,59 @@ def read(
 def device_of(full: tvm.target.Target) -> str:
     """PyTorch's name of the kind of device that a target's programs run on."""
     return "cpu" if full.kind.name == "llvm" else str(full.kind.name)
+
+
+def default_target(tensors: Iterable[Any]) -> str:
+    """What to build for where these tensors are; a CPU without any.
+
+    Raises:
+        TargetError: Felix has no target for their device.
+    """
+    devices = [each.device.type for each in tensors if isinstance(each, torch.Tensor)]
+    device = next((each for each in devices if each != "cpu"), "cpu")
+    if device not in TARGETS:
+        raise errors.TargetError(f"Felix has no target for the device {device}")
+    return TARGETS[device]
+
+
+def tensors(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The parameters and buffers of a model, and the tensors of a call."""
+    own: list[Any] = []
+    if isinstance(model, torch.nn.Module):
+        own = [*model.parameters(), *model.buffers()]
+    elif isinstance(model, torch.export.ExportedProgram):
+        own = [*model.state_dict.values(), *model.constants.values()]
+    given = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    return [each for each in (*own, *given) if isinstance(each, torch.Tensor)]
+
+
+def placed(
+    model: Model, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
+) -> tuple[Model, tuple[Any, ...], dict[str, Any]]:
+    """A model and its example inputs on a kind of device (`device_of`).
+
+    Programs of torch.export, and inputs of an ONNX file, are moved there.
+
+    Raises:
+        WorkloadError: a module or its inputs are on another device.
+    """
+    if isinstance(model, torch.nn.Module):
+        elsewhere = {each.device.type for each in tensors(model, args, kwargs)} - {device}
+        if elsewhere:
+            raise errors.WorkloadError(
+                f"the model or its example inputs are on {sorted(elsewhere)[0]}, and the target's "
+                f"programs run on {device}: move both there, or leave the target out"
+            )
+        return model, tuple(args), dict(kwargs)
+    if isinstance(model, torch.export.ExportedProgram):
+        if not args and not kwargs and model.example_inputs is not None:
+            args, kwargs = model.example_inputs
+        if any(each.device.type != device for each in tensors(model, (), {})):
+            model = move_to_device_pass(model, device)
+    on_device = pytree.tree_map_only(
+        torch.Tensor, lambda each: each.to(device), (tuple(args), dict(kwargs))
+    )
+    return model, *on_device
 
 
 def torch_dtypes(model: frontend_imported.ImportedModel) -> set[torch.dtype]:

@@ -56,7 +56,7 @@ def optimize(
     *,
     seconds: float | None = None,
     trials: int | None = None,
-    target: target.TargetLike = "llvm",
+    target: target.TargetLike | None = None,
     kwargs: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -79,7 +79,8 @@ def optimize(
             of their shapes, types and structure. An ONNX file needs none.
         seconds: time for tuning, 300 if trials are not given either; import and build are extra.
         trials: candidates to measure, over all tasks.
-        target: what to build for.
+        target: what to build for; if left out, for a GPU where the model or the inputs are on one,
+            else for this CPU. A module and its inputs have to be on the target's kind of device.
         kwargs: keyword arguments of a call.
         shapes: shapes of an ONNX file's inputs whose extents it leaves open.
         out: folder of the tuning session; one beside the known results if left out, until the
@@ -123,14 +124,22 @@ def optimize(
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     known = store.Store(known_results)
-    full = _parse(target)
+    full = _target(target, model, args, kwargs or {})
+    placed = imported.placed(model, args, kwargs or {}, imported.device_of(full))
     grouping = judging.grouping(fusion, full, known, allow_tf32)
-    network = imported.read(model, tuple(args), dict(kwargs or {}), full, shapes, grouping)
+    network = imported.read(*placed, full, shapes, grouping)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     return _optimized(network, known, request)
 
 
-def _parse(spec: target.TargetLike) -> tvm.target.Target:
+def _target(
+    spec: target.TargetLike | None,
+    model: imported.Model,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tvm.target.Target:
+    if spec is None:
+        spec = imported.default_target(imported.tensors(model, args, kwargs))
     return target.parse(spec)
 
 

@@ -21,15 +21,13 @@ from torch._dynamo import convert_frame
 from felix import errors
 from felix import target as targets
 from felix.known_results import store
-from felix.network import judging
+from felix.network import imported, judging
 from felix.network.backend import part, partition, settings, tracing, tuned
 from felix.network.backend.report import GraphReport, PartReport, SizesReport
 from felix.tir import grammar
 
 #: A frame of a stack as Python prints it.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-#: What programs are built for where tensors lie on such a device.
-_TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 
 
 class CompiledGraph:
@@ -217,11 +215,7 @@ def _target(chosen: settings.Settings, args: Sequence[Any]) -> tvm.target.Target
     """
     if chosen.target is not None:
         return targets.parse(chosen.target)
-    devices = [each.device.type for each in args if isinstance(each, torch.Tensor)]
-    device = next((each for each in devices if each != "cpu"), "cpu")
-    if device not in _TARGETS:
-        raise errors.TargetError(f"Felix has no target for the device {device}")
-    return targets.parse(_TARGETS[device])
+    return targets.parse(imported.default_target(args))
 
 
 def _varying(graph: torch.fx.GraphModule) -> list[int]:

@@ -1,0 +1,64 @@
+"""Where models and inputs are, and what is built for them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+import tvm
+from torch import nn
+
+import felix
+from felix import errors
+from felix.network import imported
+
+
+def test_the_target_follows_the_tensors() -> None:
+    x = torch.zeros(2, 4)
+    assert imported.default_target([]) == imported.default_target([x]) == "llvm"
+    with pytest.raises(errors.TargetError, match="no target for the device meta"):
+        felix.optimize(nn.Linear(4, 4).to("meta"), x)
+
+
+def test_tensors_are_those_of_the_model_and_of_the_call() -> None:
+    model, x, y = nn.BatchNorm1d(4), torch.zeros(2, 4), torch.ones(2)
+    own = [model.weight, model.bias, model.running_mean, model.running_var]
+    found = imported.tensors(model, (x, 3), {"y": [y]})
+    assert all(any(each is one for one in found) for each in (*own, x, y))
+    program = torch.export.export(model.eval(), (x,))
+    assert len(imported.tensors(program, (), {})) >= 4
+
+
+def test_a_module_elsewhere_is_refused() -> None:
+    model, x = nn.Linear(4, 4), torch.zeros(2, 4)
+    with pytest.raises(errors.WorkloadError, match="are on cpu, and the target's programs run on"):
+        felix.optimize(model, x, target="cuda -arch sm_80")
+    with pytest.raises(errors.WorkloadError, match="are on meta"):
+        felix.optimize(model, x.to("meta"), target="llvm")
+
+
+def test_what_comes_from_files_is_moved() -> None:
+    x = torch.zeros(2, 4)
+    program = torch.export.export(nn.Linear(4, 4).eval(), (x,), {})
+    moved, args, kwargs = imported.placed(program, (), {}, "meta")
+    assert {each.device.type for each in imported.tensors(moved, args, kwargs)} == {"meta"}
+    assert [tuple(each.shape) for each in args] == [(2, 4)] and kwargs == {}
+    _, args, _ = imported.placed(b"an ONNX file", (x,), {}, "meta")
+    assert args[0].device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_models_on_a_gpu_are_built_for_it(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), torch.randn(8, 64)
+    program = torch.export.export(model, (x,))
+    with torch.no_grad():
+        expected = model(x)
+    known = tmp_path / "known.sqlite"
+    fast = felix.optimize(model.cuda(), (x.cuda(),), trials=8, known_results=known)
+    again = felix.optimize(program, trials=8, target="cuda", known_results=known)
+    for each in (fast, again):
+        torch.testing.assert_close(each(x.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
+        assert each.report.target == "cuda"
