@@ -23,7 +23,7 @@ from tvm_ffi import structural
 from felix import launch_plan
 from felix.measure import payload as payloads
 from felix.measure.cuda import program_file
-from felix.measure.cuda.building import launches, nvrtc
+from felix.measure.cuda.building import cubin_cache, launches, nvrtc
 from felix.measure.cuda.building import source as cuda_source
 from felix.templates.generated import GeneratedProgram
 
@@ -95,8 +95,7 @@ def cubin_of(program: GeneratedProgram) -> bytes:
         CompileError: NVRTC refuses the source.
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
-    source = of_generated(program).source
-    return nvrtc.compile_cubin(source.text, program.arch, headers=source.headers)
+    return cubin_cache.compiled(of_generated(program).source, program.arch)
 
 
 def ptx_of(program: GeneratedProgram) -> str:
@@ -205,8 +204,7 @@ def cubin(code: str, target: tvm.target.Target) -> bytes:
         CompileError: NVRTC refuses it.
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
-    source = cuda_source.slim(code)
-    return nvrtc.compile_cubin(source.text, str(target.attrs["arch"]), headers=source.headers)
+    return cubin_cache.compiled(cuda_source.slim(code), str(target.attrs["arch"]))
 
 
 def passes() -> tvm.transform.PassContext:

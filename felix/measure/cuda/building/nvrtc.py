@@ -184,6 +184,11 @@ def _packages() -> Iterator[pathlib.Path]:
                 yield folder
 
 
+def version() -> tuple[int, int]:
+    """Of the library, like (13, 0); raises MeasureError."""
+    return _version(load())
+
+
 def _version(library: ctypes.CDLL) -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))

@@ -42,7 +42,9 @@ def _group(model: nn.Module, x: torch.Tensor) -> tuple[imported.Network, groups.
     return network, group
 
 
-def _outcome(group: groups.Group, tuned_us: float = 10.0, default_us: float = 15.0) -> Outcome:
+def _outcome(
+    group: groups.Group, tuned_us: float = 10.0, default_us: float | None = 15.0
+) -> Outcome:
     """What tuning that measured these latencies says, the group's program being the tuned one."""
     assert group.task is not None
     program = payload.of(group.task.mod, group.task.target)
@@ -74,7 +76,7 @@ def _held(folder: pathlib.Path, group: Any, network: Any, outcome: Outcome) -> s
     return shipping.choose(group, outcome, compared, is_known=False)
 
 
-def _wrong_felix(x: torch.Tensor, **latencies_us: float) -> Any:
+def _wrong_felix(x: torch.Tensor, **latencies_us: float | None) -> Any:
     network, group = _group(_Affine(1.0), x)
     _, other = _group(_Affine(-1.0), x)
     return network, group, _outcome(other, **latencies_us)
@@ -100,10 +102,22 @@ def test_wrong_felix_does_not_ship(tmp_path: pathlib.Path, timed: dict[Contender
     assert "tolerance 1.0e-03" in shipped.reason
 
 
-def test_wrong_felix_and_pytorch_leave_the_slow_default(
-    tmp_path: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
+def test_a_default_that_did_not_run_in_time_is_no_contender(
+    tmp_path: pathlib.Path, timed: dict[Contender, float]
 ) -> None:
-    network, group, outcome = _wrong_felix(torch.randn(2, 8), default_us=1e4)
+    network, group = _group(_Affine(1.0), torch.randn(2, 8))
+    shipped = _held(tmp_path, group, network, _outcome(group, default_us=None))
+    assert shipped.contender is FELIX and set(shipped.latencies_us) == {FELIX, PYTORCH}
+
+
+@pytest.mark.parametrize("default_us", [1e4, None])
+def test_wrong_felix_and_pytorch_leave_the_slow_default(
+    tmp_path: pathlib.Path,
+    timed: dict[Contender, float],
+    wrong_pytorch: None,
+    default_us: float | None,
+) -> None:
+    network, group, outcome = _wrong_felix(torch.randn(2, 8), default_us=default_us)
     timed[TVM] = 9e3
     shipped = _held(tmp_path, group, network, outcome)
     assert shipped.contender is TVM and set(shipped.wrong) == {FELIX, PYTORCH}
