@@ -63,7 +63,8 @@ def read_graph(
     order = sorted(range(len(placeholders)), key=lambda index: index in parameters)
     n_inputs = len(order) - len(parameters)
     traced = _traced(graph, order, [placeholders[index].meta["val"] for index in order])
-    mod = importer.to_relax(_program(traced))
+    program = _program(traced)
+    mod = importer.to_relax(program, unconverted.Refused(program).convert_map())
     main = mod.get_global_var("main")  # the importer takes parameters for inputs
     mod.update_func(main, mod[main].with_attr("num_input", n_inputs))
     specs = [imported.spec_of(each) for each in imported.main_of(mod).params]

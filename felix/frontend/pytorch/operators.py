@@ -34,6 +34,20 @@ _IN_FLOAT32 = (
     "sum.default", "sum.dim_IntList", "tan.default", "tanh.default", "var.correction",
     "std.correction",
 )  # fmt: skip
+#: Operators of two operands, which PyTorch computes in the type that they have in common;
+_PROMOTED = (
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "fmod.Scalar",
+    "fmod.Tensor", "remainder.Scalar", "remainder.Tensor", "maximum.default", "minimum.default",
+    "pow.Tensor_Tensor", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
+    "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
+)  # fmt: skip
+#: what they are of two booleans.
+_LOGICAL: dict[str, Callable[[Any, Any], Any]] = {
+    "add.Tensor": relax.op.logical_or, "mul.Tensor": relax.op.logical_and,
+    "maximum.default": relax.op.logical_or, "minimum.default": relax.op.logical_and,
+}  # fmt: skip
+#: Operators whose first operand has the result's type before they are computed.
+_WIDENING = ("clamp.default", "cumprod.default", "cumsum.default")
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 
@@ -59,6 +73,8 @@ def convert_map() -> dict[str, Converter]:
         "_native_batch_norm_legit_no_training.default": _batch_norm,
         "scaled_dot_product_attention.default": attention.convert,
         **{name: _in_float32(name, defaults) for name in _IN_FLOAT32},
+        **{name: _promoted(name, defaults) for name in _PROMOTED},
+        **{name: _in_its_result_type(name, defaults) for name in _WIDENING},
     }
 
 
@@ -80,6 +96,58 @@ def _in_float32(name: str, defaults: dict[str, Callable[[torch.fx.Node], Any]]) 
         return _cast(importer, result, str(node.meta["val"].dtype).removeprefix("torch."))
 
     return convert
+
+
+def _in_its_result_type(
+    name: str, defaults: dict[str, Callable[[torch.fx.Node], Any]]
+) -> Converter:
+    """TVM's conversion of an operator, given its first operand in the type of its result."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        if not defaults:
+            defaults.update(importer.create_convert_map())
+        source = node.args[0]
+        operand = importer.env[source]
+        wanted = str(node.meta["val"].dtype).removeprefix("torch.")
+        importer.env[source] = _cast(importer, operand, wanted)
+        try:
+            return defaults[name](node)
+        finally:
+            importer.env[source] = operand
+
+    return convert
+
+
+def _promoted(name: str, defaults: dict[str, Callable[[torch.fx.Node], Any]]) -> Converter:
+    """TVM's conversion of an operator of two operands, given both in the type that they have in
+    common. TVM takes the type of a tensor for a number beside it."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        if not defaults:
+            defaults.update(importer.create_convert_map())
+        dtype = _common_type(name, node)
+        if dtype is torch.bool and name in _LOGICAL:
+            return importer.block_builder.emit(_LOGICAL[name](*_arguments(node, importer, 2)))
+        places = [each for each in node.args[:2] if isinstance(each, torch.fx.Node)]
+        before = {each: importer.env[each] for each in places}
+        wanted = str(dtype).removeprefix("torch.")
+        importer.env.update({n: _cast(importer, value, wanted) for n, value in before.items()})
+        try:
+            return defaults[name](node)
+        finally:
+            importer.env.update(before)
+
+    return convert
+
+
+def _common_type(name: str, node: torch.fx.Node) -> torch.dtype:
+    values: list[Any] = [
+        each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in node.args[:2]
+    ]
+    dtype = torch.result_type(*values)
+    is_whole = not dtype.is_floating_point and not dtype.is_complex
+    divides = name == "div.Tensor"
+    return torch.get_default_dtype() if divides and is_whole else dtype
 
 
 def _select(node: torch.fx.Node, importer: Any) -> Any:

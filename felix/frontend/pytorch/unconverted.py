@@ -9,7 +9,7 @@ is read.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
+from felix import errors
 from felix.frontend import imported
 from felix.frontend.pytorch import calling, export, operators
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
@@ -27,12 +28,20 @@ _PLAIN = (
     torch.fx.Node, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None), bool,
     int, float, str,
 )  # fmt: skip
+#: Operators of which TVM's conversion gives something else.
+_WRONG = frozenset({"_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default"})
+#: Positions of arguments that TVM's conversions drop; left out or None they do no harm.
+_DROPPED = {"avg_pool2d.default": 6, "avg_pool3d.default": 6}
+#: Keyword arguments that say where a result is stored and how, or its type, which is cast.
+_OF_STORAGE = frozenset({
+    "dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking",
+})  # fmt: skip
 
 
 def convertible() -> frozenset[str]:
     """Names of the ATen operators that TVM converts; whether it does depends on operands, too."""
     own = translator.ExportedProgramImporter().create_convert_map()
-    return frozenset({*operators.convert_map(), *own})
+    return frozenset({*operators.convert_map(), *own}) - _WRONG
 
 
 class Unconverted:
@@ -56,16 +65,20 @@ class Unconverted:
         return {n: self._converted if n in known else self._left for n in self._names}
 
     def _converted(self, node: torch.fx.Node, importer: Any) -> Any:
-        """The usual conversion of an operator, if it gives what the operator gives."""
+        """The usual conversion of an operator, if it reads what it is given and gives what the
+        operator gives; another type is cast."""
         if not self._conversions:
             own = importer.create_convert_map()
             self._conversions = {name: _alone(convert) for name, convert in own.items()}
             self._conversions |= operators.convert_map()
+        watched: Any = _Watched(node)
         try:
-            result = self._conversions[_name(node)](node, importer)
+            result = self._conversions[_name(node)](watched, importer)
         except export.EXPORT_ERRORS:
             return self._left(node, importer)
-        return result if _has_shape(result, node) else self._left(node, importer)
+        if watched.has_dropped or _drops_position(node) or not _has_shape(result, node):
+            return self._left(node, importer)
+        return _of_type(result, node, importer)
 
     def _left(self, node: torch.fx.Node, importer: Any) -> Any:
         """Calls of PyTorch's operator."""
@@ -94,6 +107,54 @@ class Unconverted:
         return [emitted(each, n) if n in read else None for n, each in enumerate(value)]
 
 
+class Refused(Unconverted):
+    """The same for a graph whose caller leaves such operators out: they end the import."""
+
+    def _left(self, node: torch.fx.Node, importer: Any) -> Any:
+        raise errors.WorkloadError(f"{export.MESSAGE}TVM does not convert {node.target}")
+
+
+class _Watched:
+    """A node for a conversion to read: which of its keyword arguments it does read is noted."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        self._node = node
+        self.kwargs = _Noted(node.kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether a keyword argument that is not what it is by default was not read."""
+        schema = getattr(self._node.target, "_schema", None)
+        defaults = {each.name: each.default_value for each in schema.arguments} if schema else {}
+        return any(
+            name not in self.kwargs.read
+            and name not in _OF_STORAGE
+            and value != defaults.get(name)
+            for name, value in self._node.kwargs.items()
+        )
+
+
+class _Noted(Mapping[str, Any]):
+    """Keyword arguments; `read` has the names of those that were read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 def _name(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
@@ -103,6 +164,11 @@ def _alone(convert: Callable[[torch.fx.Node], Any]) -> operators.Converter:
     return lambda node, importer: convert(node)
 
 
+def _drops_position(node: torch.fx.Node) -> bool:
+    position = _DROPPED.get(_name(node))
+    return position is not None and node.args[position:] not in ((), (None,))
+
+
 def _has_shape(result: Any, node: torch.fx.Node) -> bool:
     """Whether a conversion's result has the shape of the operator's, as far as both are known."""
     value, kind = node.meta["val"], getattr(result, "ty", None)
@@ -110,6 +176,17 @@ def _has_shape(result: Any, node: torch.fx.Node) -> bool:
         return True
     shape = imported.spec_of_type(kind, "").shape
     return shape is None or shape == tuple(value.shape)
+
+
+def _of_type(result: Any, node: torch.fx.Node, importer: Any) -> Any:
+    """A conversion's result with the element type of the operator's."""
+    value, kind = node.meta["val"], getattr(result, "ty", None)
+    if not isinstance(value, torch.Tensor) or not isinstance(kind, relax.TensorType):
+        return result
+    dtype = calling.dtype_name(value.dtype)
+    if str(kind.dtype) == dtype:
+        return result
+    return importer.block_builder.emit(relax.op.astype(result, dtype))
 
 
 def _is_pure(node: torch.fx.Node) -> bool:

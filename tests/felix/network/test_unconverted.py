@@ -47,8 +47,25 @@ def _places(model: Model, x: torch.Tensor) -> torch.Tensor:
     return 2 * torch.searchsorted(model.weight.sort(-1).values, model.layer(x)).float()
 
 
+def _smoothed(model: Model, x: torch.Tensor) -> torch.Tensor:
+    size = {"size": (3, 3), "mode": "bilinear", "antialias": True}
+    return functional.interpolate(model.layer(x)[None, None], **size).relu()
+
+
+def _scaled(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return torch.add(model.layer(x), x, alpha=-3).relu()
+
+
+def _divided(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return functional.avg_pool2d(model.layer(x)[None], 2, divisor_override=3).relu()
+
+
 def _windows(model: Model, x: torch.Tensor) -> torch.Tensor:
     return functional.unfold(model.layer(x)[None, None], 3).relu()
+
+
+def _any_of_each(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return torch.any(model.layer(x) > 1, -1)
 
 
 CASES = [
@@ -57,8 +74,9 @@ CASES = [
     (_both_results, "planned", {"aten.kthvalue.default": 2}),
     (_distances, "planned", {"aten._cdist_forward.default": 1}),
     (_places, "fuseops", {"aten.searchsorted.Tensor": 1}),
-    (_windows, "rules", {"aten.index.Tensor": 1}),  # whose result TVM gives another shape
-    (_windows, "planned", {"aten.index.Tensor": 1}),
+    (_smoothed, "rules", {"aten._upsample_bilinear2d_aa.default": 1}),
+    (_divided, "rules", {"aten.avg_pool2d.default": 1}),
+    (_scaled, "planned", {"aten.add.Tensor": 1}),  # whose factor TVM drops
 ]
 
 
@@ -75,6 +93,19 @@ def test_pytorch_runs_it_inside_of_the_network(
     x = torch.randn(8, 8)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("call", [_windows, _any_of_each])
+def test_what_tvm_converts_rightly_is_not_left(
+    tmp_path: pathlib.Path, call: Callable[..., Any]
+) -> None:
+    model, x = Model(call).eval(), torch.randn(8, 8)
+    fast = networks.optimize(model, x, tmp_path, trials=1)
+    assert not fast.report.pytorch
+    with torch.no_grad():
+        expected = model(x)
+    assert fast(x).dtype == expected.dtype
+    torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_artifact_runs_it_without_felix(tmp_path: pathlib.Path) -> None:
