@@ -13,7 +13,7 @@ from tvm.relax.frontend import torch as tvm_torch
 
 from felix import errors
 from felix.frontend import folding, imported
-from felix.frontend.pytorch import calling, export, operators, unconverted
+from felix.frontend.pytorch import calling, conversion, export, operators, unconverted
 
 
 def import_torch(
@@ -67,7 +67,7 @@ def import_torch(
 
 def to_relax(
     program: torch.export.ExportedProgram,
-    further: Mapping[str, operators.Converter] = types.MappingProxyType({}),
+    further: Mapping[str, conversion.Converter] = types.MappingProxyType({}),
 ) -> tvm.IRModule:
     """TVM's import of a program, whose parameters stay inputs and whose buffers are constants.
 

@@ -20,7 +20,7 @@ from tvm.relax.frontend.torch import exported_program_translator as translator
 
 from felix import errors
 from felix.frontend import imported
-from felix.frontend.pytorch import calling, export, operators
+from felix.frontend.pytorch import calling, conversion, export, operators
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
 
 #: Types of arguments that a form may have.
@@ -56,10 +56,10 @@ class Unconverted:
         nodes = [node for node in program.graph.nodes if node.op == "call_function"]
         unfit = {_name(node) for node in nodes if not (_is_pure(node) and _is_plain(node))}
         self._names = sorted({_name(node) for node in nodes} - unfit)
-        self._conversions: dict[str, operators.Converter] = {}
+        self._conversions: dict[str, conversion.Converter] = {}
         self.forms: dict[str, list[str]] = {}
 
-    def convert_map(self) -> dict[str, operators.Converter]:
+    def convert_map(self) -> dict[str, conversion.Converter]:
         """Conversions by the operators' names, for the import of the program."""
         known = convertible()
         return {n: self._converted if n in known else self._left for n in self._names}
@@ -159,7 +159,7 @@ def _name(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _alone(convert: Callable[[torch.fx.Node], Any]) -> operators.Converter:
+def _alone(convert: Callable[[torch.fx.Node], Any]) -> conversion.Converter:
     """A conversion of TVM's importer, as ours are called."""
     return lambda node, importer: convert(node)
 
