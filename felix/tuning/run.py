@@ -219,16 +219,23 @@ class Run:
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
                 size = first_rounds.size_of_trials(size, trials, len(self.task_runs))
-            left = self.n_spare(n_reserved, busy if task_run.n_rounds else None)
+            left = self._n_spare(trials, n_reserved, busy if task_run.n_rounds else None)
             size = min(size, left)
         return max(0, size)
 
-    def n_spare(self, n_reserved: int, busy: Collection[int] | None = None) -> int:
-        """Trials that nothing has yet; without those that first rounds will take of tasks that
-        wait for one, unless `busy` is None. Without a limit of trials, as many as a round has."""
+    def has_spare_trials(self, n_reserved: int, busy: Collection[int]) -> bool:
+        """Whether more trials are left than waiting tasks' first rounds will take.
+
+        Args:
+            n_reserved: trials of rounds that are being searched.
+            busy: tasks that have a round.
+        """
         trials = self._budget.trials
-        if trials is None:
-            return self.options.round_size
+        return trials is None or self._n_spare(trials, n_reserved, busy) > 0
+
+    def _n_spare(self, trials: int, n_reserved: int, busy: Collection[int] | None) -> int:
+        """Trials that nothing has yet; unless `busy` is None, without those kept for first rounds
+        of other tasks."""
         left = trials - self._recorder.n_trials - len(self._pending) - n_reserved
         if busy is None:
             return left

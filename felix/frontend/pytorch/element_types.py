@@ -39,42 +39,30 @@ _LOGICAL: dict[str, Callable[[Any, Any], Any]] = {
     "add.Tensor": relax.op.logical_or, "mul.Tensor": relax.op.logical_and,
     "maximum.default": relax.op.logical_or, "minimum.default": relax.op.logical_and,
 }  # fmt: skip
-#: Operators whose first operand has the result's type before they are computed.
+#: Others whose first operand has the result's type before they are computed.
 _WIDENING = ("clamp.default", "cumprod.default", "cumsum.default")
 
 
 def convert_map(defaults: conversion.Defaults) -> dict[str, conversion.Converter]:
     """The conversions by the operators' names."""
     return {
-        **{name: _in_float32(name, defaults) for name in _IN_FLOAT32},
+        **{name: _widened(name, defaults) for name in (*_IN_FLOAT32, *_WIDENING)},
         **{name: _promoted(name, defaults) for name in _PROMOTED},
-        **{name: _in_its_result_type(name, defaults) for name in _WIDENING},
     }
 
 
-def _in_float32(name: str, defaults: conversion.Defaults) -> conversion.Converter:
-    """TVM's conversion of an operator, computed in float32 where its first operand has 16 bits,
-    and else in the type of its result."""
+def _widened(name: str, defaults: conversion.Defaults) -> conversion.Converter:
+    """TVM's conversion of an operator, given its first operand in the type of its result, or in
+    float32 where it has 16 bits and PyTorch computes so."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
         source: Any = node.args[0]
         operand = importer.env[source]
-        wide = "float32" if str(operand.ty.dtype) in HALF else _dtype(node)
+        is_half = name in _IN_FLOAT32 and str(operand.ty.dtype) in HALF
+        wide = "float32" if is_half else _dtype(node)
         with conversion.standing_for(importer, {source: cast(importer, operand, wide)}):
             result = defaults.convert(name, node, importer)
         return cast(importer, result, _dtype(node))
-
-    return convert
-
-
-def _in_its_result_type(name: str, defaults: conversion.Defaults) -> conversion.Converter:
-    """TVM's conversion of an operator, given its first operand in the type of its result."""
-
-    def convert(node: torch.fx.Node, importer: Any) -> Any:
-        source: Any = node.args[0]
-        operand = cast(importer, importer.env[source], _dtype(node))
-        with conversion.standing_for(importer, {source: operand}):
-            return defaults.convert(name, node, importer)
 
     return convert
 

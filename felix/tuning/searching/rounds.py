@@ -155,7 +155,7 @@ class Rounds:
         """Tasks that get no round now: their process is busy, or what is left of time or trials
         is for others' first rounds."""
         run, searches = self._run, self._searches
-        has_more = not run.is_late and run.n_spare(self._n_reserved, self._busy) > 0
+        has_more = not run.is_late and run.has_spare_trials(self._n_reserved, self._busy)
         return [
             task_run.index
             for task_run in run.task_runs
