@@ -2,20 +2,49 @@
 
 Inputs and outputs of a captured network lie in fixed places. A call copies its inputs in, replays,
 and copies the outputs out, on PyTorch's current stream. Nothing waits for the GPU.
+
+A graph runs kernels one after the other, or those that are independent side by side
+(`felix.network.branches`). Where there are such kernels both graphs are captured and timed, and
+the faster one stays.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import statistics
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import tvm
+import tvm_ffi
 
 from felix import errors
-from felix.network import executable
+from felix.network import branches, executable
 
 #: Calls before the capture: kernels load, and pools of memory grow.
 _WARM_UP = 3
+#: Timed replays of each of two graphs, in turns.
+_TURNS = 15
+#: Branches stay if they take less than this part of the time without: each is one more thing
+#: that a launch has to see to.
+_GAIN = 0.99
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Branching:
+    """What a graph with branches was compared by: medians of replays, with warm caches, in us."""
+
+    n_branches: int
+    branched_us: float
+    in_order_us: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether kernels side by side are faster."""
+        return self.branched_us < _GAIN * self.in_order_us
 
 
 class CapturedNetwork:
@@ -27,6 +56,9 @@ class CapturedNetwork:
     Args:
         built: the network, on a GPU.
         examples: input tensors of a call, on the GPU.
+
+    Attributes:
+        branching: how kernels side by side compare; None if each kernel waits for the last one.
 
     Raises:
         TuningError: the inputs are not on a GPU, or the network cannot be captured.
@@ -40,8 +72,9 @@ class CapturedNetwork:
         with torch.inference_mode(False):
             self._inputs = [executable.as_stored(each).clone() for each in examples]
         self._stream = torch.cuda.current_stream()
+        self.branching: Branching | None = None
         try:
-            self._graph, self._outputs = _captured(built, self._inputs)
+            self._graph, self._outputs = self._captured()
         except (RuntimeError, ValueError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise errors.TuningError(f"the network cannot be captured: {lines[0]}") from error
@@ -60,11 +93,23 @@ class CapturedNetwork:
             self._graph.replay()
             return [each.clone() for each in self._outputs]
 
+    def _captured(self) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        """The graph of a call, and the outputs that it writes."""
+        _warm_up(self._built, self._inputs)
+        in_order, outputs = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(in_order):
+            outputs = self._built(self._inputs)
+        branched = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(branched), _Branches() as sides, self._built.instrumented(sides):
+            branched_outputs = self._built(self._inputs)
+        if sides.n_branches < 2:
+            return in_order, outputs
+        in_order_us, branched_us = _medians_us([in_order, branched])
+        self.branching = Branching(sides.n_branches, branched_us, in_order_us)
+        return (branched, branched_outputs) if self.branching.pays else (in_order, outputs)
 
-def _captured(
-    built: executable.Executable, inputs: Sequence[torch.Tensor]
-) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
-    """The graph of a call, and the outputs that it writes."""
+
+def _warm_up(built: executable.Executable, inputs: Sequence[torch.Tensor]) -> None:
     current = torch.cuda.current_stream()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(current)
@@ -72,7 +117,89 @@ def _captured(
         for _ in range(_WARM_UP):
             built(inputs)
     current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = built(inputs)
-    return graph, outputs
+
+
+def _medians_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+    """The time of a replay of each graph, in turns."""
+    stream = torch.cuda.current_stream()
+    latencies_us: list[list[float]] = [[] for _ in graphs]
+    for turn in range(_TURNS + 1):
+        for graph, own_us in zip(graphs, latencies_us, strict=True):
+            begin = _recorded(stream, enable_timing=True)
+            graph.replay()
+            end = _recorded(stream, enable_timing=True)
+            end.synchronize()
+            if turn:  # the first replay of a graph takes its kernels to the GPU
+                own_us.append(begin.elapsed_time(end) * 1e3)
+    return [statistics.median(own_us) for own_us in latencies_us]
+
+
+class _Branches:
+    """Puts the calls of a virtual machine on streams while PyTorch's current one is captured.
+
+    It is what `VirtualMachine.set_instrument` wants. A call writes those arguments that were
+    made since the last call; a call that has none of them is taken to write all.
+    """
+
+    def __init__(self) -> None:
+        self._order = branches.Order()
+        self._streams: list[torch.cuda.Stream] = []
+        self._ended: list[torch.cuda.Event] = []
+        self._made: set[int] = set()
+        self._inside = contextlib.ExitStack()
+
+    @property
+    def n_branches(self) -> int:
+        """How many branches there are by now."""
+        return len(self._streams)
+
+    def __enter__(self) -> _Branches:
+        self._main = torch.cuda.current_stream()
+        self._begun = _recorded(self._main)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """What follows in the captured stream waits for all branches."""
+        self._inside.close()
+        for call in self._order.last_calls:
+            self._main.wait_event(self._ended[call])
+
+    def __call__(
+        self, _function: object, symbol: str, is_before: bool, result: object, *arguments: Any
+    ) -> int:
+        """One step of the virtual machine, before and after it; 0: it runs as ever."""
+        if symbol.startswith("vm.builtin."):
+            if not is_before and isinstance(result, tvm.runtime.Tensor) and "alloc" in symbol:
+                self._made.add(result.data_ptr())
+        elif is_before:
+            self._begin([each for each in arguments if isinstance(each, tvm.runtime.Tensor)])
+        else:
+            self._ended.append(_recorded(torch.cuda.current_stream()))
+            self._inside.close()
+        return 0
+
+    def _begin(self, tensors: Sequence[tvm.runtime.Tensor]) -> None:
+        """Let what is launched next be in the stream of its branch."""
+        made = [each for each in tensors if each.data_ptr() in self._made]
+        self._made -= {each.data_ptr() for each in made}
+        place = self._order.place(_spans(tensors), _spans(made or tensors))
+        if place.branch == len(self._streams):
+            stream = torch.cuda.Stream() if self._streams else self._main  # type: ignore[no-untyped-call]
+            stream.wait_event(self._begun)
+            self._streams.append(stream)
+        stream = self._streams[place.branch]
+        for call in place.waits_for:
+            stream.wait_event(self._ended[call])
+        self._inside.enter_context(tvm_ffi.use_torch_stream(torch.cuda.stream(stream)))
+
+
+def _recorded(stream: torch.cuda.Stream, enable_timing: bool = False) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=enable_timing)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+def _spans(tensors: Sequence[tvm.runtime.Tensor]) -> list[branches.Span]:
+    """The memory of tensors; those without elements have none."""
+    sizes = [(each.data_ptr(), each.numel() * each.dtype.itemsize) for each in tensors]
+    return [(begin, begin + size) for begin, size in sizes if size]

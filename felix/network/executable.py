@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -20,7 +20,13 @@ from tvm import relax
 
 from felix.measure.cpu import exponential
 from felix.measure.cuda.building import build as cuda_build
-from felix.network.passes import default_schedules, intermediates, prepacking, workspace
+from felix.network.passes import (
+    default_schedules,
+    intermediates,
+    prepacking,
+    separation,
+    workspace,
+)
 from felix.target import cpu
 
 #: TVM's programs expect tensors to begin at a multiple of this.
@@ -46,12 +52,12 @@ class Executable:
         device: tvm.runtime.Device,
     ) -> None:
         self.built = built
-        machine = relax.VirtualMachine(built, device)
-        self._main = call(machine)
+        self._machine = relax.VirtualMachine(built, device)
+        self._main = call(self._machine)
         self._device = device
         self._prepack = (
-            machine[prepacking.TRANSFORM]
-            if machine.module.implements_function(prepacking.TRANSFORM)
+            self._machine[prepacking.TRANSFORM]
+            if self._machine.module.implements_function(prepacking.TRANSFORM)
             else None
         )
         self.replace_parameters(parameters)
@@ -83,6 +89,15 @@ class Executable:
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
         tensors = [_tensor(each) for each in flat]
         return [each.clone() if each.data_ptr() in self._addresses else each for each in tensors]
+
+    @contextlib.contextmanager
+    def instrumented(self, instrument: Callable[..., int]) -> Iterator[None]:
+        """Calls in here show a function each of their steps (`VirtualMachine.set_instrument`)."""
+        self._machine.set_instrument(instrument)
+        try:
+            yield
+        finally:
+            self._machine.set_instrument(None)
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
         """The call on this stream begins when the last one, on another stream, has ended."""
@@ -156,6 +171,7 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
             relax.transform.RemovePurityChecking(),
             relax.transform.CallTIRRewrite(),
             relax.transform.StaticPlanBlockMemory(),
+            *([separation.Separate()] if is_gpu else []),
             workspace.Lift(),
             relax.transform.LowerAllocTensor(),
             relax.transform.KillAfterLastUse(),

@@ -1,0 +1,195 @@
+"""Memory of intermediate values, planned for calls that may run side by side.
+
+TVM's plan (`StaticPlanBlockMemory`) lets a value take the memory of another one as soon as the
+last call that reads it has come in the order of calls. Two calls of which neither needs the other
+then often have to wait for each other, because they share memory. Here a value takes the memory
+of another one only if its own call needs, over others, every call that uses the other one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm import relax
+
+_STORAGE = "relax.memory.alloc_storage"
+_TENSOR = "relax.memory.alloc_tensor"
+_VIEWS = ("relax.reshape",)
+
+
+@dataclasses.dataclass(slots=True)
+class _Storage:
+    """A piece of memory, the value that has it now, and how large it has to be."""
+
+    binding: Any
+    value: Any
+    size_bytes: int
+
+
+@tvm.transform.module_pass(opt_level=0, name="SeparateIndependentValues")
+class Separate:
+    """The pass, behind `StaticPlanBlockMemory` and before `workspace.Lift`."""
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """The module with its planned values in storages that independent calls do not share."""
+        main = mod["main"]
+        storages = _assigned(main)
+        if not storages:
+            return mod
+        mod = mod.clone()
+        mod.update_func(mod.get_global_var("main"), _rewritten(main, storages))
+        return mod
+
+
+def _bindings(main: relax.Function) -> Iterator[Any]:
+    return (binding for block in main.body.blocks for binding in block.bindings)
+
+
+def _calls(binding: Any, *names: str) -> bool:
+    value = binding.value
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return False
+    return value.op.name in names
+
+
+def _variables(expression: Any) -> list[Any]:
+    """The variables in an expression."""
+    found: list[Any] = []
+    relax.analysis.post_order_visit(
+        expression, lambda each: found.append(each) if isinstance(each, relax.Var) else None
+    )
+    return found
+
+
+class _Uses:
+    """Which calls use each planned value, and which calls each call needs, as bits."""
+
+    def __init__(self, main: relax.Function) -> None:
+        #: Variable -> the planned values that it may be or lie in.
+        self._values: dict[Any, frozenset[Any]] = {}
+        #: Variable -> the calls that made what it holds.
+        self._made_by: dict[Any, int] = {}
+        self.users: dict[Any, int] = {}
+        self.needs: dict[Any, int] = {}
+        number = 0
+        for binding in _bindings(main):
+            if _calls(binding, _TENSOR):
+                self._values[binding.var] = frozenset([binding.var])
+                self.users[binding.var] = 0
+            elif isinstance(binding.value, relax.Call) and not _calls(binding, _STORAGE, *_VIEWS):
+                self._use(binding, number)
+                number += 1
+            else:
+                self._pass_on(binding)
+        self.kept = self._of(main.body.body)
+
+    def _of(self, expression: Any) -> frozenset[Any]:
+        own = [self._values.get(each, frozenset()) for each in _variables(expression)]
+        return frozenset().union(*own)
+
+    def _pass_on(self, binding: Any) -> None:
+        """A view, another name or a tuple."""
+        self._values[binding.var] = self._of(binding.value)
+        self._made_by[binding.var] = self._needed(binding.value)
+
+    def _needed(self, expression: Any) -> int:
+        needed = 0
+        for each in _variables(expression):
+            needed |= self._made_by.get(each, 0)
+        return needed
+
+    def _use(self, binding: Any, number: int) -> None:
+        """A call: what it is given it needs or writes, the first that has a new value."""
+        needed = self._needed(binding.value)
+        with_it = needed | 1 << number
+        for variable in _variables(binding.value):
+            for value in self._values.get(variable, ()):
+                if not self.users[value]:
+                    self.needs[value] = needed
+                self.users[value] |= 1 << number
+            if not self._made_by.get(variable, 0):
+                self._made_by[variable] = with_it
+        self._values[binding.var] = self._of(binding.value)
+        self._made_by[binding.var] = with_it
+
+
+def _assigned(main: relax.Function) -> dict[Any, _Storage]:
+    """Planned value -> its storage."""
+    uses = _Uses(main)
+    storages: list[_Storage] = []
+    assigned: dict[Any, _Storage] = {}
+    made = {binding.var: binding for binding in _bindings(main) if _calls(binding, _STORAGE)}
+    for binding in _bindings(main):
+        if not _calls(binding, _TENSOR):
+            continue
+        size_bytes = _size_bytes(binding.value)
+        storage = _free(storages, uses, binding.var, size_bytes)
+        if storage is None:
+            storage = _Storage(made[binding.value.args[0]], binding.var, size_bytes)
+            storages.append(storage)
+        storage.value = binding.var
+        storage.size_bytes = max(storage.size_bytes, size_bytes)
+        assigned[binding.var] = storage
+    return assigned
+
+
+def _free(storages: list[_Storage], uses: _Uses, value: Any, size_bytes: int) -> _Storage | None:
+    """The smallest storage that is large enough, else the largest, of those it may take."""
+    needs = uses.needs.get(value, 0)
+    free = [each for each in storages
+            if each.value not in uses.kept and not uses.users[each.value] & ~needs]  # fmt: skip
+    enough = [each for each in free if each.size_bytes >= size_bytes]
+    if enough:
+        return min(enough, key=lambda each: each.size_bytes)
+    return max(free, key=lambda each: each.size_bytes, default=None)
+
+
+def _size_bytes(call: relax.Call) -> int:
+    n_elements = math.prod(int(extent) for extent in call.args[2].values)
+    dtype = tvm.DataType(str(call.args[3].value))
+    return n_elements * int(dtype.lanes) * math.ceil(int(dtype.bits) / 8)
+
+
+def _rewritten(main: relax.Function, assigned: dict[Any, _Storage]) -> relax.Function:
+    """`main` with every planned value in its storage, which is made before its first value."""
+    made: dict[int, Any] = {}
+    blocks = []
+    for block in main.body.blocks:
+        bindings: list[Any] = []
+        for binding in block.bindings:
+            if _calls(binding, _STORAGE):
+                continue
+            if _calls(binding, _TENSOR):
+                storage = assigned[binding.var]
+                if id(storage) not in made:
+                    made[id(storage)] = _making(storage, len(made))
+                    bindings.append(made[id(storage)])
+                binding = _taking(binding, made[id(storage)].var)
+            bindings.append(binding)
+        blocks.append(relax.BindingBlock(bindings))
+    return relax.Function(
+        main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, main.is_pure, main.attrs
+    )
+
+
+def _making(storage: _Storage, number: int) -> relax.VarBinding:
+    """The binding of a storage, as large as its largest value."""
+    call = storage.binding.value
+    size = relax.ShapeExpr([storage.size_bytes])
+    variable = relax.Var(f"storage{number}", storage.binding.var.ty)
+    return relax.VarBinding(
+        variable, relax.Call(call.op, [size, *call.args[1:]], call.attrs, call.ty_args)
+    )
+
+
+def _taking(binding: Any, storage: relax.Var) -> relax.VarBinding:
+    """The binding of a value, at the beginning of a storage."""
+    call = binding.value
+    arguments = [storage, *call.args[1:]]
+    return relax.VarBinding(binding.var, relax.Call(call.op, arguments, call.attrs, call.ty_args))
