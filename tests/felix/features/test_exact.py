@@ -257,6 +257,8 @@ def test_every_feature_of_a_variant_equals_its_enumeration(
 PACKED: dict[str, Make] = {
     "gathered": _gemm(4, 12, 6, transpose_b=True, epilogue=("bias",)),
     "channels": _conv2d(1, 4, 4, 3, 12, 3, padding=1),
+    "channels first": _conv2d(1, 4, 3, 3, 12, 3, padding=1, layout="NCHW", epilogue=("relu",)),
+    "odd columns": _gemm(12, 7, 6),
 }
 
 
@@ -268,7 +270,9 @@ def test_every_feature_of_a_packed_operand_equals_its_enumeration(
     monkeypatch.setattr(split_reductions, "MIN_ITERATIONS", 1)
     monkeypatch.setattr(packed_operands, "MIN_ROW_BYTES", 1)
     monkeypatch.setattr(packed_operands, "MIN_USES", 2)
-    monkeypatch.setattr(packed_operands, "panel_of", lambda extent, machine: 4)
+    monkeypatch.setattr(
+        packed_operands, "panel_of", lambda extent, machine: None if extent % 4 else 4
+    )
     sketches = [sketch for sketch in sketching.trace_sketches(PACKED[name](target="llvm"))
                 if sketch.variant.name == "packed_operand"]  # fmt: skip
     assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2

@@ -60,6 +60,10 @@ PACKED = {
     ),
     "long rows": functools.partial(workloads.gemm, 16, 1024, 32),
     "channels": functools.partial(workloads.conv2d, 1, 4, 4, 16, 1024, 3, padding=1),
+    "channels first": functools.partial(
+        workloads.conv2d, 1, 8, 8, 16, 64, 3, padding=1, layout="NCHW", epilogue=("bias", "relu")
+    ),
+    "odd columns": functools.partial(workloads.gemm, 128, 36, 128, epilogue=("relu",)),
 }
 
 
@@ -458,12 +462,23 @@ def test_an_operand_is_packed_that_vectors_read_badly() -> None:
     ]
 
 
+def test_vectors_are_of_another_axis_where_the_last_has_none() -> None:
+    """Channels where cells are last, rows where columns are no multiple of a vector."""
+    channels = ["packed_operand(operand=1, panel=32)"]
+    assert texts(workloads.conv2d(1, 14, 14, 64, 64, 3, layout="NCHW"), CPU) == channels
+    assert texts(workloads.conv2d(1, 14, 14, 64, 64, 1, layout="NCHW"), CPU) == channels
+    rows = ["packed_operand(operand=0, panel=32)"]
+    assert rows[0] in texts(workloads.gemm(128, 1001, 768), CPU)
+    assert texts(workloads.gemm(128, 1000, 768, transpose_b=True), CPU) == rows
+
+
 @pytest.mark.parametrize(
     "task",
     [workloads.gemm(128, 768, 768), workloads.gemm(8, 1024, 768, transpose_b=True),
-     workloads.gemm(128, 1000, 768, transpose_b=True), workloads.gemm(32, 32, 768),
-     workloads.conv2d(1, 14, 14, 64, 64, 3, layout="NCHW"), workloads.softmax((1024, 1024))],
-    ids=["short rows", "few rows", "no whole panels", "one panel", "channels first", "no product"],
+     workloads.gemm(100, 1000, 768, transpose_b=True), workloads.gemm(32, 32, 768),
+     workloads.conv2d(1, 16, 16, 64, 64, 1, layout="NCHW"), workloads.softmax((1024, 1024))],
+    ids=["short rows", "few rows", "no whole panels", "one panel", "whole rows of cells",
+         "no product"],
 )  # fmt: skip
 def test_other_programs_have_no_packed_operand(task: Task) -> None:
     assert texts(task, CPU) == []

@@ -11,13 +11,18 @@ TVM would place a consumer at the tile for the box around it, elements of other 
 The block that copies the sums to C has the iterators of the product, and what is elementwise
 behind C is computed in it (`reverse_compute_inline`).
 
-The operand is indexed by iterators alone, among them the last axis of the result (the `axis`) and
-every axis of the sum, and lacks some spatial iterator, so that its elements are used again.
-A panel is two vectors wide, or one.
+The operand is indexed by iterators alone, among them an axis of the result (the `axis`) and every
+axis of the sum, and lacks some spatial iterator, so that its elements are used again. The axis is
+the last of the result, if it can be. A convolution whose channels are not last has windows along
+that one (C[n, c, x, y] is a sum of A[n, k, x + u, y + v] B[c, k, u, v]): there the weights are
+packed along c, and vectors are of channels. So they are where the last extent is no multiple of a
+vector. A panel is two vectors wide, or one.
 
 A product has a packed operand if
 
-    axis is not the last index of the operand, or its rows have at least MIN_ROW_BYTES
+    axis is the last of the result: it is not the last index of the operand, or the operand's rows
+        have at least MIN_ROW_BYTES
+    axis is another one: the last of the result is in windows, or no multiple of a vector
     uses of each element                    >= MIN_USES
     iterations                              >= split_reductions.MIN_ITERATIONS
 """
@@ -29,7 +34,7 @@ import math
 from collections.abc import Sequence
 
 import tvm
-from tvm import tirx
+from tvm import sym, tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import SBlockRV
 
@@ -70,13 +75,13 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
         return []
     if math.prod(largest.extents) < split_reductions.MIN_ITERATIONS:
         return []
-    operand = _operand(_block(mod, largest.name))
-    if operand is None or not (operand.is_gathered or operand.row_bytes >= MIN_ROW_BYTES):
-        return []
-    panel = panel_of(largest.extents[operand.axis], machine)
-    if panel is None:
-        return []
-    return [_prefix(largest.name, operand, panel)]
+    block = _block(mod, largest.name)
+    operands = [each for each in _operands(block) if _reads_badly(each, block, machine)]
+    for operand in sorted(operands, key=lambda each: each.axis, reverse=True):
+        panel = panel_of(largest.extents[operand.axis], machine)
+        if panel is not None:
+            return [_prefix(largest.name, operand, panel)]
+    return []
 
 
 def panel_of(extent: int, machine: Machine) -> int | None:
@@ -126,21 +131,43 @@ def _block(mod: tvm.IRModule, name: str) -> s_stmt.SBlock:
     )
 
 
-def _operand(block: s_stmt.SBlock) -> Operand | None:
-    """The operand along the last axis of the result, if it can be packed."""
+def _operands(block: s_stmt.SBlock) -> list[Operand]:
+    """The operands that can be packed, each along the last axis of the result that it has."""
     iters = {each.var: number for number, each in enumerate(block.iter_vars)}
-    last = block.writes[0].region[-1].min
-    if last not in iters:
-        return None
+    axes = [each.min for each in block.writes[0].region if each.min in iters]
+    found = []
     for number, region in enumerate(block.reads):
         indices = [each.min for each in region.region]
         used = {index for index in indices if isinstance(index, tirx.Var)}
-        if last not in used or not all(isinstance(i, tirx.Var | tirx.IntImm) for i in indices):
+        own = [axis for axis in axes if axis in used]
+        if not own or not all(isinstance(i, tirx.Var | tirx.IntImm) for i in indices):
             continue
         if _is_reused(block, used):
             row = int(region.source.shape[-1]) * tvm.DataType(region.source.dtype).itemsize
-            return Operand(number, iters[last], indices[-1] != last, row)
-    return None
+            found.append(Operand(number, iters[own[-1]], indices[-1] != own[-1], row))
+    return found
+
+
+def _reads_badly(operand: Operand, block: s_stmt.SBlock, machine: Machine) -> bool:
+    """Whether vectors of the product are better read from panels."""
+    last = block.writes[0].region[-1].min
+    if block.iter_vars[operand.axis].var == last:
+        return operand.is_gathered or operand.row_bytes >= MIN_ROW_BYTES
+    extent = next((int(each.dom.extent) for each in block.iter_vars if each.var == last), 1)
+    return bool(extent % machine.vector_lanes) or _has_windows(block, last)
+
+
+def _has_windows(block: s_stmt.SBlock, axis: tirx.Var) -> bool:
+    """Whether an operand is read at sums of this iterator and others, or at multiples of it."""
+    analyzer = sym.Analyzer()
+    for each in block.iter_vars:
+        if int(each.dom.extent) == 1:
+            analyzer.bind(each.var, each.dom.min)
+    indices = [analyzer.simplify(each.min) for region in block.reads for each in region.region]
+    return any(
+        not isinstance(index, tirx.Var) and axis in tirx.analysis.undefined_vars(index)
+        for index in indices
+    )
 
 
 def _is_reused(block: s_stmt.SBlock, used: set[tirx.Var]) -> bool:
