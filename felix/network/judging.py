@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import tvm
 
 from felix import errors
 from felix.frontend import Fusion, Grouping, Judgement, fusion_for
-from felix.known_results import store
+from felix.known_results import judgements, store
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
 from felix.sketch.trace_sketch import TraceSketch
@@ -51,18 +53,36 @@ class SketchJudge(KnownJudge):
     def judge(self, task: Task) -> Judgement:
         """Kernels of the task's best sketch, and whether tensor cores compute it.
 
-        A generated kernel is one kernel, so trace sketches, which take longest, are made only
-        where there is none.
+        What was found is kept with the known results.
+
+        Raises:
+            RecordError: the file of known results cannot be used.
         """
         allowed = self._allowing(task)
-        generated = sketch.of_templates(allowed)
-        if generated:
-            return Judgement(1, any(map(_is_on_tensor_cores, generated)))
-        try:
-            traced = sketch.trace_sketches(allowed)
-        except errors.UnsupportedSchedule:
-            return Judgement(n_kernels=None)
-        return Judgement(min(map(_n_kernels, traced)), has_template=False)
+        if self._known is None:
+            return _judged(allowed)
+        found = judgements.find(self._known, allowed)
+        if found is not None:
+            return Judgement(**found)
+        judgement = _judged(allowed)
+        judgements.add(self._known, allowed, dataclasses.asdict(judgement))
+        return judgement
+
+
+def _judged(task: Task) -> Judgement:
+    """What a task's sketches say.
+
+    A generated kernel is one kernel, so trace sketches, which take longest, are made only where
+    there is none.
+    """
+    generated = sketch.of_templates(task)
+    if generated:
+        return Judgement(1, any(map(_is_on_tensor_cores, generated)))
+    try:
+        traced = sketch.trace_sketches(task)
+    except errors.UnsupportedSchedule:
+        return Judgement(n_kernels=None)
+    return Judgement(min(map(_n_kernels, traced)), has_template=False)
 
 
 def grouping(

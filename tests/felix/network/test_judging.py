@@ -10,7 +10,7 @@ from tvm import te
 
 from felix import errors, workloads
 from felix.frontend import Judgement
-from felix.known_results import outcome, store
+from felix.known_results import judgements, outcome, store
 from felix.network import judging
 from felix.sketch import sketch
 from felix.task import Task
@@ -71,3 +71,19 @@ def test_latencies_are_known_results(tmp_path: pathlib.Path) -> None:
                                     n_trials=1))  # fmt: skip
     assert judge.latency_us(task) == 7.0
     assert isinstance(task.mod, tvm.IRModule)
+
+
+def test_what_was_judged_is_known(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, task = store.Store(tmp_path / "known.sqlite"), workloads.softmax((8, 8), target=CUDA)
+    judgement = judging.SketchJudge(known).judge(task)
+
+    def none(task: Task) -> None:
+        raise errors.UnsupportedSchedule("no sketch")
+
+    monkeypatch.setattr(sketch, "trace_sketches", none)
+    assert judging.SketchJudge(known).judge(task) == judgement
+    assert (
+        judging.SketchJudge(known).judge(workloads.softmax((8, 9), target=CUDA)).n_kernels is None
+    )
+    monkeypatch.setattr(judgements, "SOURCES", ("network/judging.py",))  # as other code would
+    assert judging.SketchJudge(known).judge(task).n_kernels is None
