@@ -41,7 +41,7 @@ from benchmarks import (
     tensor_cores,
     unrolling,
 )
-from benchmarks.networks import repeated
+from benchmarks.networks import branches, repeated
 from benchmarks.networks import results as networks
 from benchmarks.pages import statements
 from benchmarks.support import common, corpus_table, efficiency, model_tables
@@ -63,6 +63,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "merged_descent": merged_descent.render,
     "multi_gpu": multi_gpu.render,
     "networks": networks.render,
+    "networks_branches": branches.render,
     "networks_repeated": repeated.render,
     "proposals": statements.proposals_table,
     "search_ablation": search_ablation.render,

@@ -38,7 +38,8 @@ class Report:
         tuning_s: seconds that tuning took.
         max_error: largest difference of the outputs from the model's, relative to the
             root mean square of each output; None if it was not run here.
-        calls: what runs a call: "one CUDA graph", or TVM's virtual machine (and why no graph).
+        calls: what runs a call: "one CUDA graph" and what its branches gain, or TVM's virtual
+            machine and why there is no graph.
         attentions: attentions that were compared with PyTorch's operator as a whole. Where it
             ships their groups have the calls that are left.
         pytorch: operators that TVM does not convert, which PyTorch runs, and their calls.
