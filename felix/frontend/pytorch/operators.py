@@ -25,6 +25,7 @@ _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 def convert_map() -> dict[str, conversion.Converter]:
     """The conversions by the operators' names, for one import."""
     defaults = conversion.Defaults()
+    typed = element_types.convert_map(defaults)
     return {
         "linear.default": _linear,
         "matmul.default": _matmul,
@@ -40,7 +41,9 @@ def convert_map() -> dict[str, conversion.Converter]:
         "native_group_norm.default": _group_norm,
         "_native_batch_norm_legit_no_training.default": _batch_norm,
         "scaled_dot_product_attention.default": attention.convert,
-        **element_types.convert_map(defaults),
+        **typed,
+        "eq.Tensor": _of_itself(typed["eq.Tensor"], is_equal=True),
+        "ne.Tensor": _of_itself(typed["ne.Tensor"], is_equal=False),
         **indexing.convert_map(defaults),
     }
 
@@ -200,6 +203,19 @@ def _group_norm(node: torch.fx.Node, importer: Any) -> Any:
         )
     )
     return relax.Tuple([cast(importer, result, dtype)])
+
+
+def _of_itself(convert: conversion.Converter, is_equal: bool) -> conversion.Converter:
+    """A comparison; that of a tensor with itself asks for NaN, but TVM makes it a constant."""
+
+    def converted(node: torch.fx.Node, importer: Any) -> Any:
+        source = node.args[0]
+        if source is not node.args[1] or "float" not in str(importer.env[source].ty.dtype):
+            return convert(node, importer)
+        is_nan = importer.block_builder.emit(relax.op.isnan(importer.env[source]))
+        return importer.block_builder.emit(relax.op.logical_not(is_nan)) if is_equal else is_nan
+
+    return converted
 
 
 def _elu(node: torch.fx.Node, importer: Any) -> Any:

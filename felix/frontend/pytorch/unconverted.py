@@ -20,7 +20,7 @@ from tvm.relax.frontend.torch import exported_program_translator as translator
 
 from felix import errors
 from felix.frontend import imported
-from felix.frontend.pytorch import calling, conversion, export, operators
+from felix.frontend.pytorch import calling, comparison, conversion, export, operators
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
 
 #: Types of arguments that a form may have.
@@ -57,6 +57,7 @@ class Unconverted:
         unfit = {_name(node) for node in nodes if not (_is_pure(node) and _is_plain(node))}
         self._names = sorted({_name(node) for node in nodes} - unfit)
         self._conversions: dict[str, conversion.Converter] = {}
+        self._known: dict[str, bool] = {}
         self.forms: dict[str, list[str]] = {}
 
     def convert_map(self) -> dict[str, conversion.Converter]:
@@ -68,9 +69,9 @@ class Unconverted:
         """The usual conversion of an operator, if it reads what it is given and gives what the
         operator gives; another type is cast."""
         if not self._conversions:
-            own = importer.create_convert_map()
-            self._conversions = {name: _alone(convert) for name, convert in own.items()}
-            self._conversions |= operators.convert_map()
+            self._conversions = _conversions(importer)
+        if not self._is_right(node):
+            return self._left(node, importer)
         watched: Any = _Watched(node)
         try:
             result = self._conversions[_name(node)](watched, importer)
@@ -79,6 +80,19 @@ class Unconverted:
         if watched.has_dropped or _drops_position(node) or not _has_shape(result, node):
             return self._left(node, importer)
         return _of_type(result, node, importer)
+
+    def _is_right(self, node: torch.fx.Node) -> bool:
+        """What the comparison says of the first operator with these operands."""
+        values = [each.meta.get("val") for each in node.all_input_nodes]
+        operands = [(getattr(v, "dtype", None), getattr(v, "shape", None)) for v in values]
+        numbers = {each: f"%{n}" for n, each in enumerate(node.all_input_nodes)}
+        arguments = pytree.tree_map_only(
+            torch.fx.Node, numbers.__getitem__, (node.args, dict(node.kwargs))
+        )
+        key = f"{_name(node)} {operands} {arguments}"
+        if key not in self._known:
+            self._known[key] = comparison.is_right(node, _name(node), _conversions)
+        return self._known[key]
 
     def _left(self, node: torch.fx.Node, importer: Any) -> Any:
         """Calls of PyTorch's operator."""
@@ -157,6 +171,12 @@ class _Noted(Mapping[str, Any]):
 
 def _name(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
+
+
+def _conversions(importer: Any) -> dict[str, conversion.Converter]:
+    """The usual conversions of an importer: TVM's, and ours in place of some."""
+    own = {name: _alone(convert) for name, convert in importer.create_convert_map().items()}
+    return {**own, **operators.convert_map()}
 
 
 def _alone(convert: Callable[[torch.fx.Node], Any]) -> conversion.Converter:

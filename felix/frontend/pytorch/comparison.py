@@ -1,0 +1,187 @@
+"""Conversions of rare operators, compared with PyTorch before they are used.
+
+A conversion may give something else than the operator: it overlooks an argument, has another rule
+for ties, or TVM's lowering changes it. For operators that networks are made of tests would find
+that (`CONFIRMED`). Another one is converted alone, built for the CPU without a schedule, and run
+on random operands of the network's shapes and types. PyTorch keeps it if the results differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import tvm
+from torch.utils import _pytree as pytree
+from tvm import relax
+from tvm.relax.frontend.torch import exported_program_translator as translator
+
+from felix.frontend.pytorch import calling, conversion, export
+
+#: Conversions of an importer by the operators' names.
+Conversions = Callable[[Any], Mapping[str, conversion.Converter]]
+
+#: Operators that are not compared; those of the common networks, and what is costly besides.
+CONFIRMED = frozenset({
+    "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "_log_softmax.default",
+    "_native_batch_norm_legit_no_training.default", "_softmax.default", "_to_copy.default",
+    "add.Scalar", "add.Tensor", "addmm.default", "avg_pool2d.default", "avg_pool3d.default",
+    "baddbmm.default", "bmm.default", "cat.default", "clamp.default", "clone.default",
+    "contiguous.default", "convolution.default", "copy.default", "cos.default", "detach.default",
+    "div.Scalar", "div.Tensor", "dropout.default", "embedding.default", "exp.default",
+    "expand.default", "gelu.default", "hardtanh.default", "layer_norm.default",
+    "leaky_relu.default", "linear.default", "log.default", "matmul.default",
+    "max_pool2d_with_indices.default", "max_pool3d_with_indices.default", "mean.dim",
+    "mm.default", "mul.Scalar", "mul.Tensor", "native_group_norm.default", "neg.default",
+    "permute.default", "pow.Tensor_Scalar", "relu.default", "reshape.default",
+    "rms_norm.default", "rsqrt.default", "scaled_dot_product_attention.default",
+    "select.int", "sigmoid.default", "silu.default", "sin.default", "slice.Tensor",
+    "split.Tensor", "split_with_sizes.default", "sqrt.default", "squeeze.dim", "squeeze.dims",
+    "stack.default", "sub.Scalar", "sub.Tensor", "sum.dim_IntList", "t.default", "tanh.default",
+    "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self",
+})  # fmt: skip
+#: An operator with more elements among its operands and results is not compared.
+MOST_ELEMENTS = 1 << 24
+#: The least and the largest integers that operands are drawn from: the first for which PyTorch
+#: runs. Indices and divisors may be some only.
+_INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
+#: Operators that are about values that are not finite: operands begin with such.
+_OF_NONFINITE = frozenset({"eq.Tensor", "isfinite.default", "isinf.default", "isnan.default",
+                           "nan_to_num.default", "ne.Tensor"})  # fmt: skip
+_NONFINITE = torch.tensor([math.nan, math.inf, -math.inf])
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+#: What PyTorch raises for operands that an operator does not take.
+_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
+
+
+def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
+    """Whether a conversion of an operator gives what PyTorch's gives, as far as that can be seen.
+
+    Args:
+        node: the operator in its graph, with `meta["val"]` of its operands.
+        name: of the conversion.
+        conversions: makes those of an importer.
+    """
+    if name in CONFIRMED or not _is_comparable(node):
+        return True
+    for least, largest in _INTEGERS:
+        drawn = _drawn(node, least, largest, has_nonfinite=name in _OF_NONFINITE)
+        operands = dict(zip(node.all_input_nodes, drawn, strict=True))
+        try:
+            expected = _called(node, operands)
+        except _REFUSALS:
+            continue
+        try:
+            results = _converted(node, name, operands, conversions)
+        except export.EXPORT_ERRORS:
+            return False
+        return all(itertools.starmap(_agree, zip(results, expected, strict=True)))
+    return True
+
+
+def _is_comparable(node: torch.fx.Node) -> bool:
+    """Whether all operands and results are tensors of known shapes, and not too large."""
+    values = [*(each.meta.get("val") for each in node.all_input_nodes), *_results(node)]
+    if not all(isinstance(each, torch.Tensor) for each in values):
+        return False
+    extents = [extent for each in values for extent in each.shape]
+    if not all(isinstance(extent, int) for extent in extents):
+        return False
+    return bool(sum(each.numel() for each in values) <= MOST_ELEMENTS)
+
+
+def _results(node: torch.fx.Node) -> Sequence[Any]:
+    value = node.meta.get("val")
+    return value if isinstance(value, tuple | list) else (value,)
+
+
+def _read(node: torch.fx.Node) -> list[int] | None:
+    """The numbers of the results that are read; None of an operator with one result."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        return None
+    parts: list[Any] = [user.args[1] for user in node.users if user.target is operator.getitem]
+    return sorted(set(parts))
+
+
+def _drawn(
+    node: torch.fx.Node, least: int, largest: int, has_nonfinite: bool
+) -> Iterator[torch.Tensor]:
+    """Random operands, the same whenever they are drawn."""
+    generator = torch.Generator().manual_seed(0)
+    for each in node.all_input_nodes:
+        value = each.meta["val"]
+        if value.dtype.is_floating_point:
+            drawn = torch.randn(value.shape, generator=generator)
+            if has_nonfinite:
+                first = drawn.view(-1)[: len(_NONFINITE)]
+                first.copy_(_NONFINITE[: len(first)])
+        else:
+            low = max(least, 0) if value.dtype in (torch.bool, torch.uint8) else least
+            drawn = torch.randint(low, max(low, largest) + 1, value.shape, generator=generator)
+        yield drawn.to(value.dtype)
+
+
+def _called(node: torch.fx.Node, operands: Mapping[torch.fx.Node, torch.Tensor]) -> list[Any]:
+    """What PyTorch's operator gives: the results that are read."""
+    args, kwargs = pytree.tree_map_only(
+        torch.fx.Node, operands.__getitem__, (node.args, dict(node.kwargs))
+    )
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    with torch.no_grad():
+        results = node.target(*args, **kwargs)  # type: ignore[operator]
+    read = _read(node)
+    return [results] if read is None else [results[number] for number in read]
+
+
+def _converted(
+    node: torch.fx.Node,
+    name: str,
+    operands: Mapping[torch.fx.Node, torch.Tensor],
+    conversions: Conversions,
+) -> list[torch.Tensor]:
+    """What a conversion gives, built and run alone: the results that are read."""
+    importer: Any = translator.ExportedProgramImporter()
+    builder = importer.block_builder = relax.BlockBuilder()
+    variables = {
+        each: relax.Var(
+            f"x{number}", relax.TensorType(list(value.shape), calling.dtype_name(value.dtype))
+        )
+        for number, (each, value) in enumerate(operands.items())
+    }
+    importer.env = dict(variables)
+    with builder.function("main", list(variables.values())):
+        with builder.dataflow():
+            value = conversions(importer)[name](node, importer)
+            read = _read(node)
+            outputs = [value] if read is None else [_part(builder, value, n) for n in read]
+            result = builder.emit_output(relax.Tuple(outputs))
+        builder.emit_func_output(result)
+    built = relax.build(builder.finalize(), target="llvm")
+    main = relax.VirtualMachine(built, tvm.cpu())["main"]
+    return [torch.utils.dlpack.from_dlpack(each) for each in main(*operands.values())]
+
+
+def _part(builder: relax.BlockBuilder, value: Any, number: int) -> Any:
+    """One result of several."""
+    if isinstance(value, tuple | list):
+        return value[number]
+    return builder.emit(relax.TupleGetItem(value, number))
+
+
+def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result has the shape and the values that PyTorch's has; its type is cast later."""
+    if result.shape != expected.shape:
+        return False
+    tolerance = _TOLERANCES.get(expected.dtype, 0.0)
+    if not tolerance:
+        return bool((result.to(expected.dtype) == expected).all())
+    wide, wanted = result.double(), expected.double()
+    finite = wanted[wanted.isfinite()]
+    size = math.sqrt(float(finite.square().mean())) if finite.numel() else 0.0
+    near = torch.isclose(wide, wanted, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+    return bool(near.all())

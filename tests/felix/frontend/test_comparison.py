@@ -1,0 +1,117 @@
+"""Conversions of rare operators are compared with PyTorch's; what differs is left to PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from tvm import relax
+
+from felix import target
+from felix.frontend.pytorch import comparison, conversion, operators
+from felix.network import imported, optimize
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+WITH_NAN = torch.where(X > 1, torch.nan, X)
+
+
+class _Calls(nn.Module):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._call(x)
+
+
+def _left_to_pytorch(call: Callable[..., Any], x: torch.Tensor = X) -> list[str]:
+    """The operators that PyTorch runs of a network whose outputs are right."""
+    model = _Calls(call)
+    network = imported.read(model, (x,), {}, target.parse("llvm"))
+    results, expected = optimize.plain_outputs(network), model(x)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return sorted(network.imported.pytorch)
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        (lambda x: torch.native_layer_norm(x, (8,), None, None, 1e-5), "native_layer_norm"),
+        (lambda x: x.as_strided((3, 3), (8, 2), 1), "as_strided"),
+        (lambda x: torch.cumsum(x.sum(), 0), "cumsum"),
+    ],
+    ids=["all results of a norm", "a part of the memory", "no dimensions"],
+)
+def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) -> None:
+    assert _left_to_pytorch(call) == [f"aten.{left}.default"]
+
+
+@pytest.mark.parametrize(
+    ("call", "x"),
+    [
+        (lambda x: torch.masked.argmax(x, 1, mask=x > 0), X),
+        (lambda x: (torch.nanmean(x, 1), torch.nansum(x, 1)), WITH_NAN),
+        (lambda x: (x == x, x != x, torch.isnan(x)), WITH_NAN),
+        (lambda x: torch.topk(x, 3, dim=1), X),
+        (lambda x: torch.remainder(x, 0.7).roll(2, 1), X),
+    ],
+    ids=["masked", "without NaN", "equal to itself", "several results", "numbers"],
+)  # fmt: skip
+def test_what_is_converted_rightly_stays(call: Callable[..., Any], x: torch.Tensor) -> None:
+    assert _left_to_pytorch(call, x) == []
+
+
+@pytest.fixture
+def wrong_flip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion that flips no dimension."""
+    usual = operators.convert_map
+
+    def convert_map() -> dict[str, conversion.Converter]:
+        def same(node: torch.fx.Node, importer: Any) -> Any:
+            x = importer.env[node.args[0]]
+            return importer.block_builder.emit(relax.op.add(x, relax.const(0, "float32")))
+
+        return {**usual(), "flip.default": same}
+
+    monkeypatch.setattr(operators, "convert_map", convert_map)
+
+
+def test_a_wrong_conversion_is_found(wrong_flip: None) -> None:
+    assert _left_to_pytorch(lambda x: x.flip(1)) == ["aten.flip.default"]
+
+
+def test_what_is_too_large_is_not_compared(
+    wrong_flip: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MOST_ELEMENTS", 2 * X.numel() - 1)
+    with pytest.raises(AssertionError, match="not close"):
+        _left_to_pytorch(lambda x: x.flip(1))
+
+
+def test_equal_operators_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    usual = comparison.is_right
+
+    def noted(node: torch.fx.Node, name: str, conversions: comparison.Conversions) -> bool:
+        compared.append(name)
+        return usual(node, name, conversions)
+
+    monkeypatch.setattr(comparison, "is_right", noted)
+    assert _left_to_pytorch(lambda x: x.flip(1) * x.flip(0) + x.flip(1).relu().flip(1)) == []
+    assert compared.count("flip.default") == 2
+
+
+def test_common_operators_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_converted", None)
+    assert _left_to_pytorch(lambda x: (x @ x.T).softmax(1).relu() + x.mean(1)) == []
+
+
+def test_operands_are_such_as_the_operator_takes() -> None:
+    """Indices that PyTorch takes: a wrong one would end the comparison."""
+    table = torch.arange(8.0)
+    assert _left_to_pytorch(lambda x: table.index_select(0, x.flatten().abs().long())) == []
