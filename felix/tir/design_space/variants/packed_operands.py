@@ -22,7 +22,8 @@ A product has a packed operand if
 
     axis is the last of the result: it is not the last index of the operand, or the operand's rows
         have at least MIN_ROW_BYTES
-    axis is another one: the last of the result is in windows, or no multiple of a vector
+    axis is another one: the last of the result is in windows, or no multiple of a vector, and no
+        other operand has the axis, whose vectors it would gather (as in a depthwise convolution)
     uses of each element                    >= MIN_USES
     iterations                              >= split_reductions.MIN_ITERATIONS
 """
@@ -150,9 +151,12 @@ def _operands(block: s_stmt.SBlock) -> list[Operand]:
 
 def _reads_badly(operand: Operand, block: s_stmt.SBlock, machine: Machine) -> bool:
     """Whether vectors of the product are better read from panels."""
-    last = block.writes[0].region[-1].min
-    if block.iter_vars[operand.axis].var == last:
+    last, axis = block.writes[0].region[-1].min, block.iter_vars[operand.axis].var
+    if axis == last:
         return operand.is_gathered or operand.row_bytes >= MIN_ROW_BYTES
+    others = [region for number, region in enumerate(block.reads) if number != operand.number]
+    if any(axis in tirx.analysis.undefined_vars(e.min) for each in others for e in each.region):
+        return False
     extent = next((int(each.dom.extent) for each in block.iter_vars if each.var == last), 1)
     return bool(extent % machine.vector_lanes) or _has_windows(block, last)
 
