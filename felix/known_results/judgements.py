@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 #: What decides which sketches a task has.
-SOURCES = ("sketch", "symbolic", "templates", "tir", "network/judging.py")
+SOURCES = (
+    "sketch", "symbolic", "templates", "tir", "frontend/programs/planning/cost.py",
+    "network/judging.py",
+)  # fmt: skip
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS judgements (

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import statistics
 import threading
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import tvm_ffi
 
 from felix import errors
 from felix.network import branches, executable
+from felix.network.passes import intermediates
 
 #: Calls before the capture: kernels load, and pools of memory grow.
 _WARM_UP = 3
@@ -31,6 +33,10 @@ _TURNS = 15
 #: Branches stay if they take less than this part of the time without: each is one more thing
 #: that a launch has to see to.
 _GAIN = 0.99
+#: Streams that PyTorch hands out in turn.
+_POOLED_STREAMS = 32
+
+_log = logging.getLogger("felix.network")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,12 +102,16 @@ class CapturedNetwork:
     def _captured(self) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
         """The graph of a call, and the outputs that it writes."""
         _warm_up(self._built, self._inputs)
-        in_order, outputs = torch.cuda.CUDAGraph(), []
+        in_order = torch.cuda.CUDAGraph()
         with torch.cuda.graph(in_order):
             outputs = self._built(self._inputs)
-        branched = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(branched), _Branches() as sides, self._built.instrumented(sides):
-            branched_outputs = self._built(self._inputs)
+        branched, sides = torch.cuda.CUDAGraph(), _Branches()
+        try:
+            with torch.cuda.graph(branched), sides:
+                branched_outputs = self._built(self._inputs, instrument=sides)
+        except (RuntimeError, ValueError) as error:
+            _log.warning("the network has no branches, they cannot be captured: %s", error)
+            return in_order, outputs
         if sides.n_branches < 2:
             return in_order, outputs
         in_order_us, branched_us = _medians_us([in_order, branched])
@@ -115,8 +125,16 @@ def _warm_up(built: executable.Executable, inputs: Sequence[torch.Tensor]) -> No
     side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(_WARM_UP):
-            built(inputs)
+            built(inputs, instrument=_refuse_scratch)
     current.wait_stream(side)
+
+
+def _refuse_scratch(_function: object, symbol: str, *_more: object) -> int:
+    """Refuse a call that takes memory from a pool, which may be another call's at a replay."""
+    if symbol.endswith(intermediates.SCRATCH):
+        name = symbol.removesuffix(intermediates.SCRATCH)
+        raise ValueError(f"{name} takes memory from TVM's pool")
+    return 0
 
 
 def _medians_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
@@ -162,7 +180,8 @@ class _Branches:
         """What follows in the captured stream waits for all branches."""
         self._inside.close()
         for call in self._order.last_calls:
-            self._main.wait_event(self._ended[call])
+            if call < len(self._ended):  # else it raised, and the capture fails
+                self._main.wait_event(self._ended[call])
 
     def __call__(
         self, _function: object, symbol: str, is_before: bool, result: object, *arguments: Any
@@ -172,7 +191,8 @@ class _Branches:
             if not is_before and isinstance(result, tvm.runtime.Tensor) and "alloc" in symbol:
                 self._made.add(result.data_ptr())
         elif is_before:
-            self._begin([each for each in arguments if isinstance(each, tvm.runtime.Tensor)])
+            tensors = [each for each in arguments if isinstance(each, tvm.runtime.Tensor)]
+            self._begin(tensors)
         else:
             self._ended.append(_recorded(torch.cuda.current_stream()))
             self._inside.close()
@@ -184,13 +204,20 @@ class _Branches:
         self._made -= {each.data_ptr() for each in made}
         place = self._order.place(_spans(tensors), _spans(made or tensors))
         if place.branch == len(self._streams):
-            stream = torch.cuda.Stream() if self._streams else self._main  # type: ignore[no-untyped-call]
+            stream = _other_stream(self._streams) if self._streams else self._main
             stream.wait_event(self._begun)
             self._streams.append(stream)
         stream = self._streams[place.branch]
         for call in place.waits_for:
             stream.wait_event(self._ended[call])
         self._inside.enter_context(tvm_ffi.use_torch_stream(torch.cuda.stream(stream)))
+
+
+def _other_stream(used: Sequence[torch.cuda.Stream]) -> torch.cuda.Stream:
+    """A stream that is none of these; PyTorch's pool has more than there are branches."""
+    handles = {each.cuda_stream for each in used}
+    pooled = (torch.cuda.Stream() for _ in range(_POOLED_STREAMS))  # type: ignore[no-untyped-call]
+    return next(each for each in pooled if each.cuda_stream not in handles)
 
 
 def _recorded(stream: torch.cuda.Stream, enable_timing: bool = False) -> torch.cuda.Event:

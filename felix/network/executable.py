@@ -79,10 +79,17 @@ class Executable:
         self._parameters = passed if self._prepack is None else list(self._prepack(tuple(passed)))
         self._addresses = {_tensor(each).data_ptr() for each in self._parameters}
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs of one call; none of them lies where a parameter does."""
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], instrument: Callable[..., int] | None = None
+    ) -> list[torch.Tensor]:
+        """The outputs of one call; none of them lies where a parameter does.
+
+        Args:
+            inputs: of the call.
+            instrument: is called before and after each step (`VirtualMachine.set_instrument`).
+        """
         ready = [as_stored(each) for each in inputs]
-        with self._lock:
+        with self._lock, self._instrumented(instrument):
             if self._is_gpu and not torch.cuda.is_current_stream_capturing():
                 self._follow(torch.cuda.current_stream())
             outputs = self._main(*ready, *self._parameters)
@@ -91,8 +98,10 @@ class Executable:
         return [each.clone() if each.data_ptr() in self._addresses else each for each in tensors]
 
     @contextlib.contextmanager
-    def instrumented(self, instrument: Callable[..., int]) -> Iterator[None]:
-        """Calls in here show a function each of their steps (`VirtualMachine.set_instrument`)."""
+    def _instrumented(self, instrument: Callable[..., int] | None) -> Iterator[None]:
+        if instrument is None:
+            yield
+            return
         self._machine.set_instrument(instrument)
         try:
             yield

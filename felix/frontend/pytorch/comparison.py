@@ -52,7 +52,7 @@ _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
 #: Operators that are about values that are not finite: operands begin with such.
 _OF_NONFINITE = frozenset({"eq.Tensor", "isfinite.default", "isinf.default", "isnan.default",
                            "nan_to_num.default", "ne.Tensor"})  # fmt: skip
-_NONFINITE = torch.tensor([math.nan, math.inf, -math.inf])
+_NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 #: What PyTorch raises for operands that an operator does not take.
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
@@ -79,7 +79,10 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
             results = _converted(node, name, operands, conversions)
         except export.EXPORT_ERRORS:
             return False
-        return all(itertools.starmap(_agree, zip(results, expected, strict=True)))
+        has_types = _read(node) is None or all(
+            result.dtype == wanted.dtype for result, wanted in zip(results, expected, strict=True)
+        )
+        return has_types and all(itertools.starmap(_agree, zip(results, expected, strict=True)))
     return True
 
 
@@ -111,17 +114,17 @@ def _drawn(
     node: torch.fx.Node, least: int, largest: int, has_nonfinite: bool
 ) -> Iterator[torch.Tensor]:
     """Random operands, the same whenever they are drawn."""
-    generator = torch.Generator().manual_seed(0)
+    options: Any = {"generator": torch.Generator("cpu").manual_seed(0), "device": "cpu"}
     for each in node.all_input_nodes:
         value = each.meta["val"]
         if value.dtype.is_floating_point:
-            drawn = torch.randn(value.shape, generator=generator)
+            drawn = torch.randn(value.shape, dtype=torch.float32, **options)
             if has_nonfinite:
                 first = drawn.view(-1)[: len(_NONFINITE)]
                 first.copy_(_NONFINITE[: len(first)])
         else:
             low = max(least, 0) if value.dtype in (torch.bool, torch.uint8) else least
-            drawn = torch.randint(low, max(low, largest) + 1, value.shape, generator=generator)
+            drawn = torch.randint(low, max(low, largest) + 1, value.shape, **options)
         yield drawn.to(value.dtype)
 
 
@@ -174,7 +177,10 @@ def _part(builder: relax.BlockBuilder, value: Any, number: int) -> Any:
 
 
 def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a result has the shape and the values that PyTorch's has; its type is cast later."""
+    """Whether a result has the shape and the values that PyTorch's has.
+
+    The type of an operator's only result is cast later.
+    """
     if result.shape != expected.shape:
         return False
     tolerance = _TOLERANCES.get(expected.dtype, 0.0)

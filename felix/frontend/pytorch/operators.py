@@ -212,7 +212,10 @@ def _of_itself(convert: conversion.Converter, is_equal: bool) -> conversion.Conv
         source = node.args[0]
         if source is not node.args[1] or "float" not in str(importer.env[source].ty.dtype):
             return convert(node, importer)
-        is_nan = importer.block_builder.emit(relax.op.isnan(importer.env[source]))
+        dtype = _accumulator(str(importer.env[source].ty.dtype))
+        is_nan = importer.block_builder.emit(
+            relax.op.isnan(cast(importer, importer.env[source], dtype))
+        )
         return importer.block_builder.emit(relax.op.logical_not(is_nan)) if is_equal else is_nan
 
     return converted

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
-from felix import errors
+from felix import errors, names
 from felix.frontend import imported
 from felix.frontend.pytorch import calling, comparison, conversion, export, operators
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
@@ -54,6 +54,8 @@ class Unconverted:
 
     def __init__(self, program: ExportedProgram) -> None:
         nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+        for node in nodes:
+            _refuse_memory(node)
         unfit = {_name(node) for node in nodes if not (_is_pure(node) and _is_plain(node))}
         self._names = sorted({_name(node) for node in nodes} - unfit)
         self._conversions: dict[str, conversion.Converter] = {}
@@ -167,6 +169,20 @@ class _Noted(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _refuse_memory(node: torch.fx.Node) -> None:
+    """Refuse `as_strided` of a view: it reads the memory below, and a program has the elements."""
+    if node.target is not torch.ops.aten.as_strided.default:
+        return
+    (source,) = node.all_input_nodes
+    value = source.meta["val"]
+    below = value.untyped_storage().nbytes() // value.element_size()
+    if not value.is_contiguous() or value.storage_offset() or below != value.numel():
+        raise errors.WorkloadError(
+            f"{export.MESSAGE}as_strided is called of a view, {names.quoted(source.name)}; "
+            "use slices or unfold, or call it of the whole tensor"
+        )
 
 
 def _name(node: torch.fx.Node) -> str:

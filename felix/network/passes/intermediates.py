@@ -4,11 +4,15 @@ TVM's host code takes the memory of such a buffer from a pool of the calling thr
 when another program needs more, or the thread ends. A captured CUDA graph would go on writing
 there. Here the buffer becomes one more result of its program, which nobody reads: its memory is
 planned and made with that of all intermediate values (`workspace`).
+
+Programs that keep such a buffer, because they allocate it where the pass does not reach or with an
+extent that it does not know (TVM's sort and scan), get names that end with `SCRATCH`: their calls
+cannot be captured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -19,6 +23,8 @@ from tvm.s_tir import stmt as s_stmt
 from felix.network import groups
 from felix.network.passes import statements
 
+#: Ends the name of a program that takes memory from the pool.
+SCRATCH = "_with_scratch"
 _GLOBAL = ("", "global")
 _CALL = "relax.call_tir"
 
@@ -31,17 +37,19 @@ class Lift:
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tvm.IRModule:
         """The module whose programs allocate nothing between their kernels."""
-        lifted = {}
-        for symbol in _called(mod["main"]):
-            buffers = _between_kernels(mod[symbol])
-            if buffers:
-                lifted[symbol] = buffers
-        if not lifted:
+        called = _called(mod["main"])
+        programs = {symbol: buffers for symbol in called
+                    if (buffers := _between_kernels(mod[symbol]))}  # fmt: skip
+        scratch = {
+            symbol for symbol in called if _keeps_scratch(mod[symbol], programs.get(symbol, ()))
+        }
+        if not programs and not scratch:
             return mod
-        mutator = _Calls(mod, lifted)
+        mutator = _Calls(mod, programs, scratch)
         main = mutator.visit_expr(mod["main"])
         mutator.builder_.update_func(mod.get_global_var("main"), main)
-        others = {variable.name_hint for variable in mod.get_global_vars()} - set(lifted)
+        replaced = {*programs, *scratch}
+        others = {variable.name_hint for variable in mod.get_global_vars()} - replaced
         clean = relax.transform.DeadCodeElimination(sorted(others))
         return clean(mutator.builder_.finalize())
 
@@ -90,6 +98,11 @@ def _between_kernels(func: tirx.PrimFunc) -> list[tirx.Buffer]:
     ]
 
 
+def _keeps_scratch(func: tirx.PrimFunc, lifted: Sequence[tirx.Buffer]) -> bool:
+    """Whether a program allocates more global memory between its kernels than what is lifted."""
+    return statements.allocates((_writing(func, lifted) if lifted else func).body, _GLOBAL)
+
+
 def _writing(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tirx.PrimFunc:
     """The program with these buffers as its last parameters."""
     root = func.body.block
@@ -101,13 +114,21 @@ def _writing(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tirx.PrimFu
 class _Calls(expr_functor.PyExprMutator):  # type: ignore[misc]
     """Gives calls of programs the results that nobody reads."""
 
-    def __init__(self, mod: tvm.IRModule, lifted: Mapping[str, Sequence[tirx.Buffer]]) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        lifted: Mapping[str, Sequence[tirx.Buffer]],
+        scratch: Collection[str],
+    ) -> None:
         super().__init__(mod)
         self._buffers = lifted
-        self._programs = {
-            symbol: self.builder_.add_func(_writing(mod[symbol], buffers), f"{symbol}_lifted")
-            for symbol, buffers in lifted.items()
-        }
+        self._programs = {}
+        for symbol in sorted({*lifted, *scratch}):
+            func = _writing(mod[symbol], lifted[symbol]) if symbol in lifted else mod[symbol]
+            ending = SCRATCH if symbol in scratch else "_lifted"
+            # a builder gives an equal function the name that it has already
+            func = func.with_attr("felix.renamed", ending)
+            self._programs[symbol] = self.builder_.add_func(func, f"{symbol}{ending}")
 
     def visit_call_(self, call: relax.Call) -> Any:
         """One call, after its arguments."""
@@ -115,6 +136,8 @@ class _Calls(expr_functor.PyExprMutator):  # type: ignore[misc]
         symbol = groups.called(visited)
         if symbol not in self._programs:
             return visited
+        if symbol not in self._buffers:
+            return relax.call_tir(self._programs[symbol], visited.args[1], visited.ty_args[0])
         results = results_of(visited)
         more = [
             relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))

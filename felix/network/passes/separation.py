@@ -18,6 +18,7 @@ from tvm import relax
 
 _STORAGE = "relax.memory.alloc_storage"
 _TENSOR = "relax.memory.alloc_tensor"
+_OUTPUT = "relax.builtin.alloc_tensor"
 _VIEWS = ("relax.reshape",)
 
 
@@ -75,13 +76,19 @@ class _Uses:
         self._values: dict[Any, frozenset[Any]] = {}
         #: Variable -> the calls that made what it holds.
         self._made_by: dict[Any, int] = {}
+        #: Tensors that no call has written yet.
+        self._empty: set[Any] = set()
         self.users: dict[Any, int] = {}
         self.needs: dict[Any, int] = {}
         number = 0
         for binding in _bindings(main):
+            if _calls(binding, _TENSOR, _OUTPUT):
+                self._empty.add(binding.var)
             if _calls(binding, _TENSOR):
                 self._values[binding.var] = frozenset([binding.var])
                 self.users[binding.var] = 0
+            elif _calls(binding, _OUTPUT):
+                continue
             elif isinstance(binding.value, relax.Call) and not _calls(binding, _STORAGE, *_VIEWS):
                 self._use(binding, number)
                 number += 1
@@ -113,7 +120,8 @@ class _Uses:
                 if not self.users[value]:
                     self.needs[value] = needed
                 self.users[value] |= 1 << number
-            if not self._made_by.get(variable, 0):
+            if variable in self._empty:
+                self._empty.remove(variable)
                 self._made_by[variable] = with_it
         self._values[binding.var] = self._of(binding.value)
         self._made_by[binding.var] = with_it

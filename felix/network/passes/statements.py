@@ -32,6 +32,17 @@ def uses(statement: Any) -> tuple[set[Any], set[Any]]:
     return reads - inner, writes - inner
 
 
+def allocates(statement: Any, scopes: Sequence[str]) -> bool:
+    """Whether a statement allocates a buffer in one of these scopes."""
+    found: list[Any] = []
+    rules = (
+        (s_stmt.SBlock, lambda node: found.extend(node.alloc_buffers)),
+        (tirx.AllocBuffer, lambda node: found.append(node.buffer)),
+    )
+    structural.structural_walk(statement, rules)
+    return any(buffer.scope() in scopes for buffer in found)
+
+
 def is_plain(buffer: Any) -> bool:
     """Whether a buffer's elements lie one after the other from its beginning."""
     offset = buffer.elem_offset

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from tvm import relax
 
-from felix import target
+from felix import errors, target
 from felix.frontend.pytorch import comparison, conversion, operators
 from felix.network import imported, optimize
 
@@ -109,6 +109,21 @@ def test_equal_operators_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_common_operators_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "_converted", None)
     assert _left_to_pytorch(lambda x: (x @ x.T).softmax(1).relu() + x.mean(1)) == []
+
+
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[1:]], ids=["transposed", "slice"])
+def test_the_memory_below_a_view_is_refused(view: Callable[..., Any]) -> None:
+    with pytest.raises(errors.WorkloadError, match=r"as_strided is called of a view.*unfold"):
+        _left_to_pytorch(lambda x: view(x).as_strided((3, 3), (8, 2)))
+
+
+def test_a_comparison_with_itself_of_16_bits() -> None:
+    assert _left_to_pytorch(lambda x: x != x, WITH_NAN.bfloat16()) == []
+
+
+def test_the_default_device_is_no_matter() -> None:
+    with torch.device("meta"):
+        assert _left_to_pytorch(lambda x: x.flip(1)) == []
 
 
 def test_operands_are_such_as_the_operator_takes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pathlib
+import re
 
 import pytest
 import torch
@@ -70,6 +71,23 @@ def test_nothing_is_taken_from_a_pool_on_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "TVMBackendAllocWorkspace" not in _host_code(mod)
     monkeypatch.setattr(intermediates, "_between_kernels", lambda func: [])
     assert "TVMBackendAllocWorkspace" in _host_code(mod)
+
+
+class _Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.sort(x, dim=1)[0], torch.cumsum(x, dim=1), x.relu()
+
+
+def test_programs_that_keep_such_buffers_are_named() -> None:
+    """TVM's sort and scan, which say so in the host code, too."""
+    network = imported.read(_Sorted(), (torch.randn(4, 64),), {}, CUDA)
+    built = executable.compile_network(network.lowered, CUDA)
+    named = sorted(
+        word.removesuffix(intermediates.SCRATCH)
+        for word in set(re.findall(r"\w+", built.as_text()))
+        if word.endswith(intermediates.SCRATCH)
+    )
+    assert named == ["argsort", "gpu_2d_continuous_cumsum"]
 
 
 def test_what_kernels_of_a_convolution_of_single_cells_leave_is_planned() -> None:
