@@ -1,13 +1,25 @@
-"""Which calls run side by side: nothing that needs another call runs before it has ended."""
+"""Which calls run side by side: nothing that needs another call runs before it has ended.
+
+A virtual machine's calls are put on streams without a GPU, too: with streams that only take notes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
+import tvm
+import tvm_ffi
+from torch import nn
 
-from felix.network import branches
+from felix import target
+from felix.network import assembly, branches, cuda_graph, executable, imported
+from felix.network.passes import separation, workspace
 
 Call = tuple[list[branches.Span], list[branches.Span]]
 
@@ -92,3 +104,100 @@ def test_independent_calls_use_all_branches() -> None:
     places = _placed(calls, max_branches=4)
     assert {place.branch for place in places} == {0, 1, 2, 3}
     assert all(not place.waits_for for place in places)
+
+
+class _Paths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([path(x) for path in self.paths], dim=1).softmax(dim=1)
+
+
+def _built(model: nn.Module, x: torch.Tensor) -> executable.Executable:
+    full = target.parse("llvm")
+    network = imported.read(model.eval(), (x,), {}, full)
+    compiled = executable.compile_network(assembly.assemble(network.lowered, []), full)
+    return executable.Executable(compiled, network.imported.parameters, executable.device(full))
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What streams and events are asked to do: (what, stream, event)."""
+    taken: list[tuple[str, int, int]] = []
+    numbers = itertools.count()
+
+    class Stream:
+        def __init__(self) -> None:
+            self.cuda_stream = next(numbers)
+
+        def wait_event(self, event: Any) -> None:
+            taken.append(("wait", self.cuda_stream, event.number))
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.number = next(events)
+
+        def record(self, stream: Stream) -> None:
+            taken.append(("record", stream.cuda_stream, self.number))
+
+    events, current = itertools.count(), [Stream()]
+
+    @contextlib.contextmanager
+    def inside(stream: Stream) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(tvm_ffi, "use_torch_stream", lambda context: context)
+    lift = workspace.Lift()
+    passes = tvm.transform.Sequential([separation.Separate(), lift])
+    monkeypatch.setattr(workspace, "Lift", lambda: passes)
+    return taken
+
+
+def test_each_path_has_a_stream(notes: list[tuple[str, int, int]]) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 16), _Paths()
+    built, sides = _built(model, x), cuda_graph._Branches()
+    with sides:
+        (y,) = built([x], instrument=sides)
+    torch.testing.assert_close(y, model(x))
+    assert sides.n_branches == 3
+    recorded = [stream for what, stream, _ in notes if what == "record"]
+    # its beginning, two products on each stream, then what joins the paths and the softmax
+    assert [recorded[0], *sorted(recorded[1:7])] == [0, 0, 0, 1, 1, 2, 2]
+    assert len(recorded) == 9
+    ends = {max(event for what, s, event in notes if (what, s) == ("record", stream))
+            for stream in range(3)}  # fmt: skip
+    waited = [event for what, stream, event in notes[-3:] if (what, stream) == ("wait", 0)]
+    assert set(waited) == ends
+
+
+def test_a_call_that_fails_is_not_waited_for(notes: list[tuple[str, int, int]]) -> None:
+    x = torch.randn(4, 16)
+    built, sides = _built(_Paths(), x), cuda_graph._Branches()
+
+    def fails(function: Any, symbol: str, is_before: bool, result: Any, *arguments: Any) -> int:
+        sides(function, symbol, is_before, result, *arguments)
+        if symbol == "concatenate":
+            raise ValueError("no more")
+        return 0
+
+    with pytest.raises(ValueError, match="no more"), sides:
+        built([x], instrument=fails)
+    assert torch.cuda.current_stream().cuda_stream == 0
+    assert len(built([x])) == 1  # without an instrument again
+
+
+def test_memory_of_a_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="sort takes memory from TVM's pool"):
+        cuda_graph._refuse_scratch(None, "sort_with_scratch", True, None)
+    assert cuda_graph._refuse_scratch(None, "sort", True, None) == 0
