@@ -102,12 +102,12 @@ def _results(node: torch.fx.Node) -> Sequence[Any]:
     return value if isinstance(value, tuple | list) else (value,)
 
 
-def _read(node: torch.fx.Node) -> list[int] | None:
-    """The numbers of the results that are read; None of an operator with one result."""
+def _read(node: torch.fx.Node) -> dict[int, torch.fx.Node] | None:
+    """The results that are read, by number, and what reads them; None of a single result."""
     if isinstance(node.meta["val"], torch.Tensor):
         return None
-    parts: list[Any] = [user.args[1] for user in node.users if user.target is operator.getitem]
-    return sorted(set(parts))
+    readers: list[Any] = [user for user in node.users if user.target is operator.getitem]
+    return {each.args[1]: each for each in readers}
 
 
 def _drawn(
@@ -159,21 +159,16 @@ def _converted(
     importer.env = dict(variables)
     with builder.function("main", list(variables.values())):
         with builder.dataflow():
-            value = conversions(importer)[name](node, importer)
+            table = conversions(importer)
+            importer.env[node] = table[name](node, importer)
             read = _read(node)
-            outputs = [value] if read is None else [_part(builder, value, n) for n in read]
-            result = builder.emit_output(relax.Tuple(outputs))
+            readers = [] if read is None else read.values()
+            outputs = [table["getitem"](each, importer) for each in readers]
+            result = builder.emit_output(relax.Tuple(outputs or [importer.env[node]]))
         builder.emit_func_output(result)
     built = relax.build(builder.finalize(), target="llvm")
     main = relax.VirtualMachine(built, tvm.cpu())["main"]
     return [torch.utils.dlpack.from_dlpack(each) for each in main(*operands.values())]
-
-
-def _part(builder: relax.BlockBuilder, value: Any, number: int) -> Any:
-    """One result of several."""
-    if isinstance(value, tuple | list):
-        return value[number]
-    return builder.emit(relax.TupleGetItem(value, number))
 
 
 def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -44,8 +44,14 @@ def _left_to_pytorch(call: Callable[..., Any], x: torch.Tensor = X) -> list[str]
         (lambda x: torch.native_layer_norm(x, (8,), None, None, 1e-5), "native_layer_norm"),
         (lambda x: x.as_strided((3, 3), (8, 2), 1), "as_strided"),
         (lambda x: torch.cumsum(x.sum(), 0), "cumsum"),
+        (
+            lambda x: nn.functional.grid_sample(
+                x[None, None], X[None, :, :2, None].mT, align_corners=False
+            ),
+            "grid_sampler_2d",
+        ),
     ],
-    ids=["all results of a norm", "a part of the memory", "no dimensions"],
+    ids=["all results of a norm", "a part of the memory", "no dimensions", "another layout"],
 )
 def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) -> None:
     assert _left_to_pytorch(call) == [f"aten.{left}.default"]
@@ -59,8 +65,10 @@ def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) 
         (lambda x: (x == x, x != x, torch.isnan(x)), WITH_NAN),
         (lambda x: torch.topk(x, 3, dim=1), X),
         (lambda x: torch.remainder(x, 0.7).roll(2, 1), X),
+        (lambda x: nn.functional.instance_norm(x[None]), X),
     ],
-    ids=["masked", "without NaN", "equal to itself", "several results", "numbers"],
+    ids=["masked", "without NaN", "equal to itself", "several results", "numbers",
+         "one result of several"],
 )  # fmt: skip
 def test_what_is_converted_rightly_stays(call: Callable[..., Any], x: torch.Tensor) -> None:
     assert _left_to_pytorch(call, x) == []
