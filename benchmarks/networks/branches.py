@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import multiprocessing
 import os
 import pathlib
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.networks import compare
+from benchmarks.networks import cases, compare
 from benchmarks.support import common
 
 NAME = "networks_branches"
@@ -132,32 +129,13 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     runs: list[dict[str, Any]] = []
-    failed: list[str] = []
-    for dtype in args.dtypes:
-        for name in args.networks:
-            print(f"{common.now()} {name} {dtype} ...", flush=True)
-            run = _in_a_process({"name": name, "dtype": dtype, "small": args.small,
-                                 "trials": args.trials, "captures": args.captures})  # fmt: skip
-            if run is None:
-                failed.append(f"{name} {dtype}")
-                continue
-            runs.append(run)
-            common.write(args.out, common.header(NAME) | {"device": run["device"], "runs": runs})
+    every = [{"name": name, "dtype": dtype, "small": args.small, "trials": args.trials,
+              "captures": args.captures}
+             for dtype in args.dtypes for name in args.networks]  # fmt: skip
+    failed = cases.run_all(NAME, every, _case, runs, args.out)
     if runs:
         print(render({"runs": runs}))
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
-
-
-def _in_a_process(case: dict[str, Any]) -> dict[str, Any] | None:
-    """The results of a case; None if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "run.json"
-        process = multiprocessing.get_context("spawn").Process(target=_case, args=(case, str(out)))
-        process.start()
-        process.join()
-        return json.loads(out.read_text()) if process.exitcode == 0 else None
 
 
 def _case(case: dict[str, Any], out: str) -> None:
@@ -191,8 +169,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def _row(run: Mapping[str, Any]) -> Sequence[Any]:
-    name = f"{run['name']}{'-small' if run['small'] else ''}-{run['dtype']}"
-    captures = run["captured"]
+    name, captures = cases.label(run), run["captured"]
     if not captures:
         return [name, run["calls"], 1, *["-"] * 5]
     in_order, branched = (

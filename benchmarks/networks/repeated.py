@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import pathlib
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.networks import compare
+from benchmarks.networks import cases, compare
 from benchmarks.support import common
 
 NAME = "networks_repeated"
@@ -44,24 +42,14 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     if args.keep and args.out.exists():
         runs = json.loads(args.out.read_text())["runs"]
-    known, failed = {_label(run) for run in runs}, []
-    for dtype in args.dtypes:
-        for name in args.networks:
-            case = {"name": name, "dtype": dtype, "small": args.small, "target": args.target,
-                    "batches": [args.batch, args.other_batch], "trials": args.trials}  # fmt: skip
-            if _label(case) in known:
-                continue
-            print(f"{common.now()} {_label(case)} ...", flush=True)
-            run = _in_a_process(case)
-            if run is None:
-                failed.append(_label(case))
-                continue
-            runs.append(run)
-            common.write(args.out, common.header(NAME) | {"device": run["device"], "runs": runs})
+    known = {cases.label(run) for run in runs}
+    every = [{"name": name, "dtype": dtype, "small": args.small, "target": args.target,
+              "batches": [args.batch, args.other_batch], "trials": args.trials}
+             for dtype in args.dtypes for name in args.networks]  # fmt: skip
+    missing = [case for case in every if cases.label(case) not in known]
+    failed = cases.run_all(NAME, missing, _case, runs, args.out)
     if runs:
         print(render({"runs": runs}))
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
 
@@ -78,20 +66,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="run what the results file lacks")
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     return parser.parse_args()
-
-
-def _label(case: Mapping[str, Any]) -> str:
-    return f"{case['name']}{'-small' if case['small'] else ''}-{case['dtype']}"
-
-
-def _in_a_process(case: dict[str, Any]) -> dict[str, Any] | None:
-    """The results of a case; None if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "run.json"
-        process = multiprocessing.get_context("spawn").Process(target=_case, args=(case, str(out)))
-        process.start()
-        process.join()
-        return json.loads(out.read_text()) if process.exitcode == 0 else None
 
 
 def _case(case: dict[str, Any], out: str) -> None:
@@ -192,9 +166,10 @@ def render(data: Mapping[str, Any]) -> str:
 
 def _row(run: Mapping[str, Any]) -> Sequence[Any]:
     first, again, batch = run["first"], run["again"], run["batch"]
-    return [_label(run), first["trials"], first["wall_s"], first["max_error"], again["wall_s"],
-            again["trials"], batch["batch"], batch["tasks"], batch["known"], batch["similar"],
-            batch["trials"], batch["wall_s"], batch["max_error"], run["peak_gib"]]  # fmt: skip
+    return [cases.label(run), first["trials"], first["wall_s"], first["max_error"],
+            again["wall_s"], again["trials"], batch["batch"], batch["tasks"], batch["known"],
+            batch["similar"], batch["trials"], batch["wall_s"], batch["max_error"],
+            run["peak_gib"]]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -216,12 +216,14 @@ class _Branches:
 def _other_stream(used: Sequence[torch.cuda.Stream]) -> torch.cuda.Stream:
     """A stream that is none of these; PyTorch's pool has more than there are branches."""
     handles = {each.cuda_stream for each in used}
-    pooled = (torch.cuda.Stream() for _ in range(_POOLED_STREAMS))  # type: ignore[no-untyped-call]
+    make: Any = torch.cuda.Stream
+    pooled: Iterator[torch.cuda.Stream] = (make() for _ in range(_POOLED_STREAMS))
     return next(each for each in pooled if each.cuda_stream not in handles)
 
 
 def _recorded(stream: torch.cuda.Stream, enable_timing: bool = False) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=enable_timing)  # type: ignore[no-untyped-call]
+    make: Any = torch.cuda.Event
+    event: torch.cuda.Event = make(enable_timing=enable_timing)
     event.record(stream)
     return event
 

@@ -133,10 +133,11 @@ def _called(node: torch.fx.Node, operands: Mapping[torch.fx.Node, torch.Tensor])
     args, kwargs = pytree.tree_map_only(
         torch.fx.Node, operands.__getitem__, (node.args, dict(node.kwargs))
     )
+    call: Any = node.target
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     with torch.no_grad():
-        results = node.target(*args, **kwargs)  # type: ignore[operator]
+        results = call(*args, **kwargs)
     read = _read(node)
     return [results] if read is None else [results[number] for number in read]
 

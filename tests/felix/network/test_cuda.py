@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import subprocess
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,6 +28,13 @@ from felix.templates.generated import GeneratedProgram
 from tests.support import networks, run_py
 
 ARCH = "cuda -arch sm_80"
+_HAS_GPU = tvm.runtime.device("cuda", 0).exist
+
+
+def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that runs kernels: skipped where there is no GPU."""
+    reason = "needs an NVIDIA GPU"
+    return pytest.mark.gpu(pytest.mark.skipif(not _HAS_GPU, reason=reason)(test))
 
 
 def _scheduled(network: imported.Network) -> list[tuple[groups.Group, assembly.Runs]]:
@@ -87,8 +95,7 @@ class _Paths(nn.Module):
         return torch.cat([path(x) for path in self.paths], dim=1).softmax(dim=1)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 @pytest.mark.parametrize("runs_torch", [False, True])
 def test_independent_kernels_run_in_branches(
     runs_torch: bool, monkeypatch: pytest.MonkeyPatch
@@ -116,8 +123,7 @@ def test_independent_kernels_run_in_branches(
             torch.testing.assert_close(y, model(x), rtol=2e-3, atol=1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
     full, x = target.parse("cuda"), torch.randn(4, 64, device="cuda")
     network = imported.read(_Sorts().cuda(), (x,), {}, full)
@@ -131,8 +137,7 @@ def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
     torch.testing.assert_close(y, x.sort(dim=1)[0])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 def test_tuned_and_captured(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = networks.Convolutions(8).cuda().eval()
@@ -182,8 +187,7 @@ def test_parts_of_a_compiled_graph_build_for_a_gpu() -> None:
     assert executable.compile_network(mod, full).stats()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -213,8 +217,7 @@ def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
             torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 @pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
 def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> None:
     """Buffers on the GPU, norms folded, products merged, operands that are parts of one tensor."""
@@ -231,8 +234,7 @@ def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> 
         torch.testing.assert_close(output, reference, rtol=0.06, atol=0.06)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda().eval()
@@ -249,8 +251,7 @@ def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
         torch.testing.assert_close(output, model(other) + 1, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@needs_gpu
 def test_an_artifact_of_several_generated_kernels_runs_without_felix(
     tmp_path: pathlib.Path,
 ) -> None:
