@@ -82,10 +82,14 @@ class SearchProcesses:
         return home.is_idle
 
     def submit(self, request: messages.Request) -> futures.Future[messages.Answer]:
-        """Have a round searched by the task's home; `may_take` says that it is idle."""
+        """Have a round searched by the task's home; `may_take` says that it is idle.
+
+        A process may have ended since `may_take`; where none is idle any more, the answer is that
+        of one that has ended, or of one that is busy when it has time.
+        """
         home = self._home_of.get(request.task_index)
         if home is None or not home.is_ready:
-            idle = [process for process in self._processes if process.is_idle]
+            idle = [process for process in self._processes if process.is_idle] or self._processes
             n_tasks = {process: 0 for process in idle}
             for process in self._home_of.values():
                 if process in n_tasks:

@@ -257,6 +257,23 @@ def test_a_process_that_ends_while_it_is_idle_is_not_ready(
         assert both.n_ready == 1 and both.is_idle
 
 
+def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    until_ready(monkeypatch)
+    request = messages.Request(
+        task_index=0, task="{}", strategy="local", options=None, seed=0, has_rest=False,
+        models={}, state=None, n=1,
+    )  # fmt: skip
+    with contextlib.closing(processes.SearchProcesses(1)) as only:
+        assert only.may_take(0)
+        child = only._processes[0]._child
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        answer = only.submit(request).result(timeout=30)
+    assert isinstance(answer, messages.Failed) and "a search process ended" in answer.message
+
+
 class Unsendable(fakes.Model):
     """A model whose own code refuses to be pickled, as PyTorch's parametrized modules do."""
 
