@@ -169,7 +169,8 @@ class Rounds:
 
     def _ask(self, task_run: TaskRun) -> None:
         """Have a round of a task searched."""
-        n = self._run.round_size(task_run, self._n_reserved, self._searches.n_ready, self._busy)
+        n_at_a_time = max(1, self._searches.n_ready)  # the last one may just have ended
+        n = self._run.round_size(task_run, self._n_reserved, n_at_a_time, self._busy)
         first = task_run.take_first(n) if task_run.is_open else []
         request = self._exchange.request(task_run, n - len(first))
         answer = self._searches.submit(request)
