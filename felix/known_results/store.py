@@ -41,12 +41,12 @@ CREATE INDEX IF NOT EXISTS by_family ON outcomes (family, updated_s);
 """
 
 
-#: Contenders of a task that were timed side by side; of outcomes it changes nothing.
-_COMPARISONS = """
-CREATE TABLE IF NOT EXISTS comparisons (
+#: What else was found of a task, by subject: contenders that were timed, sketches that were made.
+_FINDINGS = """
+CREATE TABLE IF NOT EXISTS findings (
     task_key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL,
-    contenders TEXT NOT NULL, comparison TEXT NOT NULL,
-    PRIMARY KEY (task_key, device, versions, contenders)
+    subject TEXT NOT NULL, finding TEXT NOT NULL,
+    PRIMARY KEY (task_key, device, versions, subject)
 )
 """
 
@@ -132,35 +132,35 @@ class Store:
             ).fetchall()
         return [(task, _from_json(text)) for task, text in rows]
 
-    def find_comparison(self, task: Task, contenders: str) -> dict[str, Any] | None:
-        """What was measured of a task's contenders, which a text identifies; None if nothing was.
+    def find_finding(self, task: Task, subject: str) -> dict[str, Any] | None:
+        """What was found of a task on a subject; None if nothing was.
 
         Raises:
             RecordError: the file cannot be read.
         """
         query = (
-            "SELECT comparison FROM comparisons WHERE task_key = ? AND device = ? AND "
-            "versions = ? AND contenders = ?"
+            "SELECT finding FROM findings WHERE task_key = ? AND device = ? AND versions = ? "
+            "AND subject = ?"
         )
         with self.connection() as connection:
-            connection.execute(_COMPARISONS)
-            row = connection.execute(query, (*self.key(task), contenders)).fetchone()
+            connection.execute(_FINDINGS)
+            row = connection.execute(query, (*self.key(task), subject)).fetchone()
         try:
             return None if row is None else dict(json.loads(row[0]))
         except ValueError as error:
-            raise errors.RecordError(f"a known comparison is malformed: {error}") from error
+            raise errors.RecordError(f"a known finding is malformed: {error}") from error
 
-    def add_comparison(self, task: Task, contenders: str, comparison: dict[str, Any]) -> None:
-        """Store what was measured of a task's contenders; the last one stays.
+    def add_finding(self, task: Task, subject: str, finding: dict[str, Any]) -> None:
+        """Store what was found of a task on a subject; the last one stays.
 
         Raises:
             RecordError: the file cannot be written.
         """
         with self.connection() as connection:
-            connection.execute(_COMPARISONS)
+            connection.execute(_FINDINGS)
             connection.execute(
-                "INSERT OR REPLACE INTO comparisons VALUES (?, ?, ?, ?, ?)",
-                (*self.key(task), contenders, json.dumps(comparison)),
+                "INSERT OR REPLACE INTO findings VALUES (?, ?, ?, ?, ?)",
+                (*self.key(task), subject, json.dumps(finding)),
             )
 
     def key(self, task: Task) -> tuple[str, str, str]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import tvm
 
 from felix import errors
 from felix.frontend import Fusion, Grouping, Judgement, fusion_for
-from felix.known_results import judgements, store
-from felix.sketch import sketch
+from felix.known_results import store
+from felix.sketch import formula_cache, sketch
 from felix.sketch.template_sketch import TemplateSketch
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
+
+#: Code that decides which sketches a task has, and what is said of them.
+SOURCES = (
+    "sketch", "symbolic", "templates", "tir", "frontend/programs/planning/cost.py",
+    "network/judging.py",
+)  # fmt: skip
 
 
 class KnownJudge:
@@ -53,7 +60,8 @@ class SketchJudge(KnownJudge):
     def judge(self, task: Task) -> Judgement:
         """Kernels of the task's best sketch, and whether tensor cores compute it.
 
-        What was found is kept with the known results.
+        What was found is kept with the known results: sketches of a convolution take up to half a
+        second, and a network has a hundred candidates of groups.
 
         Raises:
             RecordError: the file of known results cannot be used.
@@ -61,12 +69,16 @@ class SketchJudge(KnownJudge):
         allowed = self._allowing(task)
         if self._known is None:
             return _judged(allowed)
-        found = judgements.find(self._known, allowed)
+        found = self._known.find_finding(allowed, self._subject)
         if found is not None:
             return Judgement(**found)
         judgement = _judged(allowed)
-        judgements.add(self._known, allowed, dataclasses.asdict(judgement))
+        self._known.add_finding(allowed, self._subject, dataclasses.asdict(judgement))
         return judgement
+
+    @functools.cached_property
+    def _subject(self) -> str:
+        return f"sketches made by {formula_cache.code_digest(SOURCES)[:40]}"
 
 
 def _judged(task: Task) -> Judgement:

@@ -109,10 +109,10 @@ def choose(network: Network, shipped: Sequence[Shipped], known: store.Store | No
     wholes, replaced, n_timed = [], [], 0
     for text, every in equal.items():
         assert known is not None  # else nothing was looked for
-        stored = known.find_comparison(every[0].task, text)
+        stored = known.find_finding(every[0].task, text)
         if stored is None:
             stored = every[0].timed()
-            known.add_comparison(every[0].task, text, stored)
+            known.add_finding(every[0].task, text, stored)
             n_timed += 1
         whole = _whole(every, stored)
         wholes.append(whole)

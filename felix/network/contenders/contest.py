@@ -129,7 +129,7 @@ class Contest:
                 self._prepare([(group, outcome)])
             compared = self._timed(group, outcome, self._built.pop(symbol))
             contenders = _text(group, outcome)
-            self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))
+            self._known.add_finding(group.task, contenders, dataclasses.asdict(compared))
         return compared
 
     def known(self, group: groups.Group, outcome: Outcome | None) -> Compared | None:
@@ -144,7 +144,7 @@ class Contest:
             return Compared(latencies_us={}, without_pytorch=group.form)
         if group.task is None:
             return Compared(latencies_us={}, without_pytorch="the group is no task: not compared")
-        stored = self._known.find_comparison(group.task, _text(group, outcome))
+        stored = self._known.find_finding(group.task, _text(group, outcome))
         if stored is None:
             return None
         return Compared(

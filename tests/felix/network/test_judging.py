@@ -10,7 +10,7 @@ from tvm import te
 
 from felix import errors, workloads
 from felix.frontend import Judgement
-from felix.known_results import judgements, outcome, store
+from felix.known_results import outcome, store
 from felix.network import judging
 from felix.sketch import sketch
 from felix.task import Task
@@ -85,5 +85,5 @@ def test_what_was_judged_is_known(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
     assert (
         judging.SketchJudge(known).judge(workloads.softmax((8, 9), target=CUDA)).n_kernels is None
     )
-    monkeypatch.setattr(judgements, "SOURCES", ("network/judging.py",))  # as other code would
+    monkeypatch.setattr(judging, "SOURCES", ("network/judging.py",))  # as other code would
     assert judging.SketchJudge(known).judge(task).n_kernels is None
