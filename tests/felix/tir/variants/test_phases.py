@@ -1,0 +1,194 @@
+"""Transposed convolutions by phases."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+
+import pytest
+import tvm
+from tvm import te, tirx, topi
+
+import felix
+from felix import records, workloads
+from felix.measure.cuda.building import build as cuda_build
+from felix.task import Task
+from felix.tir.design_space import second_reductions
+from felix.tir.design_space.variants import phases, split_reductions
+from felix.verify import compare
+from tests.felix.tir.variants.variant_programs import (
+    GPU,
+    Shape,
+    check_same,
+    program,
+    searched,
+    texts,
+)
+from tests.support import legal_rows
+
+CUDA = "cuda -arch=sm_90"
+
+
+def from_topi(
+    operator: Callable[..., te.Tensor], data: Shape, kernel: Shape, *arguments: object, target: str
+) -> Task:
+    x, w = te.placeholder(data, name="data"), te.placeholder(kernel, name="kernel")
+    return Task.from_te([x, w, operator(x, w, *arguments)], target=target)
+
+
+def flipped(target: str) -> Task:
+    """Taps that run against the cells: result[y] takes spread[y - r + 4]."""
+    x, w = te.placeholder((5, 4), name="x"), te.placeholder((5, 4), name="w")
+    spread = te.compute(
+        (15, 4),
+        lambda i, c: tirx.if_then_else(
+            te.all(i >= 1, i < 14, te.indexmod(i - 1, 3).equal(0)),
+            x[te.indexdiv(i - 1, 3), c],
+            0.0,
+        ),
+        name="spread",
+    )
+    r, c = te.reduce_axis((0, 5), "r"), te.reduce_axis((0, 4), "c")
+    result = te.compute(
+        (11,), lambda y: te.sum(w[r, c] * spread[y - r + 4, c], axis=[r, c]), name="result"
+    )
+    return Task.from_te([x, w, result], target=target)
+
+
+_transposed = functools.partial(functools.partial, workloads.conv_transpose2d)
+
+_from_topi = functools.partial(functools.partial, from_topi)
+
+#: With the strides of their phases.
+PHASES = {
+    "four taps": (_transposed(1, 4, 5, 8, 8, 4, epilogue=("bias", "relu")), (2, 2)),
+    "three taps": (_transposed(2, 4, 5, 3, 4, 3, layout="NCHW"), (2, 2)),
+    "few taps": (_transposed(1, 4, 3, 3, 4, 2, stride=3, padding=0), (3, 3)),
+    "one axis": (_transposed(1, 4, 5, 3, 4, 3, stride=(1, 2)), (2,)),
+    "flipped": (flipped, (3,)),
+    "topi": (
+        _from_topi(
+            topi.nn.conv2d_transpose_nchw,
+            (1, 8, 4, 5),
+            (8, 6, 3, 3),
+            (2, 3),
+            (1, 1),
+            "float32",
+            (1, 1),
+        ),
+        (2, 3),
+    ),
+    "groups": (
+        _from_topi(
+            topi.nn.group_conv2d_transpose_nchw,
+            (1, 8, 4, 5),
+            (8, 3, 4, 4),
+            (2, 2),
+            (1, 1),
+            "float32",
+            (0, 0),
+            2,
+        ),
+        (2, 2),
+    ),
+}
+
+
+def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> None:
+    four_taps = (1, 8, 8, 64, 32, 4)
+    assert searched(workloads.conv_transpose2d(*four_taps, target="h200")).count("stock") == 1
+    three_taps = (1, 8, 8, 64, 32, 3)
+    for others in (
+        workloads.conv_transpose2d(*three_taps, target="h200"),
+        workloads.conv_transpose2d(*four_taps),
+    ):
+        assert searched(others) == [sketch.variant.name for sketch in felix.sketches(others)]
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_a_transposed_convolution_by_phases_computes_the_same(name: str) -> None:
+    make, strides = PHASES[name]
+    task = make(target="llvm")
+    (prefix,) = phases.prefixes(task.mod, GPU)
+    assert prefix.variant.parameters == tuple((f"stride{i}", s) for i, s in enumerate(strides))
+    check_same(task, program(task, prefix))
+
+
+def test_phases_multiply_no_zeros_between_cells() -> None:
+    task = workloads.conv_transpose2d(1, 16, 16, 32, 32)
+    (prefix,) = phases.prefixes(task.mod, GPU)
+    assert 3.9 < task.flops / Task.from_prim_func(program(task, prefix)["main"]).flops < 4.1
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.conv2d(1, 8, 8, 4, 4, 3, stride=2), workloads.conv_transpose2d(
+        1, 8, 8, 4, 4, 3, stride=1), workloads.gemm(8, 8, 8), workloads.pool2d(1, 8, 8, 4)],
+    ids=["convolution", "stride 1", "product", "pooling"],
+)  # fmt: skip
+def test_other_programs_have_no_phases(task: Task) -> None:
+    assert phases.prefixes(task.mod, GPU) == []
+
+
+def test_phases_are_split() -> None:
+    even = workloads.conv_transpose2d(1, 16, 16, 256, 128)
+    assert texts(even, GPU) == [
+        "phases(stride0=2, stride1=2)",
+        "phases+split_reduction(stride0=2, stride1=2, parts=8, loop=6)",
+    ]
+    odd = workloads.conv_transpose2d(1, 16, 16, 256, 128, 3)
+    assert texts(odd, GPU) == texts(even, GPU)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kernels"), [(3, 3), (4, 2)], ids=["join overhangs", "join is whole"]
+)
+def test_the_parts_of_phases_are_added_and_joined(kernel: int, kernels: int) -> None:
+    """In the join's kernel where TVM can place them there, and as the formulas say."""
+    task = workloads.conv_transpose2d(1, 9, 9, 256, 128, kernel, target=CUDA)
+    name = "phases+split_reduction"
+    split = [s for s in felix.trace_sketches(task) if s.variant.name == name]
+    assert split
+    for sketch in split:
+        rows = legal_rows.draw(sketch, 2, seed=1)
+        report = compare.check_rows(sketch, rows)
+        assert report.checked == 2 and not report.mismatches
+        mod = sketch.schedule(rows[0]).mod
+        assert len(cuda_build.lower(mod, task.target).plan.launches) == kernels
+
+
+@pytest.mark.parametrize("kernel", [3, 4])
+def test_split_phases_compute_the_same(kernel: int) -> None:
+    task = workloads.conv_transpose2d(1, 9, 9, 256, 8, kernel, target="llvm")
+    (phased,) = phases.prefixes(task.mod, GPU)
+    made = program(task, phased)
+    (split,) = split_reductions.prefixes(made, GPU)
+    schedule = tvm.s_tir.Schedule(made)
+    split.apply(schedule)
+    (joined,) = second_reductions.join_consumer(schedule, schedule.get_sblock(split.only))
+    check_same(task, joined.mod)
+
+
+def test_phases_are_one_kernel() -> None:
+    """Cells, taps and joining are inlined, where results overhang, too."""
+    task = workloads.conv_transpose2d(1, 8, 8, 16, 32, 3, epilogue=("relu",), target=CUDA)
+    sketch = next(s for s in felix.trace_sketches(task) if s.variant.name == "phases")
+    mod = sketch.schedule(legal_rows.draw(sketch, 1, seed=1)[0]).mod
+    assert len(cuda_build.lower(mod, task.target).plan.launches) == 1
+    assert sketch.key != felix.trace_sketches(task)[0].key
+
+
+def test_a_database_has_the_variants_own_program(tmp_path: pathlib.Path) -> None:
+    """With it plain TVM builds the schedule."""
+    task = workloads.conv_transpose2d(1, 4, 4, 8, 8)
+    sketch = next(s for s in felix.trace_sketches(task) if s.variant.name == "phases")
+    decisions = sketch.tvm_sample(1)
+    assert decisions is not None
+    schedule = sketch.schedule(decisions)
+    entry = records.DatabaseEntry(sketch.mod, schedule.trace, (1.0,), task.target)
+    records.export_database(tmp_path, [entry])
+    (stored,) = records.import_database(tmp_path)
+    built = tvm.s_tir.Schedule(stored.mod)
+    stored.trace.apply_to_schedule(built, remove_postproc=False)
+    check_same(task, built.mod)

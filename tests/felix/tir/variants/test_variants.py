@@ -1,0 +1,89 @@
+"""What holds of every variant: it computes the same, and its formulas hold."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import tvm
+
+import felix
+from felix import workloads
+from felix.measure.cuda.building import build as cuda_build
+from felix.sketch import sketch as sketching
+from felix.tir.design_space import variants
+from felix.verify import compare
+from tests.felix.tir.variants.variant_programs import GPU, check_same, program
+from tests.support import legal_rows
+
+CUDA = "cuda -arch=sm_90"
+
+SPLIT = {
+    "few rows": functools.partial(workloads.gemm, 2, 512, 512, epilogue=("bias", "relu")),
+    "channels": functools.partial(workloads.conv2d, 1, 7, 7, 64, 64, 3, padding=1),
+    "window first": functools.partial(
+        workloads.conv2d, 1, 7, 7, 3, 64, 32, padding=16, layout="NCHW"
+    ),
+    "mapped": functools.partial(workloads.reduce, (6, 2**17), (1,), kind="mean"),
+    "rows": functools.partial(workloads.reduce, (6, 2**17), (1,), kind="max"),
+    "everything": functools.partial(workloads.reduce, (48, 2**14)),
+    "columns": functools.partial(workloads.reduce, (3001, 176), (0,), kind="mean"),
+    "middle": functools.partial(workloads.reduce, (2, 3001, 99), (1,), kind="max"),
+    "one row": functools.partial(workloads.gemm, 1, 512, 1031, epilogue=("bias", "relu")),
+}
+
+PADDED = {
+    "primes": functools.partial(workloads.gemm, 67, 127, 67, epilogue=("bias", "relu")),
+    "batch": functools.partial(workloads.gemm, 32, 197, 64, batch=2, transpose_b=True),
+    "windows": functools.partial(
+        workloads.conv2d, 1, 17, 14, 67, 37, 3, padding=1, layout="NCHW", epilogue=("relu",)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *PADDED])
+def test_a_variant_computes_what_the_task_does(name: str) -> None:
+    task = (SPLIT | PADDED)[name]()
+    every = variants.of_program(task.mod, GPU)
+    prefix = [each for each in every if each.variant.name != "row_chain"][-1]  # has GPU threads
+    check_same(task, program(task, prefix))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["few rows", "window first", "rows", "columns", "middle", "one row", "primes", "windows"],
+)  # fmt: skip
+def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
+    """The first sketch of a variant, and one with a software pipeline."""
+    task = (SPLIT | PADDED)[name](target=CUDA)
+    sketches = [s for s in felix.trace_sketches(task) if s.variant != variants.STOCK]
+    for sketch in (sketches[0], sketches[-1]):
+        rows = legal_rows.draw(sketch, 2, seed=2)
+        report = compare.check_rows(sketch, rows)
+        assert (report.checked, report.mismatches) == (len(rows), ())
+
+
+def test_a_variant_of_a_gpu_has_two_kernels_with_its_epilogue_in_the_second() -> None:
+    sketch = felix.trace_sketches(SPLIT["few rows"](target=CUDA))[-1]
+    mod = sketch.schedule(legal_rows.draw(sketch, 1, seed=1)[0]).mod
+    launches = cuda_build.lower(mod, sketch.task.target).plan.launches
+    assert len(launches) == 2
+
+
+def test_the_tasks_own_program_comes_first() -> None:
+    sketches = felix.trace_sketches(SPLIT["few rows"](target=CUDA))
+    names = [sketch.variant.name for sketch in sketches]
+    n_stock = names.count("stock")
+    assert names == ["stock"] * n_stock + ["split_reduction"] * (len(names) - n_stock)
+    assert [sketch.index for sketch in sketches] == list(range(len(names)))
+    assert "split_reduction(parts=" in repr(sketches[-1])
+
+
+def test_a_variant_that_tvm_cannot_make_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: tvm.s_tir.Schedule, *args: object, **options: object) -> None:
+        raise RuntimeError("TVM cannot")
+
+    task = SPLIT["rows"](target=CUDA)
+    n_sketches = len(sketching.trace_sketches(task))
+    monkeypatch.setattr(tvm.s_tir.Schedule, "rfactor", fail)
+    assert len(sketching.trace_sketches(task)) == 2 < n_sketches
