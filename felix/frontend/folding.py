@@ -113,7 +113,7 @@ class _Folding:
         added = rewriter.value(y, "add")
         if added is not None:
             tensor = self._tensor(added.args[1])
-            if tensor is None or tensor.size != len(scale):
+            if tensor is None or not _is_bias(y, added.args[0], tensor):
                 return None
             y, bias = added.args[0], tensor.astype("float64").reshape(-1)
             is_private &= rewriter.is_read_once(y)
@@ -157,6 +157,14 @@ def _numpy(dtype: str) -> Any:
 
 def _type(rewriter: Rewriter, value: Any) -> Any:
     return rewriter.builder.normalize(value).ty
+
+
+def _is_bias(total: Any, first: Any, tensor: np.ndarray) -> bool:
+    """Whether a sum of a value and a tensor adds a number to each of its channels, axis 1."""
+    shape = [int(extent) for extent in total.ty.shape]
+    aligned = [*[1] * (len(shape) - tensor.ndim), *tensor.shape]
+    per_channel = [extent if axis == 1 else 1 for axis, extent in enumerate(shape)]
+    return aligned == per_channel and [int(extent) for extent in first.ty.shape] == shape
 
 
 def _scaled(weight: np.ndarray, scale: np.ndarray, layout: str, groups: int) -> np.ndarray:

@@ -99,6 +99,24 @@ def test_batch_norm_is_folded_into_one_program(conv, norm, shape, dtype):
     assert len(programs(module)) == 1
 
 
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (1, 8, 1, 1), (8, 1, 1)])
+def test_only_a_number_of_each_channel_is_a_bias(shape):
+    """As many numbers along another axis are none."""
+    torch.manual_seed(0)
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+            self.shift = nn.Parameter(torch.randn(shape))
+
+        def forward(self, x):
+            return self.norm(self.conv(x) + self.shift)
+
+    imported, _ = check(Shifted(), (torch.randn(1, 4, 8, 8),))
+    assert (len(imported.parameters) == 2) == (shape in {(8, 1, 1), (1, 8, 1, 1)})
+
+
 def test_batch_norm_elsewhere_is_one_elementwise_program():
     _, module = check(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4)), (torch.randn(1, 4, 5, 5),))
     assert len(programs(module)) == 1
