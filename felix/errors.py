@@ -62,8 +62,16 @@ class OutputError(FelixError):
     """The output folder cannot be written."""
 
 
+class FolderInUse(OutputError):
+    """Another run is writing to the output folder."""
+
+
 class TuningError(FelixError):
     """Tuning cannot start or found no schedule that runs correctly."""
+
+
+class NoDesignSpace(TuningError):
+    """A task has no sketch with legal schedules."""
 
 
 class RemoteError(FelixError):

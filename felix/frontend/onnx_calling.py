@@ -17,7 +17,7 @@ class OnnxCalling:
     inputs: tuple[imported.TensorSpec, ...]
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The input tensors of a call, in the order of `ImportedModel.inputs`."""
+        """The inputs of a call, tensors or arrays, in the order of `ImportedModel.inputs`."""
         by_name = dict(zip((spec.name for spec in self.inputs), args, strict=False))
         expected = [spec.name for spec in self.inputs]
         if len(args) > len(expected) or by_name.keys() & kwargs.keys():
@@ -28,15 +28,24 @@ class OnnxCalling:
                 f"the ONNX model has the inputs {names.quoted(expected)}; the call gives "
                 f"{names.quoted(sorted(by_name))}"
             )
-        for spec in self.inputs:
-            shape = tuple(int(extent) for extent in by_name[spec.name].shape)
-            if shape != spec.shape:
-                raise errors.WorkloadError(
-                    f"the input {names.quoted(spec.name)} has the shape {shape}; the model was "
-                    f"imported for {spec.shape}"
-                )
-        return [by_name[name] for name in expected]
+        return [_checked(by_name[spec.name], spec) for spec in self.inputs]
 
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """One output as it is, several as a tuple."""
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _checked(value: Any, spec: imported.TensorSpec) -> Any:
+    """An input of the type and shape that the model was imported for."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise errors.WorkloadError(
+            f"the input {names.quoted(spec.name)} must be a tensor, got {type(value).__name__}"
+        )
+    dtype = str(value.dtype).removeprefix("torch.")
+    shape = tuple(int(extent) for extent in value.shape)
+    if shape != spec.shape or dtype != spec.dtype:
+        raise errors.WorkloadError(
+            f"the input {names.quoted(spec.name)} is {dtype} {shape}; the model was imported for "
+            f"{spec.dtype} {spec.shape}"
+        )
+    return value

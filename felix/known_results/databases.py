@@ -80,7 +80,11 @@ class Database:
 def _entry(task: Task, result: outcome.Outcome) -> records.DatabaseEntry | None:
     if result.schedule is None or result.tuned_us is None:
         return None
-    for sketch in sketching.trace_sketches(task):
+    try:
+        sketches = sketching.trace_sketches(task)
+    except errors.UnsupportedSchedule:  # of traces there is none: templates generate its kernels
+        return None
+    for sketch in sketches:
         if sketch.key == result.schedule.sketch_key:
             return records.DatabaseEntry(
                 mod=sketch.mod,

@@ -139,11 +139,17 @@ def placed(
         WorkloadError: a module or its inputs are on another device.
     """
     if isinstance(model, torch.nn.Module):
-        elsewhere = {each.device.type for each in tensors(model, args, kwargs)} - {device}
-        if elsewhere:
+        used = {each.device for each in tensors(model, args, kwargs)}
+        if elsewhere := {each.type for each in used} - {device}:
             raise errors.WorkloadError(
                 f"the model or its example inputs are on {sorted(elsewhere)[0]}, and the target's "
                 f"programs run on {device}: move both there, or leave the target out"
+            )
+        if any(each.index for each in used):
+            raise errors.WorkloadError(
+                f"networks run on the first GPU, and the model or its example inputs are on "
+                f"{max(map(str, used))}: move both to cuda:0, or start Python with "
+                f"CUDA_VISIBLE_DEVICES naming the other GPU"
             )
         return model, tuple(args), dict(kwargs)
     if isinstance(model, torch.export.ExportedProgram):

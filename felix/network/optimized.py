@@ -49,10 +49,17 @@ class OptimizedNetwork:
         """The network's outputs, as the model returns them.
 
         Raises:
-            WorkloadError: other shapes, types or structure than those it was optimized for.
+            WorkloadError: other shapes, types, structure or device than those it was optimized
+                for.
         """
         calling = self._network.imported.calling
-        return calling.rebuild(self._runner(calling.flatten(args, kwargs)))
+        inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]
+        for value, example in zip(inputs, self._network.examples, strict=True):
+            if value.device != example.device:
+                raise errors.WorkloadError(
+                    f"an input is on {value.device}; the network runs on {example.device}"
+                )
+        return calling.rebuild(self._runner(inputs))
 
     @property
     def executable(self) -> executables.Executable:

@@ -6,13 +6,14 @@ import dataclasses
 import hashlib
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors
 from felix.known_results import adapt, databases, store
 from felix.known_results.outcome import Outcome, Schedule, decided
-from felix.measure import payload
+from felix.measure import payload, protocol
 from felix.tuning import options as tune_options
 from felix.tuning import results, session, strategies
 from felix.tuning import tune as tuning
@@ -29,6 +30,9 @@ class Request:
     With `improve` known tasks are tuned, too, from their best schedule on. `pytorch`: whether
     PyTorch's operators contend with what tuning gives. `database`: whose schedules are measured
     first.
+
+    Raises:
+        TuningError: there is no such budget or seed.
     """
 
     trials: int | None
@@ -40,6 +44,11 @@ class Request:
     improve: bool = False
     pytorch: bool = True
     database: databases.Database | None = None
+
+    def __post_init__(self) -> None:
+        tune_options.Budget(
+            trials=self.trials, seconds=self.seconds, seed=self.seed, strategy="local"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +68,8 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     """Look up every task, tune those of which nothing is known, and store what that gave.
 
     A run that is killed is resumed by the next call for the same tasks. One that is interrupted
-    stores nothing, so that it is resumed, too.
+    stores nothing, so that it is resumed, too. Nor is a failure stored that was this machine's:
+    the next call tries again.
 
     Raises:
         FelixError: tuning cannot start, or a file cannot be read or written.
@@ -69,11 +79,16 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     if not unknown:
         return Outcomes(stored, frozenset(stored), None, 0.0)
     folder = request.out or _session_folder(known, unknown, request)
-    tuned, reason, elapsed_s = _tune(unknown, known, request, folder)
+    try:
+        tuned, passing, reason, elapsed_s = _tune(unknown, known, request, folder)
+    except errors.FolderInUse:
+        if request.out is not None:
+            raise
+        folder = pathlib.Path(tempfile.mkdtemp(dir=folder.parent))  # as another process does now
+        tuned, passing, reason, elapsed_s = _tune(unknown, known, request, folder)
     if reason != "interrupted":
-        tuned = {
-            task.key: known.add(task, tuned[task.key]) for task in unknown if task.key in tuned
-        }
+        kept = [task for task in unknown if task.key in tuned.keys() - passing]
+        tuned |= {task.key: known.add(task, tuned[task.key]) for task in kept}
         if request.out is None:
             shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -94,8 +109,9 @@ def _session_folder(known: store.Store, tasks: Sequence[Task], request: Request)
 
 def _tune(
     tasks: Sequence[Task], known: store.Store, request: Request, folder: pathlib.Path
-) -> tuple[dict[str, Outcome], str, float]:
-    """(outcomes by key, why tuning ended, seconds) of tasks that get trials."""
+) -> tuple[dict[str, Outcome], set[str], str, float]:
+    """(outcomes by key, keys of those that may be others next time, why tuning ended, seconds) of
+    tasks that get trials."""
 
     def first(task: Task, sketches: Sequence[Sketch]) -> Sequence[tuple[str, Sequence[int]]]:
         same = known.find(task)
@@ -111,12 +127,21 @@ def _tune(
             list(tasks), request.trials, request.seconds, request.seed, options=chosen,
             out=folder, resume=True, on_event=request.on_event,
         )  # fmt: skip
-    except (errors.TuningError, errors.WorkloadError) as error:
+    except (errors.NoDesignSpace, errors.WorkloadError) as error:
         if len(tasks) > 1:
             raise
         # the only task cannot be tuned: no error here, TVM's schedule ships
-        return {tasks[0].key: Outcome(failure=str(error))}, "failed", 0.0
-    return of_results(network.results), network.reason, network.breakdown.total_s
+        return {tasks[0].key: Outcome(failure=str(error))}, set(), "failed", 0.0
+    passing = {result.task.key for result in network.results if _is_passing(result)}
+    return of_results(network.results), passing, network.reason, network.breakdown.total_s
+
+
+def _is_passing(result: results.TuneResult) -> bool:
+    """Whether a task has no schedule because of the machine, not of its candidates."""
+    infrastructure = protocol.ErrorClass.INFRASTRUCTURE
+    return bool(result.records) and all(
+        record.measurement.error == infrastructure for record in result.records
+    )
 
 
 def of_results(tuned: Sequence[results.TuneResult]) -> dict[str, Outcome]:

@@ -101,7 +101,7 @@ class Opener:
             elsewhere_s: what opening it took in a process.
 
         Raises:
-            TuningError: the task has no sketch with legal schedules.
+            NoDesignSpace: the task has no sketch with legal schedules.
             WorkloadError: it is too large to be measured here.
         """
         self.begin(task_run, is_resumed)
@@ -149,7 +149,7 @@ class Opener:
     def _unless_skipped(self, task_run: TaskRun, step: Callable[[], None]) -> bool:
         try:
             step()
-        except (errors.TuningError, errors.WorkloadError) as error:
+        except (errors.NoDesignSpace, errors.UnsupportedSchedule, errors.WorkloadError) as error:
             if self._n_tasks == 1:
                 raise
             task_run.skipped = str(error)

@@ -279,7 +279,7 @@ def _lock(folder: pathlib.Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise errors.OutputError(f"another run is writing to {folder.parent}") from None
+        raise errors.FolderInUse(f"another run is writing to {folder.parent}") from None
     return handle
 
 

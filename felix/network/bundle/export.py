@@ -164,10 +164,14 @@ def _as_tvm(tensor: Any) -> tvm.runtime.Tensor:
 
 
 def _save(path: pathlib.Path, tensors: Mapping[str, Any]) -> None:
+    """Write tensors as TVM does, one after the other: together they may be gigabytes."""
     host = tvm.runtime.device("cpu", 0)
     on_host = {name: value if value.device == host else value.copyto(host)
                for name, value in tensors.items()}  # fmt: skip
-    files.write_atomically(path, bytes(tvm.runtime.save_param_dict(on_host)))
+    with files.temporary(path.parent) as (file, part):
+        tvm.runtime.save_param_dict_to_file(on_host, str(part))
+        os.fsync(file.fileno())
+        part.replace(path)
 
 
 def _sha256(path: pathlib.Path) -> str:

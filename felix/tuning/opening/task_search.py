@@ -66,21 +66,21 @@ class TaskSearch:
             judge: makes the formulas of a sketch, or knows what making them gave elsewhere.
 
         Raises:
-            TuningError: the task has no sketch with legal schedules.
+            NoDesignSpace: the task has no sketch with legal schedules.
         """
         left_out: list[str] = []
         try:
             has_templates = strategy not in strategies.TRACES_ONLY
             sketches = sketches_of(self.task, left_out.append, has_templates)
         except errors.UnsupportedSchedule as error:
-            raise errors.TuningError(str(error)) from error
+            raise errors.NoDesignSpace(str(error)) from error
         templates, traces = opened_sketches.by_kind(opened_sketches.searched(sketches))
         self._take_legal(templates, left_out, before_each, judge)
         if not templates_first or not self.sketches:
             self._take_legal(traces, left_out, before_each, judge)
             traces = []
         if not self.sketches:
-            raise errors.TuningError(
+            raise errors.NoDesignSpace(
                 "; ".join(left_out) or f"{self.task.name} has no design space for this target"
             )
         self._unopened = traces

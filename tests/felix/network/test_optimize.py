@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import runpy
 import subprocess
 from typing import Any
 
@@ -124,6 +125,24 @@ def test_candidates_that_fail(tmp_path: pathlib.Path) -> None:
         _close(fast(x), model(x))
 
 
+def test_failures_of_the_machine_are_not_known(tmp_path: pathlib.Path) -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    absent = networks.Pool(lambda program, task: protocol.ErrorClass.INFRASTRUCTURE)
+    fast = networks.optimize(model, (x,), tmp_path, absent)
+    assert "infrastructure" in (fast.report.groups[0].untuned or "")
+    assert store.Store(tmp_path / "known.sqlite").entries() == []
+    again = networks.optimize(model, (x,), tmp_path)
+    assert again.report.groups[0].contender is Contender.FELIX
+
+
+@pytest.mark.parametrize("arguments", [{"trials": 0}, {"seconds": -1.0}, {"seed": -1}])
+def test_budgets_that_there_are_not(tmp_path: pathlib.Path, arguments: Any) -> None:
+    """Nothing is stored that a later call would take for a result."""
+    with pytest.raises(errors.TuningError, match=next(iter(arguments))):
+        networks.optimize(nn.Linear(8, 8), (torch.randn(2, 8),), tmp_path, **arguments)
+    assert store.Store(tmp_path / "known.sqlite").entries() == []
+
+
 def test_killed_run_resumes(tmp_path: pathlib.Path) -> None:
     """A run that dies after some measurements: the next one measures only the rest."""
 
@@ -201,6 +220,41 @@ def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
     (folder / "parameters.bin").write_bytes(b"other")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1 and "sha256 differs" in done.stderr
+
+
+def test_calls_of_an_artifact(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
+    folder = networks.optimize(model, (x,), tmp_path, trials=2).export(tmp_path / "net")
+    module = runpy.run_path(str(folder / "run.py"))
+    network = module["Network"](folder)
+    with torch.no_grad():
+        expected = model(x)
+    strided, shifted = x.transpose(2, 3).contiguous().transpose(2, 3), torch.zeros(76)[1:]
+    shifted.copy_(x.view(-1))
+    for value in (x, x.numpy(), strided, shifted.view(x.shape)):
+        for output, reference in zip(network(value), expected, strict=True):
+            _close(torch.from_dlpack(output), reference)
+    for wrong, message in (
+        (x.double(), "float64"),
+        (x[:, :2], r"\[1, 2, 5, 5\]"),
+        (3.0, "float "),
+    ):
+        with pytest.raises(module["Failure"], match=message):
+            network(wrong)
+
+
+def test_two_calls_for_the_same_tasks_have_folders_of_their_own(tmp_path: pathlib.Path) -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    inner: list[Any] = []
+
+    def again(event: events.Event) -> None:
+        if isinstance(event, events.Trial) and not inner:
+            inner.append(networks.optimize(model, (x,), tmp_path))
+
+    fast = networks.optimize(model, (x,), tmp_path, on_event=again)
+    assert inner[0].report.reason == fast.report.reason == "trials"
+    assert not list((tmp_path / "known.sqlite.sessions").iterdir())
 
 
 def test_schedules_of_a_database_are_measured_first(tmp_path: pathlib.Path) -> None:
