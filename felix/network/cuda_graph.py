@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import logging
 import statistics
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ import tvm_ffi
 
 from felix import errors
 from felix.network import branches, executable
-from felix.network.passes import intermediates
 
 #: Calls before the capture: kernels load, and pools of memory grow.
 _WARM_UP = 3
@@ -73,11 +71,11 @@ class CapturedNetwork:
     def __init__(self, built: executable.Executable, examples: Sequence[torch.Tensor]) -> None:
         if not examples or not all(each.is_cuda for each in examples):
             raise errors.TuningError("only a network with inputs on a GPU can be captured")
+        if built.pool_users:
+            raise errors.TuningError(f"{built.pool_users[0]} takes memory from TVM's pool")
         self._built = built
-        self._lock = threading.Lock()
         with torch.inference_mode(False):
             self._inputs = [executable.as_stored(each).clone() for each in examples]
-        self._stream = torch.cuda.current_stream()
         self.branching: Branching | None = None
         try:
             self._graph, self._outputs = self._captured()
@@ -87,13 +85,9 @@ class CapturedNetwork:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs of one call, new tensors."""
-        stream = torch.cuda.current_stream()
         if torch.cuda.is_current_stream_capturing():
             return self._built(inputs)
-        with self._lock, torch.no_grad():
-            if stream != self._stream:  # the last call may still use the fixed places
-                stream.wait_stream(self._stream)
-                self._stream = stream
+        with self._built.turn(), torch.no_grad():  # the last call may still use the fixed places
             for place, value in zip(self._inputs, inputs, strict=True):
                 place.copy_(value)
             self._graph.replay()
@@ -125,16 +119,8 @@ def _warm_up(built: executable.Executable, inputs: Sequence[torch.Tensor]) -> No
     side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(_WARM_UP):
-            built(inputs, instrument=_refuse_scratch)
+            built(inputs)
     current.wait_stream(side)
-
-
-def _refuse_scratch(_function: object, symbol: str, *_more: object) -> int:
-    """Refuse a call that takes memory from a pool, which may be another call's at a replay."""
-    if symbol.endswith(intermediates.SCRATCH):
-        name = symbol.removesuffix(intermediates.SCRATCH)
-        raise ValueError(f"{name} takes memory from TVM's pool")
-    return 0
 
 
 def _medians_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

@@ -18,6 +18,7 @@ import torch
 import tvm
 from tvm import relax
 
+from felix import errors
 from felix.measure.cpu import exponential
 from felix.measure.cuda.building import build as cuda_build
 from felix.network.passes import (
@@ -64,6 +65,8 @@ class Executable:
         self._lock = threading.Lock()
         self._is_gpu = device != tvm.cpu()
         self._stream: torch.cuda.Stream | None = None
+        #: programs that take memory from TVM's pool: a CUDA graph cannot have their calls
+        self.pool_users: list[str] = intermediates.pool_users(built) if self._is_gpu else []
 
     @property
     def parameters(self) -> list[tvm.runtime.Tensor]:
@@ -82,20 +85,30 @@ class Executable:
     def __call__(
         self, inputs: Sequence[torch.Tensor], instrument: Callable[..., int] | None = None
     ) -> list[torch.Tensor]:
-        """The outputs of one call; none of them lies where a parameter does.
+        """The outputs of one call; none lies where an input, a parameter or another output does.
 
         Args:
             inputs: of the call.
             instrument: is called before and after each step (`VirtualMachine.set_instrument`).
+
+        Raises:
+            TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
         ready = [as_stored(each) for each in inputs]
-        with self._lock, self._instrumented(instrument):
-            if self._is_gpu and not torch.cuda.is_current_stream_capturing():
-                self._follow(torch.cuda.current_stream())
+        with self.turn(), self._instrumented(instrument):
             outputs = self._main(*ready, *self._parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
         tensors = [_tensor(each) for each in flat]
-        return [each.clone() if each.data_ptr() in self._addresses else each for each in tensors]
+        taken = {each.data_ptr() for each in ready}
+        return [self._alone(each, taken) for each in tensors]
+
+    def _alone(self, output: torch.Tensor, taken: set[int]) -> torch.Tensor:
+        """An output, or a copy of it where it begins at an address that is taken."""
+        address = output.data_ptr()
+        if address in taken or address in self._addresses:
+            return output.clone()
+        taken.add(address)
+        return output
 
     @contextlib.contextmanager
     def _instrumented(self, instrument: Callable[..., int] | None) -> Iterator[None]:
@@ -108,11 +121,36 @@ class Executable:
         finally:
             self._machine.set_instrument(None)
 
-    def _follow(self, stream: torch.cuda.Stream) -> None:
-        """The call on this stream begins when the last one, on another stream, has ended."""
-        if self._stream is not None and stream != self._stream:
-            stream.wait_stream(self._stream)
-        self._stream = stream
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One thread's turn; on a GPU it begins when the last one, on another stream, has ended.
+
+        Raises:
+            TuningError: a CUDA graph is being captured that cannot have the network's calls.
+        """
+        with self._lock:
+            if is_capturing():
+                self._refuse_pool()
+            elif self._is_gpu:
+                stream = torch.cuda.current_stream()
+                if self._stream is not None and stream != self._stream:
+                    stream.wait_stream(self._stream)
+                self._stream = stream
+            yield
+
+    def _refuse_pool(self) -> None:
+        """Where a replay would write to memory that is another call's by then, raise."""
+        if self.pool_users:
+            raise errors.TuningError(
+                f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot have "
+                f"the network's calls"
+            )
+
+
+def is_capturing() -> bool:
+    """Whether calls are recorded as a CUDA graph."""
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()
 
 
 def call(machine: relax.VirtualMachine) -> Callable[..., Any]:

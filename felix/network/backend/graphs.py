@@ -21,7 +21,7 @@ from torch._dynamo import convert_frame
 from felix import errors
 from felix import target as targets
 from felix.known_results import store
-from felix.network import imported, judging
+from felix.network import executable, imported, judging
 from felix.network.backend import part, partition, settings, tracing, tuned
 from felix.network.backend.report import GraphReport, PartReport, SizesReport
 from felix.tir import grammar
@@ -61,12 +61,12 @@ class CompiledGraph:
             return self._graph(*args)
         key = tuple(_size(args[position]) for position in self._varying)
         specialised = self._by_sizes.get(key)
-        if specialised is not None:
+        if specialised is not None and specialised.is_ready:
             return specialised.call(*args)
         with convert_frame.compile_lock:  # tracing changes what PyTorch's compiler looks at
+            if executable.is_capturing():  # nothing may be built meanwhile
+                return self._graph(*args)
             if key not in self._by_sizes:
-                if _is_capturing():
-                    return self._graph(*args)
                 if len(self._by_sizes) == self._settings.max_sizes:
                     self._n_more_sizes += 1
                     return self._graph(*args)
@@ -85,12 +85,18 @@ class CompiledGraph:
 
 
 class _Specialised:
-    """A graph for one choice of sizes."""
+    """A graph for one choice of sizes.
+
+    Attributes:
+        call: runs it, once `is_ready`.
+        is_ready: whether a first call has ended: its parts are built and compared.
+    """
 
     def __init__(
         self, graph: torch.fx.GraphModule, chosen: settings.Settings, args: Sequence[Any]
     ) -> None:
         self.call: Callable[..., Any] = graph.forward
+        self.is_ready = False
         self._graph = graph
         self._settings = chosen
         self._functional: _FunctionalGraph | None = None
@@ -102,12 +108,13 @@ class _Specialised:
         )
 
     def first_call(self, args: Sequence[Any]) -> Any:
-        """Build the graph and call it; later calls are `call`'s."""
+        """Build the graph and call it, in one thread at a time; later calls are `call`'s."""
         if self._reason is None and self._functional is None:
             self._trace(args)
         result = self.call(*args)
         if self._functional is not None and not self._functional.is_tuned:
             self.call = self._graph.forward
+        self.is_ready = True
         return result
 
     def _trace(self, args: Sequence[Any]) -> None:
@@ -175,6 +182,7 @@ class _FunctionalGraph:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if not self._is_built:
             self._build(args)
+            self._is_built = True
         results = self._graph(*args)
         if not self._written:
             return list(results)
@@ -184,7 +192,6 @@ class _FunctionalGraph:
         return list(results[:n_outputs])
 
     def _build(self, args: Sequence[Any]) -> None:
-        self._is_built = True
         changing = tracing.changes_inputs(self._graph)
         if changing is not None:
             self.pytorch = {changing: "it changes a tensor in place: PyTorch runs the whole graph"}
@@ -200,11 +207,10 @@ class _FunctionalGraph:
         known = store.Store(self._settings.known_results)
         grouping = judging.known_grouping(self._target, known, self._settings.allow_tf32)
         cuts = partition.split(self._graph, bound, self._target, grouping)
-        self._graph, self.pytorch = cuts.graph, dict(cuts.pytorch)
-        for cut in cuts.parts:
-            built = part.Part(cut, self._settings, known)
-            self._graph.set_submodule(cut.name, built)
-            self._parts.append(built)
+        parts = [part.Part(cut, self._settings, known) for cut in cuts.parts]
+        for cut, built in zip(cuts.parts, parts, strict=True):
+            cuts.graph.set_submodule(cut.name, built)
+        self._graph, self.pytorch, self._parts = cuts.graph, dict(cuts.pytorch), parts
 
 
 def _target(chosen: settings.Settings, args: Sequence[Any]) -> tvm.target.Target:
@@ -238,12 +244,6 @@ def _strides(value: torch.Tensor) -> tuple[Any, ...]:
 def _size(value: Any) -> Any:
     """What identifies a varying input."""
     return (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
-
-
-def _is_capturing() -> bool:
-    """Whether calls are recorded as a CUDA graph: nothing may be built meanwhile."""
-    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return is_used and torch.cuda.is_current_stream_capturing()
 
 
 def _name(graph: torch.fx.GraphModule) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from felix import errors
 from felix.known_results import queue, store
-from felix.network import agreement, optimized
+from felix.network import agreement, executable, optimized
 from felix.network.backend import partition, selection, settings, support, tuned
 from felix.network.backend.report import PartReport
 from felix.network.contenders import shipping
@@ -53,7 +53,10 @@ class Part(torch.nn.Module):
         """The outputs of the part."""
         if self._tuned is not None and not self._is_compared:
             self._compare(self._tuned, inputs)
+            self._is_compared = True
         runs = self._tuned
+        if runs is not None and not runs.can_be_captured and executable.is_capturing():
+            return self._graph(*inputs)
         if runs is not None and not runs.follow(inputs):
             runs = None
             self._leave("its parameters change too often")
@@ -92,7 +95,6 @@ class Part(torch.nn.Module):
 
     def _compare(self, candidate: tuned.TunedPart, inputs: Sequence[torch.Tensor]) -> None:
         """Decide by the inputs of one call who runs the part."""
-        self._is_compared = True
         expected = _flat(self._graph(*inputs))
         try:
             actual = candidate(inputs)
@@ -100,7 +102,9 @@ class Part(torch.nn.Module):
             self._leave(f"its network does not run: {grammar.first_line(error)}")
             return
         limit = agreement.tolerance(_dtypes(self._graph), self._is_tf32)
-        worst = max(map(agreement.difference, actual, expected), default=0.0)
+        errors_of = (agreement.difference(*pair, is_exact=limit == 0)
+                     for pair in zip(actual, expected, strict=True))  # fmt: skip
+        worst = max(errors_of, default=0.0)
         if not worst <= limit:
             self._leave(f"its network differs from PyTorch: relative error {worst:.1e}")
         elif self._never_slower:

@@ -66,6 +66,11 @@ class TunedPart:
         self._strides = [None if each.is_contiguous() else each.stride() for each in outputs]
         self._shared = _shared_outputs(mod)
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph may have the network's calls."""
+        return not self._network.pool_users
+
     def follow(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Take the parameters as they are now; False if they change too often."""
         parameters = [inputs[position] for position in self._positions]

@@ -12,6 +12,7 @@ cannot be captured.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ class Lift:
         others = {variable.name_hint for variable in mod.get_global_vars()} - replaced
         clean = relax.transform.DeadCodeElimination(sorted(others))
         return clean(mutator.builder_.finalize())
+
+
+def pool_users(built: relax.VMExecutable) -> list[str]:
+    """The programs of a network that take memory from the pool."""
+    return sorted({*re.findall(rf"(\w+){SCRATCH}\b", built.as_text())})
 
 
 def with_unread_results(

@@ -17,7 +17,7 @@ import tvm
 import tvm_ffi
 from torch import nn
 
-from felix import target
+from felix import errors, target
 from felix.network import assembly, branches, cuda_graph, executable, imported
 from felix.network.passes import separation, workspace
 
@@ -197,7 +197,15 @@ def test_a_call_that_fails_is_not_waited_for(notes: list[tuple[str, int, int]]) 
     assert len(built([x])) == 1  # without an instrument again
 
 
-def test_memory_of_a_pool_is_refused() -> None:
-    with pytest.raises(ValueError, match="sort takes memory from TVM's pool"):
-        cuda_graph._refuse_scratch(None, "sort_with_scratch", True, None)
-    assert cuda_graph._refuse_scratch(None, "sort", True, None) == 0
+def test_memory_of_a_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever captures."""
+    x = torch.randn(2, 3)
+    network = imported.read(nn.ReLU(), (x,), {}, target.parse("llvm"))
+    built = executable.Executable(
+        executable.compile_network(network.lowered, network.target), [], tvm.cpu()
+    )
+    built.pool_users = ["sort"]
+    assert len(built([x])) == 1
+    monkeypatch.setattr(executable, "is_capturing", lambda: True)
+    with pytest.raises(errors.TuningError, match="sort takes memory from TVM's pool"):
+        built([x])

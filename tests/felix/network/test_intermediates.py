@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pathlib
-import re
 
 import pytest
 import torch
@@ -82,12 +81,7 @@ def test_programs_that_keep_such_buffers_are_named() -> None:
     """TVM's sort and scan, which say so in the host code, too."""
     network = imported.read(_Sorted(), (torch.randn(4, 64),), {}, CUDA)
     built = executable.compile_network(network.lowered, CUDA)
-    named = sorted(
-        word.removesuffix(intermediates.SCRATCH)
-        for word in set(re.findall(r"\w+", built.as_text()))
-        if word.endswith(intermediates.SCRATCH)
-    )
-    assert named == ["argsort", "gpu_2d_continuous_cumsum"]
+    assert intermediates.pool_users(built) == ["argsort", "gpu_2d_continuous_cumsum"]
 
 
 def test_what_kernels_of_a_convolution_of_single_cells_leave_is_planned() -> None:

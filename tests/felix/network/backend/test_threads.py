@@ -1,0 +1,70 @@
+"""First calls of compiled code in several threads."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from concurrent import futures
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from felix.network.backend import part, tuned
+from tests.support import backend
+
+
+def test_nobody_gets_what_is_not_compared(
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that is wrong, while the first call compares it."""
+    call, compare = tuned.TunedPart.__call__, part.Part._compare
+    begun, others_called = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        tuned.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
+    )
+
+    def slow(self: part.Part, *arguments: Any) -> None:
+        begun.set()
+        others_called.wait(1.0)
+        compare(self, *arguments)
+
+    monkeypatch.setattr(part.Part, "_compare", slow)
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    fast = backend.compiled(model, everything_known)
+
+    def outputs() -> torch.Tensor:
+        with torch.no_grad():
+            return fast(x)
+
+    with futures.ThreadPoolExecutor(2) as threads:
+        first = threads.submit(outputs)
+        assert begun.wait(60.0)
+        second = threads.submit(outputs)
+        assert not second.done()
+        others_called.set()
+        for each in (first, second):
+            torch.testing.assert_close(each.result(60.0), model(x).detach())
+
+
+def test_a_network_that_no_graph_can_have_is_not_captured(
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    fast = backend.compiled(model, everything_known)
+    with torch.no_grad():
+        fast(x)
+        assert backend.tuned_operators() == {"linear"}
+        n_calls: list[int] = []
+        call = tuned.TunedPart.__call__
+        monkeypatch.setattr(
+            tuned.TunedPart, "__call__", lambda self, x: n_calls.append(1) or call(self, x)
+        )
+        fast(x)
+        assert len(n_calls) == 1
+        monkeypatch.setattr(tuned.TunedPart, "can_be_captured", False)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        torch.testing.assert_close(fast(x), model(x))
+        assert len(n_calls) == 1
