@@ -16,15 +16,11 @@ import functools
 
 import numpy as np
 import sympy
-from numpy.typing import NDArray
 
-from felix.features import iterators, stores
+from felix.features import enumeration, iterators, stores
 from felix.symbolic import expr, ir, scalar
-from felix.symbolic.indices import index_expr, loaded
+from felix.symbolic.indices import loaded
 from felix.symbolic.ir import Access, Scalar
-
-#: Points enumerated at most for one group of linked indices.
-ENUMERATION_LIMIT = 1 << 24
 
 #: What each iterator of the block takes.
 _Visited = dict[sympy.Symbol, iterators.Visited]
@@ -158,16 +154,9 @@ def _compared(condition: ir.Value) -> set[sympy.Symbol]:
     """The iterators of the comparisons in a condition that do not depend on data."""
     symbols: set[sympy.Symbol] = set()
     for node in condition.walk():
-        if _is_of_iterators(node):
+        if enumeration.is_of_iterators(node):
             symbols |= _symbols(node)
     return symbols
-
-
-def _is_of_iterators(value: ir.Value) -> bool:
-    """Whether a value is a comparison that does not depend on data."""
-    return value.op in _COMPARE and all(
-        arg.expr is not None and not loaded.is_data(arg.expr) for arg in value.args
-    )
 
 
 # ---------------------------------------------------------------- counting
@@ -230,8 +219,9 @@ def _group(
             return striped
     if all(visited[s].dense for s in symbols):
         points = ir.product(visited[s].length for s in symbols)
-        if points <= ENUMERATION_LIMIT:
-            return _enumerate(indices, sorted(symbols, key=str), tests, visited)
+        if points <= enumeration.POINTS_LIMIT:
+            ordered = sorted(symbols, key=str)
+            return enumeration.n_touched([(indices, tests)], ordered, visited)
     return _estimate(indices, symbols, visited)
 
 
@@ -252,7 +242,7 @@ def _striped(
     grid = {symbol: np.arange(values.start, values.start + values.length)}
     keep = np.ones(values.length, dtype=bool)
     for test in tests:
-        keep = keep & can_hold(test, grid)
+        keep = keep & enumeration.can_hold(test, grid)
     low, high = int(keep.argmax()), values.length - int(keep[::-1].argmax())
     if not keep[low:high].all() or not keep.any():
         return None
@@ -261,26 +251,6 @@ def _striped(
         n * scalar.floor_div(x, c) + scalar.minimum(scalar.floor_mod(x, c), n) for x in (low, high)
     ]
     return scalar.select(scalar.less_equal(c, n), high - low, below[1] - below[0])
-
-
-def _enumerate(
-    indices: list[sympy.Expr],
-    symbols: list[sympy.Symbol],
-    tests: list[ir.Value],
-    visited: _Visited,
-) -> int:
-    axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in symbols]
-    grid = dict(zip(symbols, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
-    shape = tuple(len(a) for a in axes)
-    keep = np.ones(shape, dtype=bool)
-    for test in tests:
-        keep &= np.broadcast_to(can_hold(test, grid), shape)
-    columns = [np.broadcast_to(index_expr.evaluate(i, grid), shape)[keep] for i in indices]
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        low, high = (column.min(), column.max()) if len(column) else (0, 0)
-        key = key * int(high - low + 1) + (column - low)
-    return len(np.unique(key))
 
 
 def _estimate(
@@ -314,41 +284,6 @@ def _several(
         if s in chosen_by or any(s in i.free_symbols for a in accesses for i in a.indices)
     ]
     points = ir.product(visited[s].length for s in used)
-    if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
+    if not all(visited[s].dense for s in used) or points > enumeration.POINTS_LIMIT:
         return sum(counts[1:], start=counts[0])
-    touched: set[tuple[int, ...]] = set()
-    axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in used]
-    grid = dict(zip(used, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
-    shape = tuple(len(a) for a in axes) or (1,)
-    for access in accesses:
-        keep = np.ones(shape, dtype=bool)
-        for test in _conjuncts(conditions[access]):
-            keep &= np.broadcast_to(can_hold(test, grid), shape)
-        columns = [
-            np.broadcast_to(index_expr.evaluate(i, grid), shape)[keep] for i in access.indices
-        ]
-        touched.update(zip(*(c.tolist() for c in columns), strict=True))
-    return len(touched)
-
-
-_COMPARE = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
-
-
-def can_hold(value: ir.Value, grid: index_expr.Grid, truth: bool = True) -> NDArray[np.bool_]:
-    """Where on a grid of points a condition can have this truth; one on loaded data always can."""
-    if value.op == "not":
-        return can_hold(value.args[0], grid, not truth)
-    if value.op in ("and", "or"):
-        a, b = (can_hold(x, grid, truth) for x in value.args)
-        return a & b if (value.op == "and") == truth else a | b
-    if _is_of_iterators(value):
-        left, right = (index_expr.evaluate(a.expr, grid) for a in value.args if a.expr is not None)
-        return np.asarray(_COMPARE[value.op](left, right) == truth)
-    return np.ones((1,) * max(1, len(grid)), dtype=np.bool_)
+    return enumeration.n_touched([(a.indices, conditions[a]) for a in accesses], used, visited)

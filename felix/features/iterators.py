@@ -37,7 +37,7 @@ class Visited:
     @property
     def dense(self) -> bool:
         known = isinstance(self.length, int) and isinstance(self.start, int)
-        return known and self.count is self.length
+        return known and isinstance(self.count, int) and self.count == self.length
 
 
 def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
