@@ -22,7 +22,7 @@ from felix.sketch.trace_sketch import TraceSketch
 from felix.symbolic import interpret
 from felix.target import Hardware, hardware
 from felix.task import Task
-from felix.templates import registry
+from felix.templates import registry, template
 from felix.templates.generated import GeneratedProgram
 from felix.tir import design_space
 from felix.tir.design_space import soundness, variants
@@ -104,7 +104,11 @@ def of_templates(
         first: number of the first; in `every` they follow all traces.
     """
     machine = machine or hardware(task.target)
-    matching = registry.templates_of(task.mod, task.target, machine)
+    try:
+        with unmodelled.reported():
+            matching = registry.templates_of(task.mod, task.target, machine)
+    except UnsupportedSchedule as error:
+        matching = template.Matching(reasons=(str(error),))
     if on_left_out is not None:
         for reason in matching.reasons:
             on_left_out(f"{task.name}: no generated kernel: {reason}")
@@ -118,7 +122,11 @@ def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _
     """The trace sketches that can be modelled."""
     modelled: list[TraceSketch] = []
     reasons: list[UnsupportedSchedule] = []
-    spaces = _spaces(task, machine)
+    spaces, unforeseen = _spaces(task, machine)
+    if unforeseen is not None:
+        reasons.append(unforeseen)
+        if on_left_out is not None:
+            on_left_out(f"{task.name}: variants left out: {unforeseen}")
     for index, schedule, space in _schedules(spaces):
         try:
             soundness.check_reductions(schedule.mod)
@@ -147,13 +155,20 @@ def _none_modelled(task: Task, reasons: Sequence[UnsupportedSchedule]) -> Unsupp
     return kind(f"{task.name}: {'; '.join(dict.fromkeys(map(str, reasons)))}")
 
 
-def _spaces(task: Task, machine: Hardware) -> list[design_space.DesignSpace]:
-    """The stock space, then those of the variants."""
+def _spaces(
+    task: Task, machine: Hardware
+) -> tuple[list[design_space.DesignSpace], UnsupportedSchedule | None]:
+    """The stock space, then those of the variants; and what ended the making of variants."""
     limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
-    return [
-        design_space.generate(task.mod, task.target, name=task.name),
-        *design_space.generate_variants(task.mod, task.target, limits, name=task.name),
-    ]
+    spaces = [design_space.generate(task.mod, task.target, name=task.name)]
+    try:
+        with unmodelled.reported():
+            spaces.extend(
+                design_space.generate_variants(task.mod, task.target, limits, name=task.name)
+            )
+    except UnsupportedSchedule as error:
+        return spaces, error
+    return spaces, None
 
 
 def _schedules(

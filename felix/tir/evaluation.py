@@ -84,8 +84,17 @@ class Evaluation:
         return Linear.of(ranges.Unknown(limits_of(expr), expr))
 
     def _bitwise(self, expr: Any, kind: str) -> Linear:
-        """Any value of the type, or of a mask; the operands must fit their type all the same."""
+        """Any value of the type, or of a mask; the operands must fit their type all the same.
+
+        A shift to the right by a constant divides by a power of 2.
+        """
         forms = [self.linear(operand) for operand in grammar.children(expr)]
+        if (
+            kind == "RShift"
+            and not forms[1].terms
+            and 0 <= forms[1].constant < grammar.bits(grammar.dtype(expr))
+        ):
+            return ranges.floor_div(self._scope, forms[0], 1 << forms[1].constant)
         masks = [form.constant for form in forms if not form.terms and form.constant >= 0]
         if kind == "BitwiseAnd" and masks:
             return Linear.of(ranges.Unknown(Interval(0, min(masks)), expr))

@@ -282,6 +282,11 @@ class _Reader(ExpressionReader):
                             annotations=annotations)  # fmt: skip
         if not is_root:
             made = self._with_regions(made)
+            check(
+                _has_one_result(made),
+                f"block {quoted(name)} stores another value for each value of a reduction "
+                "iterator: give it T.init, or make the iterator a spatial one",
+            )
         self._buffers = buffers
         return s_tir.SBlockRealize(values, predicate, made)
 
@@ -366,3 +371,12 @@ class _Reader(ExpressionReader):
         has_else = not self._graph.is_none(fields["else_case"])
         else_case = self._statement(fields["else_case"]) if has_else else None
         return tirx.IfThenElse(condition, then_case, else_case)
+
+
+def _has_one_result(block: Any) -> bool:
+    """Whether what a block stores is no other for each value of a reduction iterator."""
+    kinds = {int(each.iter_type) for each in block.iter_vars}
+    if block.init is not None or kinds <= {tirx.IterVar.DataPar}:
+        return True
+    read = [region.source for region in block.reads]
+    return all(any(region.source.same_as(each) for each in read) for region in block.writes)

@@ -72,14 +72,18 @@ class Loose:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SketchReport:
-    """Result of one sketch; `checked` rows were compared, `invalid` ones TVM rejected."""
+    """Result of one sketch; `checked` rows were compared, `invalid` ones TVM rejected.
+
+    `left_out` says why a sketch has no formulas that could be compared.
+    """
 
     index: int
     variant: str
-    checked: int
-    invalid: int
-    mismatches: tuple[Mismatch, ...]
-    loose: tuple[Loose, ...]
+    checked: int = 0
+    invalid: int = 0
+    mismatches: tuple[Mismatch, ...] = ()
+    loose: tuple[Loose, ...] = ()
+    left_out: str | None = None
 
     @property
     def mismatched(self) -> int:
@@ -133,6 +137,9 @@ class Report:
         """The report for people: a line per sketch, then at most `limit` mismatches."""
         text = [f"{self.task} on {self.target}: {len(self.sketches)} sketches"]
         for s in self.sketches:
+            if s.left_out is not None:
+                text.append(f"  sketch {s.index}, {s.variant}: left out: {s.left_out}")
+                continue
             text.append(
                 f"  sketch {s.index}, {s.variant}: {s.checked} rows compared, "
                 f"{s.mismatched} mismatched, {s.invalid} rejected by TVM, "
@@ -173,10 +180,11 @@ def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = No
 def check_sketch(sketch: TraceSketch, n: int = 50, seed: int = 0) -> SketchReport:
     """Compare n random legal decisions of one sketch with TVM's schedules."""
     try:
-        rows = sketch.sample(n, seed)
+        return check_rows(sketch, sketch.sample(n, seed))
     except InvalidSchedule:
-        return SketchReport(sketch.index, str(sketch.variant), 0, 0, (), ())
-    return check_rows(sketch, rows)
+        return SketchReport(sketch.index, str(sketch.variant))
+    except UnsupportedSchedule as error:
+        return SketchReport(sketch.index, str(sketch.variant), left_out=str(error))
 
 
 def check_rows(sketch: TraceSketch, rows: NDArray[np.int64]) -> SketchReport:

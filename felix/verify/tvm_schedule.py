@@ -384,6 +384,9 @@ _OPERATIONS: dict[type[Any], Any] = {
     tirx.Or: np.logical_or,
     tirx.Mod: np.fmod,
     tirx.Not: np.logical_not,
+    tirx.BitwiseAnd: np.bitwise_and,
+    tirx.LShift: np.left_shift,
+    tirx.RShift: np.right_shift,
     tirx.Select: np.where,
 }
 

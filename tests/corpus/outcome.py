@@ -17,6 +17,7 @@ from felix import errors
 from felix import target as target_module
 from felix.sketch import sketch as sketching
 from felix.sketch import unmodelled
+from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 from felix.tir import design_space, grammar
 from felix.verify import compare
@@ -24,6 +25,7 @@ from tests.corpus.programs import (
     contractions,
     elementwise,
     families,
+    large,
     layouts,
     reductions,
     scripts,
@@ -43,6 +45,7 @@ PROGRAMS: dict[str, Builder] = {
     **reductions.programs(),
     **layouts.programs(),
     **families.programs(),
+    **large.programs(),
     **written.programs(),
     **scripts.programs(),
 }
@@ -171,11 +174,19 @@ def _checked(name: str, target: str, task: Task, rows: int, most: int) -> Outcom
 
 def _compared(name: str, target: str, task: Task, rows: int, most: int) -> Outcome:
     compared = invalid = 0
-    sketches = sketching.trace_sketches(task)
-    for sketch in sketches[:: -(-len(sketches) // most)]:
+    every = sketching.sketches(task)
+    traces = [sketch for sketch in every if isinstance(sketch, TraceSketch)]
+    for sketch in _some(traces, most):
         report = compare.check_rows(sketch, legal_rows.draw(sketch, rows, seed=1))
         compared, invalid = compared + report.checked, invalid + report.invalid
         if report.mismatches:
             return Outcome(name, target, Kind.MISMATCH, compared, invalid,
                            str(report.mismatches[0]))  # fmt: skip
     return Outcome(name, target, Kind.MODELLED, compared, invalid)
+
+
+def _some(sketches: Sequence[TraceSketch], most: int) -> Sequence[TraceSketch]:
+    """At most so many sketches, spread over all; and the last one of each variant."""
+    spread = sketches[:: -(-len(sketches) // most)] if sketches else ()
+    last = {str(sketch.variant): sketch for sketch in sketches}
+    return list({sketch.index: sketch for sketch in (*spread, *last.values())}.values())

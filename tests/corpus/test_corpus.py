@@ -15,12 +15,15 @@ MODELLED = (
     "replicate_pad", "sparse_to_dense", "concatenate_itself", "compute_named_root", "diamond",
     "large_extents", "take", "gather", "argmax", "fast_exp", "floor_divide_int32",
     "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares", "dense_int8",
-    "dense_bfloat16_in_float32",
+    "dense_bfloat16_in_float32", "large_conv1d_of_data", "large_neighbours",
+    "tir_masked_index",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {
     "grid_sample": "is not proved to fit int32",
     "input_twice": "declared twice",
+    "tir_begins_with_branches": "",
+    "tir_without_beginning": "give it T.init",
 }
 
 
@@ -48,5 +51,5 @@ def test_a_program_that_is_refused_is_refused_in_one_sentence(name: str, target:
 
 def test_a_name_is_that_of_one_program() -> None:
     modules = (outcome.elementwise, outcome.contractions, outcome.reductions, outcome.layouts,
-               outcome.families, outcome.written, outcome.scripts)  # fmt: skip
+               outcome.families, outcome.large, outcome.written, outcome.scripts)  # fmt: skip
     assert sum(len(module.programs()) for module in modules) == len(outcome.PROGRAMS) >= 400

@@ -40,7 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
         sketches = [sketch for sketch in sketches if sketch.index == arguments.sketch]
         if not sketches:
             raise errors.WorkloadError(f"{task.name} has the sketches {numbers}")
-    tables = [_values(sketch, arguments.samples, arguments.seed) for sketch in sketches]
+    tables = []
+    for sketch in sketches:
+        try:
+            tables.append(_values(sketch, arguments.samples, arguments.seed))
+        except errors.UnsupportedSchedule as error:
+            _note(f"{task.name}: sketch {sketch.index} left out: {error}")
+    if not tables:
+        raise errors.WorkloadError(f"{task.name}: no sketch has formulas")
     if arguments.json:
         print(json.dumps(_json(task, tables)))
     elif arguments.csv:

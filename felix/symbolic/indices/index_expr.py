@@ -197,6 +197,20 @@ def _truncated_remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
     return a - b * _truncated_quotient(a, b)
 
 
+def _masked(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """a & (2^n - 1), on either side."""
+    for value, mask in ((a, b), (b, a)):
+        if mask.is_Integer and mask >= 0 and (int(mask) & (int(mask) + 1)) == 0:
+            return expr.FloorMod(value, sympy.Integer(int(mask) + 1))
+    raise UnsupportedSchedule(f"an index is a mask that is no 2^n - 1: {a} & {b}")
+
+
+def _power_of_two(exponent: sympy.Expr) -> sympy.Integer:
+    if not exponent.is_Integer or exponent < 0:
+        raise UnsupportedSchedule(f"an index is shifted by {exponent}")
+    return sympy.Integer(1 << int(exponent))
+
+
 def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
     """Of floats."""
     if not b.is_Rational or b.is_zero:
@@ -227,6 +241,9 @@ _RULES: dict[type[Any], Callable[..., sympy.Expr]] = {
     tirx.FloorMod: expr.FloorMod,
     tirx.Div: _truncated_quotient,
     tirx.Mod: _truncated_remainder,
+    tirx.BitwiseAnd: _masked,
+    tirx.LShift: lambda a, b: a * _power_of_two(b),
+    tirx.RShift: lambda a, b: expr.FloorDiv(a, _power_of_two(b)),
     tirx.Min: expr.Minimum,
     tirx.Max: expr.Maximum,
     tirx.EQ: _compared(expr.Equal),

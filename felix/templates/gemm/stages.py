@@ -158,6 +158,8 @@ def _impediment(stage: Stage, written: Sequence[Any]) -> str | None:
         return f"it stores {stage.buffer.name} in several stages"
     if not _is_bound_plainly(nest):
         return f"the iterators of {nest.name} are not those of its loops"
+    if not stage.is_reduction and stage.reduced:
+        return f"{nest.name} reduces without a beginning"
     if not _covers(stage):
         return f"{nest.name} does not store each element of {stage.buffer.name} at its iterators"
     allowed = 1 if stage.is_reduction else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from tests.corpus.programs.build import Builder
 from tests.support import tir_programs
 
@@ -13,7 +15,7 @@ _GRID = (
 
 def programs() -> dict[str, Builder]:
     """Name -> builder."""
-    texts = _maps() | _sums() | _tuples() | _chains() | _data() | _others()
+    texts = _maps() | _sums() | _beginnings() | _tuples() | _chains() | _data() | _others()
     return {
         f"tir_{name}": lambda body=body, parameters=parameters: tir_programs.function(
             body, *map(_parameter, parameters)
@@ -45,6 +47,7 @@ def _maps() -> dict[str, _Text]:
         "both_sides": "T.if_then_else(w < 46, A[v, w + 1], A[v, 0]) - A[32 - v, w]",
         "select": "T.Select(v < 10, A[v, w], T.float32(1)) * A[v, 46 - w]",
         "iterators_as_values": 'A[v, w] + T.Cast("float32", v * 47 + w)',
+        "masked_index": "A[T.bitwise_and(v, 15), T.shift_right(w, 1)]",
         "remainders": "A[(v * 5 + 3) % 33, w // 2]",
         "quotients": "A[T.truncdiv(v, 2), T.truncmod(w, 5) * 4]",
         "min_max": "A[T.max(v - 1, 0), T.min(w + 1, 46)]",
@@ -91,15 +94,44 @@ def _sums() -> dict[str, _Text]:
     }  # fmt: skip
 
 
-def _product(rows: int, columns: int, depth: int, dtype: str = "float32", zero: str = "0") -> str:
+def _product(
+    rows: int, columns: int, depth: int, dtype: str = "float32", start: str | None = None
+) -> str:
+    first = f"C[v, w] = T.{dtype}(0)" if start is None else start
     return f"""
 for i, j, k in T.grid({rows}, {columns}, {depth}):
     with T.sblock("C"):
         v, w, r = T.axis.remap("SSR", [i, j, k])
         with T.init():
-            C[v, w] = T.{dtype}({zero})
+            {first}
         C[v, w] = C[v, w] + A[v, r] * B[r, w]
 """
+
+
+def _beginnings() -> dict[str, _Text]:
+    """Sums that begin with something else than 0."""
+    operands = ("A float32 67 127", "B float32 127 67")
+    product = functools.partial(_product, 67, 67, 127)
+    branches = "if v < 5:\n                C[v, w] = T.float32(0)\n"
+    branches += "            else:\n                C[v, w] = T.float32(1)"
+    behind = (
+        "C = T.sblock_alloc_buffer((67, 67))\n"
+        + product()
+        + """
+for i, j, k in T.grid(67, 67, 2):
+    with T.sblock("last"):
+        v, w, u = T.axis.remap("SSR", [i, j, k])
+        D[v, w] = C[v, w] * T.Cast("float32", u)
+"""
+    )
+    return {
+        "begins_with_branches": (product(start=branches), (*operands, "C float32 67 67")),
+        "begins_with_data": (product(start="C[v, w] = D[w]"),
+                             (*operands, "D float32 67", "C float32 67 67")),
+        "begins_with_one": (product(start="C[v, w] = T.float32(1)"),
+                            (*operands, "C float32 67 67")),
+        "without_beginning": (behind, (*operands, "D float32 67 67")),
+    }  # fmt: skip
 
 
 def _tuples() -> dict[str, _Text]:

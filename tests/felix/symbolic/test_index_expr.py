@@ -44,6 +44,10 @@ INDICES = {
     "divided": tirx.truncdiv(V, 2) + tirx.truncmod(V, 5),
     "divided below 0": tirx.truncdiv(V - 7, 3),
     "remainder below 0": tirx.truncmod(V - 7, 3),
+    "masked": 7 & V,
+    "masked below 0": (V - 7) & 3,
+    "shifted": (V >> 2) + (V << 1),
+    "shifted below 0": (V - 7) >> 1,
     "chosen": tirx.if_then_else(V >= 22, 41 - V, tirx.if_then_else(V < 2, 1 - V, V - 2)),
     "selected": tirx.Select(tirx.And(V > 2, tirx.Not(V > 9)), V, V - 1),
 }
@@ -61,7 +65,7 @@ def test_an_index_has_the_values_it_has_in_tir(index: Any) -> None:
 @pytest.mark.parametrize(
     "index",
     [whole(tirx.exp(FLOAT)), whole(tirx.floor(FLOAT * FLOAT * tirx.const(0.3, "float32") / FLOAT)),
-     tirx.popcount(V)],
+     tirx.popcount(V), V & 6, V >> V],
 )  # fmt: skip
 def test_what_no_rule_reads_is_refused(index: Any) -> None:
     with pytest.raises(UnsupportedSchedule):

@@ -37,6 +37,8 @@ class Axis:
 class Nest:
     """A statement of the root block: plain loops around a block with one store.
 
+    A reduction begins with one store, too.
+
     Attributes:
         statement: the outermost loop, or the block itself.
     """
@@ -94,7 +96,9 @@ def _nest(statement: Any) -> Nest | None:
         inner = inner.body
     if not isinstance(inner, s_stmt.SBlockRealize):
         return None
-    return Nest(statement, inner) if isinstance(inner.block.body, tirx.BufferStore) else None
+    stores = [inner.block.body, *([] if inner.block.init is None else [inner.block.init])]
+    is_plain = all(isinstance(each, tirx.BufferStore) for each in stores)
+    return Nest(statement, inner) if is_plain else None
 
 
 def make(
@@ -176,10 +180,12 @@ def _used(func: tirx.PrimFunc, nests: Sequence[Nest]) -> list[Nest]:
 
 
 def summed(nest: Nest) -> Expr | None:
-    """What a nest sums into each element of its result; None if it does not."""
+    """What a nest sums into each element of its result, from a number on; None if it does not."""
     store, init = nest.block.body, nest.block.init
     kinds = [axis.kind for axis in nest.axes]
     if init is None or kinds != sorted(kinds, key=[SPATIAL, REDUCE].index):
+        return None
+    if not isinstance(init.value, tirx.IntImm | tirx.FloatImm):
         return None
     spatial = [axis.variable for axis in nest.axes if axis.kind == SPATIAL]
     plain = len(spatial) == len(store.indices) and all(
@@ -193,12 +199,15 @@ def summed(nest: Nest) -> Expr | None:
 
 
 def is_product(term: Expr) -> bool:
-    """Whether a term is a product of loads, so that it is 0 where one of them is."""
+    """Whether a term is a product of loads, so that it is 0 where one of them is.
+
+    What is loaded does not say where another load reads.
+    """
     if isinstance(term, tirx.Mul):
         return is_product(term.a) and is_product(term.b)
     if isinstance(term, tirx.Cast):
         return is_product(term.value)
-    return isinstance(term, TensorLoad)
+    return isinstance(term, TensorLoad) and not any(map(loads, term.indices))
 
 
 def analyzer(variables: Sequence[tirx.Var], extents: Sequence[int]) -> sym.Analyzer:

@@ -180,13 +180,17 @@ def largest_reduction(func: tirx.PrimFunc) -> Reduction | None:
 
 
 def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
-    """The block if it is one store with an init, with a loop for each iterator."""
+    """The block if it is one store that begins with a number, with a loop for each iterator."""
     block = realize.block
     kinds = [int(each.iter_type) for each in block.iter_vars]
     n_spatial = kinds.count(SPATIAL)
     ordered = [SPATIAL] * n_spatial + [REDUCE] * (len(kinds) - n_spatial)
     plain = all(isinstance(value, tirx.Var) for value in realize.iter_values)
     if not isinstance(block.body, tirx.BufferStore):
+        return None
+    if not isinstance(block.init, tirx.BufferStore) or not isinstance(
+        block.init.value, tirx.IntImm | tirx.FloatImm
+    ):
         return None
     if kinds != ordered or n_spatial == len(kinds) or not plain:
         return None

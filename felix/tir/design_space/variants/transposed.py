@@ -136,7 +136,7 @@ class Transposed:
 def of_nest(nest: Nest, program: Sequence[Nest]) -> Transposed | None:
     """The nest as a transposed convolution; None if it is none."""
     term = nests.summed(nest)
-    if term is None:
+    if term is None or any(nests.loads(i) for load in nests.loads(term) for i in load.indices):
         return None
     producers = nests.producers(program)
     for load in nests.loads(term):
