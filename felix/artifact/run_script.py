@@ -38,6 +38,8 @@ MOVED_BYTES = 64 << 20
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 #: A program with more operations is not computed by numpy beside a GPU.
 NUMPY_FLOPS = 1e10
+#: Integers made of floats that may be off by 1.
+TIES_SHARE = 0.01
 #: Outputs with fewer results are computed for more inputs, of so many elements, to say how large
 #: results are: terms of a sum may cancel, and its rounding errors remain.
 MIN_RESULTS, MAX_DRAWN, MIN_DRAWS = 16, 2**26, 3
@@ -114,7 +116,8 @@ def _checked(
     largest = {}
     for name, reference in expected.items():
         errors = {
-            key: _error(output, reference[key], sizes[key]) for key, output in outputs.items()
+            key: _error(output, reference[key], sizes[key], is_exact=manifest["tolerance"] == 0)
+            for key, output in outputs.items()
         }
         for key, error in errors.items():
             if error > manifest["tolerance"]:
@@ -360,10 +363,16 @@ def _poison(arg: dict[str, Any]) -> Any:
     return np.full(arg["shape"], value, dtype=_dtype(arg["dtype"]))
 
 
-def _error(actual: Any, expected: Any, size: float) -> float:
-    """The largest relative error; infinite for integers that differ."""
+def _error(actual: Any, expected: Any, size: float, is_exact: bool) -> float:
+    """The largest relative error; infinite for integers that differ.
+
+    Unless they are exact, one in a hundred may be off by 1: they were floats next to a tie.
+    """
     if actual.dtype.kind in "iub":
-        return 0.0 if np.array_equal(actual, expected) else math.inf
+        differs = actual != expected
+        if not is_exact and np.count_nonzero(differs) <= TIES_SHARE * differs.size:
+            differs = np.abs(actual.astype(np.int64) - expected.astype(np.int64)) > 1
+        return math.inf if np.any(differs) else 0.0
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     scale = np.maximum(np.abs(expected) + size, np.finfo(np.float64).tiny)
     with np.errstate(invalid="ignore"):

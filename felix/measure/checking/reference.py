@@ -1,6 +1,8 @@
 """How candidates are compared with a reference: their arguments, what these hold, what differs.
 
 An element is right within a relative tolerance t: |output - expected| <= t * (|expected| + rms).
+Integers are equal. Those of a program with a tolerance were rounded from floats, or say how floats
+compare: one in a hundred may be another by 1, as a float next to a tie is.
 The tolerance and the arguments are those of the task's program (`task_program`), the rms is that
 of the program's results (`expected`). Nothing here knows programs.
 """
@@ -22,6 +24,8 @@ _POISON_BYTE = 0x5A
 #: Inputs repeat themselves after so many elements, because drawing hundreds of megabytes takes
 #: seconds. It is a prime, so no two tiles of a tensor hold the same.
 _PERIOD = 2**22 - 3
+#: Integers made of floats that may be off by 1.
+_TIES_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def mismatch(
     """
     size = rms(expected) if size is None else size
     if not is_float(expected.dtype.name):
-        wrong = actual != expected
+        wrong = _wrong_integers(actual, expected, may_be_rounded=relative > 0)
     else:
         wide = np.float64 if expected.dtype.itemsize > 4 else np.float32
         actual, expected = actual.astype(wide, copy=False), expected.astype(wide, copy=False)
@@ -97,6 +101,14 @@ def mismatch(
     first = int(np.argmax(wrong))
     values = actual.flat[first], expected.flat[first]
     return describe_mismatch(count, first, wrong.shape, values, relative)
+
+
+def _wrong_integers(actual: Array, expected: Array, may_be_rounded: bool) -> NDArray[np.bool_]:
+    differs: NDArray[np.bool_] = actual != expected
+    if not may_be_rounded or np.count_nonzero(differs) > _TIES_SHARE * differs.size:
+        return differs
+    distance = actual.astype(np.int64) - expected.astype(np.int64)
+    return differs & (np.abs(distance) > 1)
 
 
 def describe_mismatch(

@@ -97,7 +97,7 @@ class Check:
             results, wrong = self._results(mains)
         limit = self._limit(self._expected)
         for name, result in results.items():
-            error = agreement.difference(result.cpu(), self._expected)
+            error = agreement.difference(result.cpu(), self._expected, limit == 0)
             if not error <= limit:
                 wrong[name] = (
                     f"{self._names[name]}'s result differs from the reference's: relative error "
@@ -124,7 +124,7 @@ class Check:
     def _agree(self, results: Sequence[torch.Tensor]) -> bool:
         first, *others = results
         limit = self._limit(first)
-        return all(agreement.difference(each, first) <= limit for each in others)
+        return all(agreement.difference(each, first, limit == 0) <= limit for each in others)
 
     def _limit(self, result: torch.Tensor) -> float:
         dtypes = {result.dtype, *(each.dtype for each in self._inputs)}

@@ -144,3 +144,17 @@ def test_large_inputs_repeat_themselves_and_no_tile_of_theirs_does() -> None:
     period = reference._PERIOD
     np.testing.assert_array_equal(flat[period:], flat[: flat.size - period])
     assert len(np.unique(array.view(np.uint16), axis=0)) == rows
+
+
+def test_integers_that_were_floats_may_be_off_by_one() -> None:
+    """Few of them, where the program has a tolerance."""
+    expected = np.arange(1000, dtype=np.int8)
+    for n_off, by, relative, is_right in (
+        (10, 1, 1e-5, True),
+        (11, 1, 1e-5, False),
+        (10, 2, 1e-5, False),
+        (1, 1, 0.0, False),
+    ):
+        actual = expected.copy()
+        actual[:n_off] += by
+        assert (reference.mismatch(actual, expected, relative) is None) == is_right
