@@ -134,8 +134,13 @@ class Task(fields.Task, Base):
     """A tensor program of a job."""
 
     __tablename__ = "tasks"
-    __table_args__ = (sa.Index("ix_tasks_program_key", "program_key"),)
+    __table_args__ = (
+        sa.Index("ix_tasks_program_key", "program_key"),
+        sa.Index("ix_tasks_family", "family"),
+    )
 
+    #: `felix.known_results.outcome.family`: of the operator, whatever its extents
+    family: orm.Mapped[str | None]
     #: `felix.Task.to_json`
     program: orm.Mapped[str] = orm.mapped_column(deferred=True)
     #: TVMScript of the best schedule, once the artifact is made

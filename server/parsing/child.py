@@ -18,6 +18,7 @@ from typing import Any
 from felix import errors, frontend, names, records, workloads
 from felix import target as targets
 from felix.frontend import memory
+from felix.known_results import outcome
 from felix.measure import limits
 from felix.network import groups as network_groups
 from felix.processes import confine, fork_loop, policy
@@ -84,6 +85,7 @@ def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
                 "flops": float(task.flops),
                 "min_bytes": float(task.min_bytes),
                 "program_key": task.program_key,
+                "family": outcome.family(task),
                 "program": task.to_json(),
             }
             for task in tasks

@@ -26,6 +26,8 @@ class NewTask:
     program: str
     #: `felix.Task.program_key`
     program_key: str | None = None
+    #: `felix.known_results.outcome.family`
+    family: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,10 @@ class ClaimedJob:
         """Schedules that an imported database has of a task's program, fastest first."""
         return self.read(lambda tx: reuse.known_imports(tx, self.job.id, task))
 
+    def known_similar(self, task: int) -> list[reuse.SimilarTask]:
+        """Tasks of the same operator with other extents, and their fastest schedules."""
+        return self.read(lambda tx: reuse.known_similar(tx, self.job.id, task))
+
     def begin(self, target_key: str, resolved_target: str) -> None:
         """Say for which device exactly the job is tuned.
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors, records
+from felix.known_results import adapt, outcome
 from felix.metaschedule import trace_text
 from felix.task import Task
+from server.store.across_jobs import reuse
 from server.tuner import engine
 
 if TYPE_CHECKING:
@@ -39,7 +41,10 @@ class EarlierJobs:
     def first_schedules(
         self, task: Task, sketches: Sequence[Sketch]
     ) -> list[tuple[str, Sequence[int]]]:
-        """The fastest schedules that an earlier job or an imported database has of a task."""
+        """The fastest schedules that an earlier job or an imported database has of a task.
+
+        Where there are none, those of its operator with other extents, adapted.
+        """
         number = self._numbers[task.key]
         if self._is_measured[number]:
             return []  # its trials are the job's own already
@@ -54,13 +59,51 @@ class EarlierJobs:
                 if located is not None:
                     schedules.append((traces[located[0]].key, located[1]))
         known = {sketch.key for sketch in sketches}
-        return [schedule for schedule in schedules if schedule[0] in known][:MOST_FIRST]
+        usable = [schedule for schedule in schedules if schedule[0] in known]
+        if not usable:
+            similar = map(_outcome, self._claimed.known_similar(number))
+            usable = adapt.first_schedules(filter(None, similar), sketches)
+        return usable[:MOST_FIRST]
 
 
 def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
     from felix.sketch.template_sketch import TemplateSketch
 
     return [sketch for sketch in sketches if not isinstance(sketch, TemplateSketch)]
+
+
+def _outcome(similar: reuse.SimilarTask) -> outcome.Outcome | None:
+    """What another task's record says, with what its decisions are; None if nobody knows them."""
+    try:
+        record = records.Record.from_json(similar.record)
+        task = Task.from_json(similar.program, similar.resolved_target, trusted=True)
+        sketch = _sketch(task, record.sketch_key)
+    except errors.FelixError:
+        return None
+    if sketch is None:
+        return None
+    schedule = outcome.Schedule(
+        sketch_key=record.sketch_key,
+        sketch_index=record.sketch_index,
+        variant=str(sketch.variant),
+        decisions=outcome.decided(sketch.variables, record.decisions),
+    )
+    return outcome.Outcome(tuned_us=record.measurement.latency_us, schedule=schedule)
+
+
+def _sketch(task: Task, key: str) -> Sketch | None:
+    """A task's sketch; those of traces are made, which takes long, where no template has the key.
+
+    Raises:
+        UnsupportedSchedule: no sketch can be modelled.
+    """
+    from felix.sketch import sketch as sketching
+
+    for every in (sketching.of_templates, sketching.trace_sketches):
+        found = next((sketch for sketch in every(task) if sketch.key == key), None)
+        if found is not None:
+            return found
+    return None
 
 
 def _recorded(line: str) -> tuple[str, Sequence[int]] | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from server.store import networks, progress, rows, trials
+from server.store.across_jobs import reuse
 from server.store.tuners import device_reports
 from server.tuner import claimed_job
 
@@ -54,6 +55,10 @@ class JobAccess(Protocol):
 
     def known_imports(self, task: int) -> list[rows.ImportedSchedule]:
         """Schedules that an imported database has of a task's program, fastest first."""
+        ...
+
+    def known_similar(self, task: int) -> list[reuse.SimilarTask]:
+        """Tasks of the same operator with other extents, and their fastest schedules."""
         ...
 
     def begin(self, target_key: str, resolved_target: str) -> None:

@@ -10,6 +10,9 @@ Three things may happen to a new job, tried in this order:
   settled: it costs nothing more.
 - It starts from *schedules*: measurements of other versions, other devices of the kind or an
   imported database say which schedules were fast; the tuner measures those first.
+
+A task that no job measured starts from the fastest schedules of its family, the same operator with
+other extents, as the tuner adapts them.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ COMPARED_VERSIONS = ("felix", "apache-tvm", "apache-tvm-ffi")
 
 #: Newest earlier tasks that are considered.
 MOST = 500
+#: Newest tasks of a family from whose schedules one begins.
+MOST_SIMILAR = 4
 
 _S = states.State
 
@@ -59,6 +64,18 @@ class Request:
     project: str
     #: has the artifacts
     store: blobs.BlobStore
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimilarTask:
+    """A task of the same operator with other extents, and its fastest schedule."""
+
+    #: `felix.Task.to_json`
+    program: str
+    #: what it was measured for
+    resolved_target: str
+    #: a line of `felix.records`
+    record: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +139,45 @@ def known_imports(tx: orm.Session, job_id: int, number: int) -> list[rows.Import
     return [rows.ImportedSchedule.of(each) for each in tx.scalars(query.order_by(row.number))]
 
 
+def known_similar(tx: orm.Session, job_id: int, number: int) -> list[SimilarTask]:
+    """The newest tasks of a task's family in its project, of its kind of device, with a result.
+
+    Of each program there is one.
+    """
+    own, own_job = tx.get(models.Task, (job_id, number)), jobs.get(tx, job_id)
+    if own is None or own.family is None:
+        return []
+    kind = own_job.target_key.partition("/")[0]
+    job, task, trial = models.Job, models.Task, models.Trial
+    query = (
+        sa.select(task.program_key, task.program, job.resolved_target, trial.record)
+        .join(job, task.job_id == job.id)
+        .join(trial, sa.and_(trial.job_id == job.id, trial.number == task.best_trial))
+        .where(
+            task.family == own.family,
+            task.program_key != own.program_key,
+            job.state.in_([str(state) for state in states.ENDED]),
+            _is_of_kind(kind),
+            job.reused_from.is_(None),
+            job.resolved_target.is_not(None),
+            job.project == own_job.project,
+        )
+        .order_by(job.id.desc(), task.number)
+        .limit(MOST)
+    )
+    newest: dict[str | None, SimilarTask] = {}
+    for program_key, program, resolved_target, record in tx.execute(query):
+        found = SimilarTask(program, str(resolved_target), record)
+        newest.setdefault(program_key, found)
+    return list(newest.values())[:MOST_SIMILAR]
+
+
+def _is_of_kind(kind: str) -> sa.ColumnElement[bool]:
+    """Whether a job is for a device of a kind."""
+    key = models.Job.target_key
+    return sa.or_(key == kind, key.startswith(f"{kind}/"))
+
+
 def _source(tx: orm.Session, job_id: int, number: int) -> tuple[int, int] | None:
     """Job and number of the task of the same program that a task starts from."""
     task = tx.get(models.Task, (job_id, number))
@@ -146,7 +202,7 @@ def _earlier_tasks(tx: orm.Session, request: Request) -> list[_Earlier]:
             task.program_key.in_(keys),
             job.id != request.job_id,
             job.state.in_([str(state) for state in states.ENDED]),
-            sa.or_(job.target_key == kind, job.target_key.startswith(f"{kind}/")),
+            _is_of_kind(kind),
             task.best_us.is_not(None),
             job.reused_from.is_(None),
             job.project == request.project,

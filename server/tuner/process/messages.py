@@ -49,8 +49,8 @@ class Verb(enum.StrEnum):
 
 #: Verbs whose arguments are plain values.
 PLAIN = frozenset({
-    "programs", "tasks", "model_file", "known_schedules", "known_imports", "begin", "load",
-    "started", "opened", "baseline", "round_started", "chosen", "trained", "warn",
+    "programs", "tasks", "model_file", "known_schedules", "known_imports", "known_similar",
+    "begin", "load", "started", "opened", "baseline", "round_started", "chosen", "trained", "warn",
 })  # fmt: skip
 
 

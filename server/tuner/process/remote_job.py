@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from felix.measure import conditions
 from server.store import progress, rows, trials
+from server.store.across_jobs import reuse
 from server.tuner import engine
 from server.tuner.process import messages
 
@@ -85,6 +86,10 @@ class RemoteJob:
     def known_imports(self, task: int) -> list[rows.ImportedSchedule]:
         """Schedules that an imported database has of a task's program, fastest first."""
         return list(self._ask("known_imports", task))
+
+    def known_similar(self, task: int) -> list[reuse.SimilarTask]:
+        """Tasks of the same operator with other extents, and their fastest schedules."""
+        return list(self._ask("known_similar", task))
 
     def begin(self, target_key: str, resolved_target: str) -> None:
         """Say for which device exactly the job is tuned."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from felix import records
+import pytest
+
+from felix import records, target, workloads
 from felix.measure import protocol
 from felix.metaschedule import trace_text
 from felix.sketch import sketch as sketching
+from felix.sketch.sketch import Sketch
+from felix.task import Task
+from server.store.across_jobs import reuse
 from server.tuner import earlier_jobs
 from tests.support.templates import naive_gemm
 
@@ -29,6 +35,7 @@ class _Row:
 class _Claimed:
     lines: list[str]
     imports: list[_Import]
+    similar: list[reuse.SimilarTask] = dataclasses.field(default_factory=list)
 
     def tasks(self) -> list[_Row]:
         return [_Row()]
@@ -39,6 +46,18 @@ class _Claimed:
     def known_imports(self, number: int) -> list[_Import]:
         return self.imports
 
+    def known_similar(self, number: int) -> list[reuse.SimilarTask]:
+        return self.similar
+
+
+def _record(task: Task, sketch: Sketch, row: Sequence[int]) -> str:
+    return records.Record(
+        task_key=task.key, task_name=task.name, sketch_index=sketch.index, sketch_key=sketch.key,
+        decisions=tuple(row), measurement=protocol.Measurement.timed([1.0], checked=True),
+        predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0, versions={},
+        variant=str(sketch.variant),
+    ).to_json()  # fmt: skip
+
 
 def test_kernels_of_templates_and_imported_traces_are_tried_first() -> None:
     task = naive_gemm.task(32, 32, 32)
@@ -46,15 +65,33 @@ def test_kernels_of_templates_and_imported_traces_are_tried_first() -> None:
     template = naive_gemm.sketch(9, task)
     row = trace.sample(1, seed=1)[0].tolist()
     signature, texts = trace_text.read(trace.schedule(row).trace.simplified(True))
-    record = records.Record(
-        task_key=task.key, task_name=task.name, sketch_index=9, sketch_key=template.key,
-        decisions=(8, 32, 1, 4), measurement=protocol.Measurement.timed([1.0], checked=True),
-        predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0, versions={},
-        variant=template.variant,
-    )  # fmt: skip
-    claimed: Any = _Claimed([record.to_json()], [_Import(signature, texts)])
+    record = _record(task, template, (8, 32, 1, 4))
+    claimed: Any = _Claimed([record], [_Import(signature, texts)])
     earlier = earlier_jobs.EarlierJobs(claimed, [task])
     assert earlier.first_schedules(task, [trace, template]) == [
         (template.key, (8, 32, 1, 4)),
         (trace.key, tuple(row)),
     ]
+
+
+@pytest.mark.parametrize("spec", ["llvm -num-cores 2", "h200"])
+def test_schedules_of_other_extents_are_adapted(spec: str) -> None:
+    dtype = "bfloat16" if spec == "h200" else "float32"
+    known, task = (workloads.gemm(m, 256, 512, dtype=dtype, target=spec) for m in (128, 256))
+    sketch = sketching.sketches(known)[-1]
+    row = sketch.sample(1, seed=1)[0].tolist()
+    similar = reuse.SimilarTask(
+        known.to_json(), target.describe(known.target), _record(known, sketch, row)
+    )
+    sketches = sketching.sketches(task)
+    claimed: Any = _Claimed([], [], [similar])
+    found = earlier_jobs.EarlierJobs(claimed, [task]).first_schedules(task, sketches)
+    (chosen,) = {key for key, _ in found}
+    (adapted,) = [each for each in sketches if each.key == chosen]
+    assert str(adapted.variant) == str(sketch.variant)
+    assert all(adapted.program(list(row)) is not None for _, row in found)  # they are legal
+
+    broken = dataclasses.replace(similar, record="{}")
+    elsewhere = dataclasses.replace(similar, program=workloads.softmax((8, 8)).to_json())
+    claimed = _Claimed([], [], [broken, elsewhere])
+    assert earlier_jobs.EarlierJobs(claimed, [task]).first_schedules(task, sketches) == []

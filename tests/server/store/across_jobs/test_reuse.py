@@ -35,10 +35,14 @@ STORE = service_fakes.MemoryStore()
 
 
 def tasks(*programs: str) -> tuple[jobs.NewTask, ...]:
+    """Those of names like "f:a" are of the family f."""
     return tuple(
-        jobs.NewTask(name=p, weight=1.0, flops=1e6, min_bytes=1e3, program=p, program_key=p)
+        jobs.NewTask(
+            name=p, weight=1.0, flops=1e6, min_bytes=1e3, program=p, program_key=p,
+            family=p.partition(":")[0] if ":" in p else None,
+        )
         for p in programs
-    )
+    )  # fmt: skip
 
 
 def record(number: int) -> str:
@@ -360,3 +364,17 @@ def test_enough_is_what_the_budget_asks() -> None:
     assert enough({"reason": "exhausted"}, trials=10**4)
     assert enough({"reason": "converged", "options": {"p": 3}}, trials=99, options={"p": 3})
     assert not enough({"reason": "converged", "options": {"p": 3}}, trials=99, options={"p": 9})
+
+
+def test_a_new_program_begins_with_those_of_its_family(db: database.Database) -> None:
+    """In its project and of its kind of device, the newest first."""
+    for program in ("f:a", "f:b", "f:a", "g:c"):
+        measured(db, program)
+    job, other = submit(db, "f:d"), submit(db, "f:d", target_key="cuda")
+    alone = submit(db, "e")
+    with db.read() as tx:
+        found = reuse.known_similar(tx, job.id, 0)
+        assert [each.program for each in found] == ["f:a", "f:b"]
+        assert [json.loads(each.record)["record"] for each in found] == [7, 7]
+        assert reuse.known_similar(tx, other.id, 0) == []
+        assert reuse.known_similar(tx, alone.id, 0) == []
