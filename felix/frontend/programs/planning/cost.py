@@ -1,13 +1,14 @@
-"""What a candidate takes: by the speed of light, and by a projection.
+"""What a candidate takes: the speed of light, and what its program falls short of it.
 
 Speed of light: each kernel's launch, and the longer of moving every input and result once through
 memory and of the float operations at the peak rate.
 
     latency_us = launch_us * kernels + max(bytes / bandwidth, flops / peak)
 
-Projection: the same with the part of the machine that the program can keep busy. Rows are reduced
+It is projected to the part of the machine that the program can keep busy. Rows are reduced
 by one core each, so fewer rows than cores leave bandwidth unused. Kernels are those of the
-program's best schedule where that is known; values between them go through memory.
+program's best schedule where that is known; values between them go through memory. A measured
+latency, where records have one, takes the place of all this.
 """
 
 from __future__ import annotations
@@ -56,17 +57,21 @@ class Judgement:
     has_template: bool = True
 
 
-def speed_of_light(graph: Graph, candidate: Candidate, machine: Hardware) -> Cost:
-    """The least that a candidate can take, as one kernel on a machine that is kept busy."""
-    return _cost(graph, candidate, machine, n_kernels=1, busy=1.0)
-
-
 def projected(
     graph: Graph, candidate: Candidate, machine: Hardware, judgement: Judgement | None = None
 ) -> Cost:
     """The projection of a candidate, with what is known of its program."""
+    if _is_view(graph, candidate):
+        return Cost(0.0, 0.0, 0.0)
     n_kernels = 1 if judgement is None or judgement.n_kernels is None else judgement.n_kernels
-    cost = _cost(graph, candidate, machine, n_kernels, _busy(graph, candidate, machine))
+    busy = _busy(graph, candidate, machine)
+    n_bytes = moved_bytes(graph, candidate) + _between_kernels(graph, candidate, n_kernels)
+    flops = sum(graph.operators[number].flops for number in candidate.members)
+    cost = Cost(
+        launch_us=n_kernels * (GPU_LAUNCH_US if machine.is_gpu else CPU_LAUNCH_US),
+        memory_us=n_bytes / (machine.dram_bandwidth_gbs * busy) / 1e3,
+        compute_us=flops / (machine.peak_fp32_gflops * busy) / 1e3,
+    )
     if judgement is None or judgement.has_template:
         cost = dataclasses.replace(cost, compute_us=cost.compute_us / _tensor_rate(machine))
     return cost
@@ -80,21 +85,6 @@ def moved_bytes(graph: Graph, candidate: Candidate) -> int:
             if read.value in candidate.inputs:
                 most[read.value] = max(most.get(read.value, 0), read.n_bytes)
     return sum(most.values()) + graph.operators[candidate.root].result_bytes
-
-
-def _cost(
-    graph: Graph, candidate: Candidate, machine: Hardware, n_kernels: int, busy: float
-) -> Cost:
-    if _is_view(graph, candidate):
-        return Cost(0.0, 0.0, 0.0)
-    n_bytes = moved_bytes(graph, candidate)
-    n_bytes += _between_kernels(graph, candidate, n_kernels)
-    flops = sum(graph.operators[number].flops for number in candidate.members)
-    return Cost(
-        launch_us=n_kernels * (GPU_LAUNCH_US if machine.is_gpu else CPU_LAUNCH_US),
-        memory_us=n_bytes / (machine.dram_bandwidth_gbs * busy) / 1e3,
-        compute_us=flops / (machine.peak_fp32_gflops * busy) / 1e3,
-    )
 
 
 def _tensor_rate(machine: Hardware) -> float:

@@ -156,7 +156,7 @@ def test_only_cheap_operators_are_computed_twice():
     assert frozenset({0, 1}) not in members(shared(Role.ROWS))
 
 
-def test_the_speed_of_light_counts_bytes_launches_and_operations():
+def test_a_projection_counts_bytes_launches_and_operations():
     graph = Graph(
         (
             operator(Role.ELEMENTWISE, -1, -2),
@@ -164,18 +164,20 @@ def test_the_speed_of_light_counts_bytes_launches_and_operations():
         ),
         frozenset({1}),
     )
-    first = cost.speed_of_light(graph, candidate(graph, {0}), MACHINE)
+    plain = cost.Judgement(n_kernels=1, has_template=False)
+    first = cost.projected(graph, candidate(graph, {0}), MACHINE, plain)
     assert first.launch_us == cost.GPU_LAUNCH_US
     assert first.memory_us == pytest.approx(3 * MIB / MACHINE.dram_bandwidth_gbs / 1e3)
-    second = cost.speed_of_light(graph, candidate(graph, {1}), MACHINE)
+    second = cost.projected(graph, candidate(graph, {1}), MACHINE, plain)
     assert second.compute_us == pytest.approx(1e10 / MACHINE.peak_fp32_gflops / 1e3)
     assert second.latency_us == second.launch_us + second.compute_us
 
 
 def test_the_projection_counts_idle_cores_and_further_kernels():
     graph = Graph((operator(Role.ROWS, -1, n_rows=MACHINE.cores // 4),), frozenset({0}))
+    busy = Graph((operator(Role.ROWS, -1, n_rows=MACHINE.cores),), frozenset({0}))
     each = candidate(graph, {0})
-    bound, one = (f(graph, each, MACHINE) for f in (cost.speed_of_light, cost.projected))
+    bound, one = (cost.projected(rows, each, MACHINE) for rows in (busy, graph))
     three = cost.projected(graph, each, MACHINE, cost.Judgement(n_kernels=3))
     assert one.memory_us == pytest.approx(bound.memory_us * MACHINE.cores / (MACHINE.cores // 4))
     assert three.launch_us == 3 * one.launch_us and three.memory_us == 2 * one.memory_us
