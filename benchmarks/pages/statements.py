@@ -96,13 +96,14 @@ def cpu_tuning(data: Data) -> str:
 
 
 def _against_stock(rows: Sequence[Data], trials: int) -> str:
-    seeds = min(row["n_seeds"] for row in rows)
+    seeds = sorted({row["n_seeds"] for row in rows})
+    medians = f"medians of {' or '.join(map(str, seeds))} seeds"
     faster = [row["workload"] for row in rows if row["cold_ratio"] >= 1]
     slower = [row["workload"] for row in rows if row["cold_ratio"] < 1]
     behind = f" Felix's winner is slower on {_listed(slower)}." if slower else ""
     return (
         f"{trials} trials of {len(rows)} workloads, "
-        f"{'one seed' if seeds == 1 else f'medians of {seeds} seeds'}: "
+        f"{'one seed' if seeds == [1] else medians}: "
         f"stock takes {_range([row['wall_ratio'] for row in rows])} times Felix's wall time. The "
         f"cold latency of its winner is {_range([row['cold_ratio'] for row in rows])} times that "
         f"of Felix's, which is faster on {_listed(faster)}.{behind}"
