@@ -28,21 +28,26 @@ Conversions = Callable[[Any], Mapping[str, conversion.Converter]]
 #: Operators that are not compared; those of the common networks, and what is costly besides.
 CONFIRMED = frozenset({
     "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "_log_softmax.default",
-    "_native_batch_norm_legit_no_training.default", "_softmax.default", "_to_copy.default",
+    "_softmax.default", "_to_copy.default",
     "add.Scalar", "add.Tensor", "addmm.default", "avg_pool2d.default", "avg_pool3d.default",
     "baddbmm.default", "bmm.default", "cat.default", "clamp.default", "clone.default",
     "contiguous.default", "convolution.default", "copy.default", "cos.default", "detach.default",
     "div.Scalar", "div.Tensor", "dropout.default", "embedding.default", "exp.default",
     "expand.default", "gelu.default", "hardtanh.default", "layer_norm.default",
     "leaky_relu.default", "linear.default", "log.default", "matmul.default",
-    "max_pool2d_with_indices.default", "max_pool3d_with_indices.default", "mean.dim",
-    "mm.default", "mul.Scalar", "mul.Tensor", "native_group_norm.default", "neg.default",
+    "mean.dim",
+    "mm.default", "mul.Scalar", "mul.Tensor", "neg.default",
     "permute.default", "pow.Tensor_Scalar", "relu.default", "reshape.default",
     "rms_norm.default", "rsqrt.default", "scaled_dot_product_attention.default",
     "select.int", "sigmoid.default", "silu.default", "sin.default", "slice.Tensor",
     "split.Tensor", "split_with_sizes.default", "sqrt.default", "squeeze.dim", "squeeze.dims",
     "stack.default", "sub.Scalar", "sub.Tensor", "sum.dim_IntList", "t.default", "tanh.default",
     "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self",
+})  # fmt: skip
+#: Those of which the first result is.
+FIRST_CONFIRMED = frozenset({
+    "_native_batch_norm_legit_no_training.default", "max_pool2d_with_indices.default",
+    "max_pool3d_with_indices.default", "native_group_norm.default",
 })  # fmt: skip
 #: An operator with more elements among its operands and results is not compared.
 MOST_ELEMENTS = 1 << 24
@@ -66,7 +71,8 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
         name: of the conversion.
         conversions: makes those of an importer.
     """
-    if name in CONFIRMED or not _is_comparable(node):
+    is_confirmed = name in CONFIRMED or (name in FIRST_CONFIRMED and read_results(node) <= {0})
+    if is_confirmed or not _is_comparable(node):
         return True
     for least, largest in _INTEGERS:
         drawn = _drawn(node, least, largest, has_nonfinite=name in _OF_NONFINITE)
@@ -100,6 +106,12 @@ def _is_comparable(node: torch.fx.Node) -> bool:
 def _results(node: torch.fx.Node) -> Sequence[Any]:
     value = node.meta.get("val")
     return value if isinstance(value, tuple | list) else (value,)
+
+
+def read_results(node: torch.fx.Node) -> set[int]:
+    """The numbers of the results that are read; {0} of a single result."""
+    read = _read(node)
+    return {0} if read is None else set(read)
 
 
 def _read(node: torch.fx.Node) -> dict[int, torch.fx.Node] | None:

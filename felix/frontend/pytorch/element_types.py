@@ -59,10 +59,10 @@ def _widened(name: str, defaults: conversion.Defaults) -> conversion.Converter:
         source: Any = node.args[0]
         operand = importer.env[source]
         is_half = name in _IN_FLOAT32 and str(operand.ty.dtype) in HALF
-        wide = "float32" if is_half else _dtype(node)
+        wide = "float32" if is_half else result_dtype(node)
         with conversion.standing_for(importer, {source: cast(importer, operand, wide)}):
             result = defaults.convert(name, node, importer)
-        return cast(importer, result, _dtype(node))
+        return cast(importer, result, result_dtype(node))
 
     return convert
 
@@ -95,6 +95,6 @@ def _common_type(name: str, node: torch.fx.Node) -> torch.dtype:
     return torch.get_default_dtype() if divides and is_whole else dtype
 
 
-def _dtype(node: torch.fx.Node) -> str:
+def result_dtype(node: torch.fx.Node) -> str:
     """TVM's name of the type of a node's value."""
     return str(node.meta["val"].dtype).removeprefix("torch.")

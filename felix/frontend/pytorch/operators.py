@@ -42,6 +42,9 @@ def convert_map() -> dict[str, conversion.Converter]:
         "_native_batch_norm_legit_no_training.default": _batch_norm,
         "scaled_dot_product_attention.default": attention.convert,
         **typed,
+        "split.Tensor": _split("split.Tensor", defaults),
+        "split_with_sizes.default": _split("split_with_sizes.default", defaults),
+        "clamp.default": _clamp(typed["clamp.default"]),
         "eq.Tensor": _of_itself(typed["eq.Tensor"], is_equal=True),
         "ne.Tensor": _of_itself(typed["ne.Tensor"], is_equal=False),
         **indexing.convert_map(defaults),
@@ -217,6 +220,35 @@ def _of_itself(convert: conversion.Converter, is_equal: bool) -> conversion.Conv
             relax.op.isnan(cast(importer, importer.env[source], dtype))
         )
         return importer.block_builder.emit(relax.op.logical_not(is_nan)) if is_equal else is_nan
+
+    return converted
+
+
+def _split(name: str, defaults: conversion.Defaults) -> conversion.Converter:
+    """The parts; TVM gives no tuple of a single one."""
+
+    def converted(node: torch.fx.Node, importer: Any) -> Any:
+        if len(node.meta["val"]) == 1:
+            return relax.Tuple(arguments(node, importer, 1))
+        return defaults.convert(name, node, importer)
+
+    return converted
+
+
+def _clamp(convert: conversion.Converter) -> conversion.Converter:
+    """Integers between bounds of which one may be missing: TVM would take infinity for it."""
+
+    def converted(node: torch.fx.Node, importer: Any) -> Any:
+        dtype = element_types.result_dtype(node)
+        if "float" in dtype:
+            return convert(node, importer)
+        x, low, high = arguments(node, importer, 3)
+        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+        value = cast(importer, x, dtype)
+        for bound, limited in ((low, relax.op.maximum), (high, relax.op.minimum)):
+            if bound is not None:
+                value = importer.block_builder.emit(limited(value, relax.const(int(bound), dtype)))
+        return value
 
     return converted
 

@@ -91,7 +91,8 @@ class Unconverted:
         arguments = pytree.tree_map_only(
             torch.fx.Node, numbers.__getitem__, (node.args, dict(node.kwargs))
         )
-        key = f"{_name(node)} {operands} {arguments}"
+        results = sorted(comparison.read_results(node))
+        key = f"{_name(node)} {operands} {arguments} {results}"
         if key not in self._known:
             self._known[key] = comparison.is_right(node, _name(node), _conversions)
         return self._known[key]

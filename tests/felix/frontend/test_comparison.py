@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from tvm import relax
 
 from felix import errors, target
@@ -31,8 +32,7 @@ def _left_to_pytorch(call: Callable[..., Any], x: torch.Tensor = X) -> list[str]
     """The operators that PyTorch runs of a network whose outputs are right."""
     model = _Calls(call)
     network = imported.read(model, (x,), {}, target.parse("llvm"))
-    results, expected = optimize.plain_outputs(network), model(x)
-    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    results, expected = optimize.plain_outputs(network), pytree.tree_leaves(model(x))
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
     return sorted(network.imported.pytorch)
@@ -50,8 +50,26 @@ def _left_to_pytorch(call: Callable[..., Any], x: torch.Tensor = X) -> list[str]
             ),
             "grid_sampler_2d",
         ),
+        (
+            lambda x: nn.functional.max_pool2d(x[None, None], 2, return_indices=True),
+            "max_pool2d_with_indices",
+        ),
+        (
+            lambda x: (
+                nn.functional.max_pool2d(x[None, None], 2),
+                *nn.functional.max_pool2d(x[None, None], 2, return_indices=True),
+            ),
+            "max_pool2d_with_indices",
+        ),
     ],
-    ids=["all results of a norm", "a part of the memory", "no dimensions", "another layout"],
+    ids=[
+        "all results of a norm",
+        "a part of the memory",
+        "no dimensions",
+        "another layout",
+        "places of largest elements",
+        "places of some calls",
+    ],
 )
 def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) -> None:
     assert _left_to_pytorch(call) == [f"aten.{left}.default"]
@@ -66,9 +84,14 @@ def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) 
         (lambda x: torch.topk(x, 3, dim=1), X),
         (lambda x: torch.remainder(x, 0.7).roll(2, 1), X),
         (lambda x: nn.functional.instance_norm(x[None]), X),
+        (lambda x: nn.functional.interpolate(x[None], scale_factor=2.0, mode="linear"), X),
+        (lambda x: (x.argmax(1).clamp(min=2), x.argmax(1).clamp(1, 3)), X),
+        (lambda x: (x.argmax(1).clamp(max=0.5), x.clamp(max=0.5)), X),
+        (lambda x: (x.split(9, 1), x.split(3, 1)), X),
     ],
     ids=["masked", "without NaN", "equal to itself", "several results", "numbers",
-         "one result of several"],
+         "one result of several", "linear interpolation", "integers between bounds",
+         "floats between bounds", "a single part"],
 )  # fmt: skip
 def test_what_is_converted_rightly_stays(call: Callable[..., Any], x: torch.Tensor) -> None:
     assert _left_to_pytorch(call, x) == []
