@@ -1,13 +1,17 @@
-"""Tables of what becomes of the corpus (`python -m tests.corpus --out FILE`)."""
+"""Tables of what becomes of the corpus (`python -m tests.corpus --out FILE`), and of the time that
+its formulas take (`python -m tests.corpus.formula_time --out FILE`)."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.support import common
 
 MODELLED = "modelled"
+#: Tasks whose formulas take longest.
+N_SLOWEST = 5
 KINDS = (MODELLED, "refused", "mismatch", "error")
 
 
@@ -46,3 +50,22 @@ def render(data: Mapping[str, Any]) -> str:
     if rows:
         tables.append(common.table(["program", "target", "what", "why"], rows))
     return "\n\n".join(tables)
+
+
+def time_statement(data: Mapping[str, Any]) -> str:
+    """The median and the largest of CPU times."""
+    cpu_s = [each["cpu_s"] for each in data["timings"]]
+    return (
+        f"{len(cpu_s):,} tasks: {statistics.median(cpu_s):.2f} CPU seconds in the median, "
+        f"{max(cpu_s):.1f} at most, {sum(each > 4 for each in cpu_s)} tasks take more than 4."
+    )
+
+
+def render_times(data: Mapping[str, Any]) -> str:
+    """The slowest tasks of each target."""
+    rows = []
+    for target in dict.fromkeys(each["target"] for each in data["timings"]):
+        mine = [each for each in data["timings"] if each["target"] == target]
+        slowest = sorted(mine, key=lambda each: -float(each["cpu_s"]))[:N_SLOWEST]
+        rows += [[target, each["name"], each["n_sketches"], each["cpu_s"]] for each in slowest]
+    return common.table(["target", "slowest", "sketches", "CPU s"], rows)

@@ -1,6 +1,6 @@
 """CPU seconds in which the sketches and formulas of a task are made.
 
-    python -m tests.corpus.formula_time [--only TEXT] [--every N]
+    python -m tests.corpus.formula_time [--only TEXT] [--every N] [--out FILE]
 
 Of every program of the corpus and of `felix.workloads` (small instances and shapes of networks),
 on both targets, with an empty cache: what `felix.tune` does before it searches. Prints the median,
@@ -13,10 +13,13 @@ import argparse
 import dataclasses
 import functools
 import os
+import pathlib
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 
+from benchmarks.support import common
 from felix import errors, workloads
 from felix.sketch import sketch as sketching
 from felix.task import Task
@@ -48,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="one program in so many")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON of all times")
     options = parser.parse_args()
     chosen = [name for name in programs() if options.only in name][:: options.every]
     timings = sorted(t for name in chosen for target in outcome.TARGETS for t in of(name, target))
@@ -55,6 +59,10 @@ def main() -> None:
         print(
             f"{timing.cpu_s:6.2f} s {timing.target:4} {timing.name} {timing.n_sketches} sketches"
         )
+    if options.out is not None:
+        command = ["python -m tests.corpus.formula_time", *common.placeless(sys.argv[1:])]
+        data = {"command": " ".join(command), "timings": [*map(dataclasses.asdict, timings)]}
+        common.write(options.out, common.header("formula_time") | data)
     seconds = [timing.cpu_s for timing in timings]
     print(f"{len(seconds)} tasks, CPU seconds of sketches and formulas: "
           f"median {statistics.median(seconds):.2f}, maximum {max(seconds):.2f}")  # fmt: skip
