@@ -9,6 +9,7 @@ kernels run on PyTorch's current stream, and nothing waits for them.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -238,6 +239,9 @@ def device(full: tvm.target.Target) -> tvm.runtime.Device:
 def as_stored(value: torch.Tensor) -> torch.Tensor:
     """A tensor as TVM takes it: contiguous and aligned; the same memory where it is so already."""
     tensor = value.detach().contiguous()
+    if not tensor.numel():  # TVM looks at strides that nothing is read by
+        strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
+        return tensor.as_strided(tensor.shape, strides)
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 

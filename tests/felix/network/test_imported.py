@@ -10,8 +10,8 @@ import tvm
 from torch import nn
 
 import felix
-from felix import errors
-from felix.network import imported
+from felix import errors, target
+from felix.network import imported, optimize
 
 
 def test_the_target_follows_the_tensors() -> None:
@@ -62,3 +62,16 @@ def test_models_on_a_gpu_are_built_for_it(tmp_path: pathlib.Path) -> None:
     for each in (fast, again):
         torch.testing.assert_close(each(x.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
         assert each.report.target == "cuda"
+
+
+def test_inputs_without_elements() -> None:
+    """TVM wants other strides than PyTorch gives them."""
+
+    class Product(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x @ y
+
+    inputs = torch.randn(5, 0), torch.randn(0, 3)
+    network = imported.read(Product(), inputs, {}, target.parse("llvm"))
+    (result,) = optimize.plain_outputs(network)
+    assert torch.equal(result, torch.zeros(5, 3))
