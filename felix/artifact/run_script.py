@@ -370,8 +370,9 @@ def _error(actual: Any, expected: Any, size: float, is_exact: bool) -> float:
     """
     if actual.dtype.kind in "iub":
         differs = actual != expected
+        is_exact = is_exact or expected.dtype.kind == "b"
         if not is_exact and np.count_nonzero(differs) <= TIES_SHARE * differs.size:
-            differs = np.abs(actual.astype(np.int64) - expected.astype(np.int64)) > 1
+            differs &= np.maximum(actual, expected) - np.minimum(actual, expected) != 1
         return math.inf if np.any(differs) else 0.0
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     scale = np.maximum(np.abs(expected) + size, np.finfo(np.float64).tiny)

@@ -98,11 +98,11 @@ class CapturedNetwork:
         _warm_up(self._built, self._inputs)
         in_order = torch.cuda.CUDAGraph()
         with torch.cuda.graph(in_order):
-            outputs = self._built(self._inputs)
+            outputs = self._built.run(self._inputs)
         branched, sides = torch.cuda.CUDAGraph(), _Branches()
         try:
             with torch.cuda.graph(branched), sides:
-                branched_outputs = self._built(self._inputs, instrument=sides)
+                branched_outputs = self._built.run(self._inputs, instrument=sides)
         except (RuntimeError, ValueError) as error:
             _log.warning("the network has no branches, they cannot be captured: %s", error)
             return in_order, outputs

@@ -83,25 +83,32 @@ class Executable:
         self._parameters = passed if self._prepack is None else list(self._prepack(tuple(passed)))
         self._addresses = {_tensor(each).data_ptr() for each in self._parameters}
 
-    def __call__(
-        self, inputs: Sequence[torch.Tensor], instrument: Callable[..., int] | None = None
-    ) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs of one call; none lies where an input, a parameter or another output does.
-
-        Args:
-            inputs: of the call.
-            instrument: is called before and after each step (`VirtualMachine.set_instrument`).
 
         Raises:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
         ready = [as_stored(each) for each in inputs]
+        taken = {each.data_ptr() for each in ready}
+        return [self._alone(each, taken) for each in self.run(ready)]
+
+    def run(
+        self, ready: Sequence[torch.Tensor], instrument: Callable[..., int] | None = None
+    ) -> list[torch.Tensor]:
+        """The outputs of one call as they are, which may be inputs, parameters or each other.
+
+        Args:
+            ready: inputs as TVM takes them (`as_stored`).
+            instrument: is called before and after each step (`VirtualMachine.set_instrument`).
+
+        Raises:
+            TuningError: a CUDA graph is being captured that cannot have the network's calls.
+        """
         with self.turn(), self._instrumented(instrument):
             outputs = self._main(*ready, *self._parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
-        tensors = [_tensor(each) for each in flat]
-        taken = {each.data_ptr() for each in ready}
-        return [self._alone(each, taken) for each in tensors]
+        return [_tensor(each) for each in flat]
 
     def _alone(self, output: torch.Tensor, taken: set[int]) -> torch.Tensor:
         """An output, or a copy of it where it begins at an address that is taken."""

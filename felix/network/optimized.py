@@ -51,6 +51,7 @@ class OptimizedNetwork:
         Raises:
             WorkloadError: other shapes, types, structure or device than those it was optimized
                 for.
+            TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
         calling = self._network.imported.calling
         inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]

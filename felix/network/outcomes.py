@@ -55,21 +55,24 @@ class Request:
 class Outcomes:
     """What is known of the tasks by their keys, and how it came about.
 
-    `reason` is why tuning ended, None if nothing had to be tuned.
+    `reason` is why tuning ended, None if nothing had to be tuned. Of `passing` tasks the machine
+    failed, not their candidates.
     """
 
     by_key: Mapping[str, Outcome]
     known: frozenset[str]
     reason: str | None
     elapsed_s: float
+    passing: frozenset[str] = frozenset()
 
 
 def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outcomes:
     """Look up every task, tune those of which nothing is known, and store what that gave.
 
     A run that is killed is resumed by the next call for the same tasks. One that is interrupted
-    stores nothing, so that it is resumed, too. Nor is a failure stored that was this machine's:
-    the next call tries again.
+    stores nothing, so that it is resumed, too. While another process has the folder of these tasks
+    a run has one that ends with it. A failure that was this machine's is not stored: the next call
+    tries again.
 
     Raises:
         FelixError: tuning cannot start, or a file cannot be read or written.
@@ -84,19 +87,24 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     except errors.FolderInUse:
         if request.out is not None:
             raise
-        folder = pathlib.Path(tempfile.mkdtemp(dir=folder.parent))  # as another process does now
-        tuned, passing, reason, elapsed_s = _tune(unknown, known, request, folder)
-    if reason != "interrupted":
-        kept = [task for task in unknown if task.key in tuned.keys() - passing]
-        tuned |= {task.key: known.add(task, tuned[task.key]) for task in kept}
-        if request.out is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as own:
+            tuned, passing, reason, elapsed_s = _tune(unknown, known, request, pathlib.Path(own))
     else:
-        tuned = {
-            key: store.faster(stored[key], result) if key in stored else result
-            for key, result in tuned.items()
-        }
-    return Outcomes({**stored, **tuned}, frozenset(stored), reason, elapsed_s)
+        if reason != "interrupted" and request.out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    lasting = set() if reason == "interrupted" else tuned.keys() - passing
+    found = {
+        task.key: known.add(task, tuned[task.key])
+        if task.key in lasting
+        else _faster(stored.get(task.key), tuned[task.key])
+        for task in unknown
+        if task.key in tuned
+    }
+    return Outcomes({**stored, **found}, frozenset(stored), reason, elapsed_s, frozenset(passing))
+
+
+def _faster(stored: Outcome | None, tuned: Outcome) -> Outcome:
+    return tuned if stored is None else store.faster(stored, tuned)
 
 
 def _session_folder(known: store.Store, tasks: Sequence[Task], request: Request) -> pathlib.Path:

@@ -375,7 +375,7 @@ class _Reader(ExpressionReader):
 
 def _has_one_result(block: Any) -> bool:
     """Whether what a block stores is no other for each value of a reduction iterator."""
-    kinds = {int(each.iter_type) for each in block.iter_vars}
+    kinds = {int(each.iter_type) for each in block.iter_vars if int(each.dom.extent) > 1}
     if block.init is not None or kinds <= {tirx.IterVar.DataPar}:
         return True
     read = [region.source for region in block.reads]

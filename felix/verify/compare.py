@@ -180,11 +180,13 @@ def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = No
 def check_sketch(sketch: TraceSketch, n: int = 50, seed: int = 0) -> SketchReport:
     """Compare n random legal decisions of one sketch with TVM's schedules."""
     try:
-        return check_rows(sketch, sketch.sample(n, seed))
+        rows = sketch.sample(n, seed)
+        sketch.formulas.raw(rows[:1])
     except InvalidSchedule:
         return SketchReport(sketch.index, str(sketch.variant))
     except UnsupportedSchedule as error:
         return SketchReport(sketch.index, str(sketch.variant), left_out=str(error))
+    return check_rows(sketch, rows)
 
 
 def check_rows(sketch: TraceSketch, rows: NDArray[np.int64]) -> SketchReport:

@@ -80,7 +80,7 @@ def _outcome(similar: reuse.SimilarTask) -> outcome.Outcome | None:
         sketch = _sketch(task, record.sketch_key)
     except errors.FelixError:
         return None
-    if sketch is None:
+    if sketch is None or len(sketch.variables) != len(record.decisions):
         return None
     schedule = outcome.Schedule(
         sketch_key=record.sketch_key,

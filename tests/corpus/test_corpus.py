@@ -22,7 +22,7 @@ MODELLED = (
 REFUSED = {
     "grid_sample": "is not proved to fit int32",
     "input_twice": "declared twice",
-    "tir_begins_with_branches": "",
+    "tir_begins_with_branches": "must be one store",
     "tir_without_beginning": "give it T.init",
 }
 

@@ -76,7 +76,8 @@ def _check(task: Task, arguments: argparse.Namespace) -> int:
         raise errors.FelixError(f"{task.name}: the formulas do not describe what TVM makes")
     if not comparison.checked:
         raise errors.FelixError(
-            f"{task.name}: no row was compared; TVM accepts none that was tried"
+            f"{task.name}: no row was compared; TVM accepts none that was tried, or no sketch "
+            f"has formulas"
         )
     return 0
 

@@ -1,8 +1,8 @@
 """How candidates are compared with a reference: their arguments, what these hold, what differs.
 
 An element is right within a relative tolerance t: |output - expected| <= t * (|expected| + rms).
-Integers are equal. Those of a program with a tolerance were rounded from floats, or say how floats
-compare: one in a hundred may be another by 1, as a float next to a tie is.
+Integers are equal. Those of a program with a tolerance may be rounded floats: one in a hundred may
+be off by 1, as a float next to a tie is.
 The tolerance and the arguments are those of the task's program (`task_program`), the rms is that
 of the program's results (`expected`). Nothing here knows programs.
 """
@@ -105,10 +105,10 @@ def mismatch(
 
 def _wrong_integers(actual: Array, expected: Array, may_be_rounded: bool) -> NDArray[np.bool_]:
     differs: NDArray[np.bool_] = actual != expected
-    if not may_be_rounded or np.count_nonzero(differs) > _TIES_SHARE * differs.size:
+    is_exact = not may_be_rounded or expected.dtype == np.bool_
+    if is_exact or np.count_nonzero(differs) > _TIES_SHARE * differs.size:
         return differs
-    distance = actual.astype(np.int64) - expected.astype(np.int64)
-    return differs & (np.abs(distance) > 1)
+    return differs & (np.maximum(actual, expected) - np.minimum(actual, expected) != 1)
 
 
 def describe_mismatch(

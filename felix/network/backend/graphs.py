@@ -63,9 +63,9 @@ class CompiledGraph:
         specialised = self._by_sizes.get(key)
         if specialised is not None and specialised.is_ready:
             return specialised.call(*args)
+        if executable.is_capturing():  # nothing may be built meanwhile
+            return self._graph(*args)
         with convert_frame.compile_lock:  # tracing changes what PyTorch's compiler looks at
-            if executable.is_capturing():  # nothing may be built meanwhile
-                return self._graph(*args)
             if key not in self._by_sizes:
                 if len(self._by_sizes) == self._settings.max_sizes:
                     self._n_more_sizes += 1

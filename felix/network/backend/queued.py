@@ -122,6 +122,9 @@ def _tuned(
         if outcome is None or gathered.reason == "interrupted":
             left.append((task.name, "time or trials were used up before its turn"))
             continue
+        if task.key in gathered.passing:
+            left.append((task.name, str(outcome.failure)))
+            continue
         try:
             shipped = _compared(known, entry, task, outcome, gathered.known)
         except grammar.TVM_ERRORS as error:

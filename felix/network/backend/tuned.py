@@ -16,8 +16,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
-import tvm
-from tvm import relax
 
 from felix.frontend import folding
 from felix.network import assembly, executable
@@ -64,7 +62,6 @@ class TunedPart:
         self._stamps = [_stamp(parameters[position]) for position in self._positions]
         self._n_refreshes = 0
         self._strides = [None if each.is_contiguous() else each.stride() for each in outputs]
-        self._shared = _shared_outputs(mod)
 
     @property
     def can_be_captured(self) -> bool:
@@ -94,14 +91,14 @@ class TunedPart:
         return [self._as_in_pytorch(number, result) for number, result in enumerate(results)]
 
     def _as_in_pytorch(self, number: int, result: torch.Tensor) -> torch.Tensor:
-        """An output with memory of its own, in the layout that PyTorch gives it."""
+        """An output in the layout that PyTorch gives it."""
         strides = self._strides[number]
         if strides is not None:
             place = torch.empty_strided(
                 result.shape, strides, dtype=result.dtype, device=result.device
             )
             return place.copy_(result)
-        return result.clone() if number in self._shared else result
+        return result
 
 
 def can_follow(parameter: torch.Tensor) -> bool:
@@ -111,23 +108,3 @@ def can_follow(parameter: torch.Tensor) -> bool:
 
 def _stamp(parameter: torch.Tensor) -> tuple[int, int]:
     return parameter.data_ptr(), parameter._version
-
-
-def _shared_outputs(lowered: tvm.IRModule) -> set[int]:
-    """Outputs that are an input, a parameter or an earlier output, by number."""
-    main = lowered["main"]
-    values = {
-        binding.var: binding.value for block in main.body.blocks for binding in block.bindings
-    }
-    result = main.body.body
-    while result in values and not isinstance(values[result], relax.Call):
-        result = values[result]
-    shared: set[int] = set()
-    earlier = list(main.params)
-    for number, output in enumerate(getattr(result, "fields", [result])):
-        while isinstance(values.get(output), relax.Var):
-            output = values[output]
-        if any(output.same_as(each) for each in earlier):
-            shared.add(number)
-        earlier.append(output)
-    return shared

@@ -149,27 +149,38 @@ def known_similar(tx: orm.Session, job_id: int, number: int) -> list[SimilarTask
         return []
     kind = own_job.target_key.partition("/")[0]
     job, task, trial = models.Job, models.Task, models.Trial
-    query = (
-        sa.select(task.program_key, task.program, job.resolved_target, trial.record)
+    newest = sa.func.max(job.id).label("newest")
+    chosen = (
+        sa.select(task.program_key, newest)
         .join(job, task.job_id == job.id)
-        .join(trial, sa.and_(trial.job_id == job.id, trial.number == task.best_trial))
         .where(
             task.family == own.family,
             task.program_key != own.program_key,
+            task.best_trial.is_not(None),
             job.state.in_([str(state) for state in states.ENDED]),
             _is_of_kind(kind),
             job.reused_from.is_(None),
             job.resolved_target.is_not(None),
             job.project == own_job.project,
         )
-        .order_by(job.id.desc(), task.number)
-        .limit(MOST)
+        .group_by(task.program_key)
+        .order_by(newest.desc())
+        .limit(MOST_SIMILAR)
+        .subquery()
     )
-    newest: dict[str | None, SimilarTask] = {}
-    for program_key, program, resolved_target, record in tx.execute(query):
-        found = SimilarTask(program, str(resolved_target), record)
-        newest.setdefault(program_key, found)
-    return list(newest.values())[:MOST_SIMILAR]
+    same = sa.and_(task.job_id == chosen.c.newest, task.program_key == chosen.c.program_key)
+    query = (
+        sa.select(task.program, job.resolved_target, trial.record)
+        .join(chosen, same)
+        .join(job, job.id == task.job_id)
+        .join(trial, sa.and_(trial.job_id == job.id, trial.number == task.best_trial))
+        .order_by(job.id.desc(), task.number)
+        .limit(MOST_SIMILAR)
+    )
+    return [
+        SimilarTask(program, str(resolved_target), record)
+        for program, resolved_target, record in tx.execute(query)
+    ]
 
 
 def _is_of_kind(kind: str) -> sa.ColumnElement[bool]:

@@ -168,7 +168,7 @@ def test_each_path_has_a_stream(notes: list[tuple[str, int, int]]) -> None:
     x, model = torch.randn(4, 16), _Paths()
     built, sides = _built(model, x), cuda_graph._Branches()
     with sides:
-        (y,) = built([x], instrument=sides)
+        (y,) = built.run([x], instrument=sides)
     torch.testing.assert_close(y, model(x))
     assert sides.n_branches == 3
     recorded = [stream for what, stream, _ in notes if what == "record"]
@@ -192,7 +192,7 @@ def test_a_call_that_fails_is_not_waited_for(notes: list[tuple[str, int, int]]) 
         return 0
 
     with pytest.raises(ValueError, match="no more"), sides:
-        built([x], instrument=fails)
+        built.run([x], instrument=fails)
     assert torch.cuda.current_stream().cuda_stream == 0
     assert len(built([x])) == 1  # without an instrument again
 

@@ -133,6 +133,8 @@ def test_failures_of_the_machine_are_not_known(tmp_path: pathlib.Path) -> None:
     assert store.Store(tmp_path / "known.sqlite").entries() == []
     again = networks.optimize(model, (x,), tmp_path)
     assert again.report.groups[0].contender is Contender.FELIX
+    still = networks.optimize(model, (x,), tmp_path, absent, improve=True)
+    assert still.report.groups[0].contender is Contender.FELIX
 
 
 @pytest.mark.parametrize("arguments", [{"trials": 0}, {"seconds": -1.0}, {"seed": -1}])

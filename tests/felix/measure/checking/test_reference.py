@@ -148,7 +148,7 @@ def test_large_inputs_repeat_themselves_and_no_tile_of_theirs_does() -> None:
 
 def test_integers_that_were_floats_may_be_off_by_one() -> None:
     """Few of them, where the program has a tolerance."""
-    expected = np.arange(1000, dtype=np.int8)
+    expected = np.arange(1000).astype(np.int8)
     for n_off, by, relative, is_right in (
         (10, 1, 1e-5, True),
         (11, 1, 1e-5, False),
@@ -158,3 +158,17 @@ def test_integers_that_were_floats_may_be_off_by_one() -> None:
         actual = expected.copy()
         actual[:n_off] += by
         assert (reference.mismatch(actual, expected, relative) is None) == is_right
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [(np.int64(0), np.iinfo(np.int64).min), (np.uint64(0), np.iinfo(np.uint64).max),
+     (np.uint8(255), 0), (np.bool_(False), True)],
+)  # fmt: skip
+def test_far_integers_are_not_taken_for_near_ones(
+    expected: np.generic, actual: int | bool
+) -> None:
+    wanted = np.full(1000, expected)
+    result = wanted.copy()
+    result[3] = actual
+    assert reference.mismatch(result, wanted, 1e-5) is not None

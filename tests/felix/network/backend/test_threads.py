@@ -19,18 +19,18 @@ def test_nobody_gets_what_is_not_compared(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network that is wrong, while the first call compares it."""
-    call, compare = tuned.TunedPart.__call__, part.Part._compare
-    begun, others_called = threading.Event(), threading.Event()
+    call, difference = tuned.TunedPart.__call__, part.agreement.difference
+    begun, may_end = threading.Event(), threading.Event()
     monkeypatch.setattr(
         tuned.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
     )
 
-    def slow(self: part.Part, *arguments: Any) -> None:
+    def slow(*arguments: Any, **options: Any) -> float:
         begun.set()
-        others_called.wait(1.0)
-        compare(self, *arguments)
+        assert may_end.wait(60.0)
+        return difference(*arguments, **options)
 
-    monkeypatch.setattr(part.Part, "_compare", slow)
+    monkeypatch.setattr(part.agreement, "difference", slow)
     model, x = nn.Linear(4, 3), torch.randn(2, 4)
     fast = backend.compiled(model, everything_known)
 
@@ -42,10 +42,11 @@ def test_nobody_gets_what_is_not_compared(
         first = threads.submit(outputs)
         assert begun.wait(60.0)
         second = threads.submit(outputs)
-        assert not second.done()
-        others_called.set()
+        ended, _ = futures.wait([second], timeout=0.5)
+        may_end.set()
         for each in (first, second):
             torch.testing.assert_close(each.result(60.0), model(x).detach())
+        assert not ended
 
 
 def test_a_network_that_no_graph_can_have_is_not_captured(

@@ -368,8 +368,12 @@ def test_enough_is_what_the_budget_asks() -> None:
 
 def test_a_new_program_begins_with_those_of_its_family(db: database.Database) -> None:
     """In its project and of its kind of device, the newest first."""
+    with db.write() as tx:
+        projects.create(tx, "b")
+        elsewhere = keys.create(tx, keys.NewKey(name="b", project="b")).key.id
     for program in ("f:a", "f:b", "f:a", "g:c"):
         measured(db, program)
+    measured(db, "f:e", key_id=elsewhere)
     job, other = submit(db, "f:d"), submit(db, "f:d", target_key="cuda")
     alone = submit(db, "e")
     with db.read() as tx:
