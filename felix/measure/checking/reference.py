@@ -108,7 +108,8 @@ def _wrong_integers(actual: Array, expected: Array, may_be_rounded: bool) -> NDA
     is_exact = not may_be_rounded or expected.dtype == np.bool_
     if is_exact or np.count_nonzero(differs) > _TIES_SHARE * differs.size:
         return differs
-    return differs & (np.maximum(actual, expected) - np.minimum(actual, expected) != 1)
+    far: NDArray[np.bool_] = np.maximum(actual, expected) - np.minimum(actual, expected) != 1
+    return differs & far
 
 
 def describe_mismatch(

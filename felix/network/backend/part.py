@@ -102,9 +102,9 @@ class Part(torch.nn.Module):
             self._leave(f"its network does not run: {grammar.first_line(error)}")
             return
         limit = agreement.tolerance(_dtypes(self._graph), self._is_tf32)
-        errors_of = (agreement.difference(*pair, is_exact=limit == 0)
-                     for pair in zip(actual, expected, strict=True))  # fmt: skip
-        worst = max(errors_of, default=0.0)
+        pairs = zip(actual, expected, strict=True)
+        differences = (agreement.difference(*pair, is_exact=limit == 0) for pair in pairs)
+        worst = max(differences, default=0.0)
         if not worst <= limit:
             self._leave(f"its network differs from PyTorch: relative error {worst:.1e}")
         elif self._never_slower:
