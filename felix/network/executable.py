@@ -157,8 +157,8 @@ class Executable:
 
 def is_capturing() -> bool:
     """Whether calls are recorded as a CUDA graph."""
-    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return is_used and torch.cuda.is_current_stream_capturing()
+    is_used: Any = torch.cuda.is_initialized
+    return bool(is_used()) and torch.cuda.is_current_stream_capturing()
 
 
 def call(machine: relax.VirtualMachine) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import types
 
 import pytest
 import torch
@@ -75,3 +76,10 @@ def test_inputs_without_elements() -> None:
     network = imported.read(Product(), inputs, {}, target.parse("llvm"))
     (result,) = optimize.plain_outputs(network)
     assert torch.equal(result, torch.zeros(5, 3))
+
+
+def test_other_gpus_than_the_first_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = types.SimpleNamespace(device=torch.device("cuda:1"))
+    monkeypatch.setattr(imported, "tensors", lambda *call: [elsewhere])
+    with pytest.raises(errors.WorkloadError, match="cuda:1: move both to cuda:0"):
+        imported.placed(nn.ReLU(), (), {}, "cuda")

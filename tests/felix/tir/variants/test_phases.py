@@ -67,32 +67,13 @@ PHASES = {
     "few taps": (_transposed(1, 4, 3, 3, 4, 2, stride=3, padding=0), (3, 3)),
     "one axis": (_transposed(1, 4, 5, 3, 4, 3, stride=(1, 2)), (2,)),
     "flipped": (flipped, (3,)),
-    "topi": (
-        _from_topi(
-            topi.nn.conv2d_transpose_nchw,
-            (1, 8, 4, 5),
-            (8, 6, 3, 3),
-            (2, 3),
-            (1, 1),
-            "float32",
-            (1, 1),
-        ),
-        (2, 3),
-    ),
-    "groups": (
-        _from_topi(
-            topi.nn.group_conv2d_transpose_nchw,
-            (1, 8, 4, 5),
-            (8, 3, 4, 4),
-            (2, 2),
-            (1, 1),
-            "float32",
-            (0, 0),
-            2,
-        ),
-        (2, 2),
-    ),
-}
+    "topi": (_from_topi(
+        topi.nn.conv2d_transpose_nchw, (1, 8, 4, 5), (8, 6, 3, 3), (2, 3), (1, 1), "float32",
+        (1, 1)), (2, 3)),
+    "groups": (_from_topi(
+        topi.nn.group_conv2d_transpose_nchw, (1, 8, 4, 5), (8, 3, 4, 4), (2, 2), (1, 1),
+        "float32", (0, 0), 2), (2, 2)),
+}  # fmt: skip
 
 
 def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> None:

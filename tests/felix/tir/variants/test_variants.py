@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import tvm
@@ -11,6 +12,7 @@ import felix
 from felix import workloads
 from felix.measure.cuda.building import build as cuda_build
 from felix.sketch import sketch as sketching
+from felix.templates import registry
 from felix.tir.design_space import variants
 from felix.verify import compare
 from tests.felix.tir.variants.variant_programs import GPU, check_same, program
@@ -87,3 +89,22 @@ def test_a_variant_that_tvm_cannot_make_is_left_out(monkeypatch: pytest.MonkeyPa
     n_sketches = len(sketching.trace_sketches(task))
     monkeypatch.setattr(tvm.s_tir.Schedule, "rfactor", fail)
     assert len(sketching.trace_sketches(task)) == 2 < n_sketches
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "lost"),
+    [(variants, "of_program", "variants left out"),
+     (registry, "templates_of", "no generated kernel")],
+)  # fmt: skip
+def test_a_defect_costs_variants_or_templates_alone(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, lost: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("a form that nobody thought of")
+
+    task = SPLIT["few rows"](target=CUDA)
+    monkeypatch.setattr(module, name, fail)
+    said: list[str] = []
+    sketches = sketching.sketches(task, on_left_out=said.append)
+    assert {sketch.variant for sketch in sketches} & {variants.STOCK}
+    assert any(lost in line and "please report it" in line for line in said)
