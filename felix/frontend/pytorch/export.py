@@ -1,8 +1,8 @@
 """PyTorch modules as graphs of ATen operators that compute their results and nothing else.
 
 Operators that TVM has as one stay one: decomposed, an attention or a normalisation would be many
-small programs. What a graph may not do is refused here: write to a buffer or an input, and choose
-its operators by data.
+small programs. What a graph may not do is refused here: write to a buffer or an input, draw random
+numbers, and choose its operators by data.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def export(
     _refuse_mutations(program)
     for node in program.graph.nodes:
         _refuse_tensors(node)
+        _refuse_chance(node)
     return program
 
 
@@ -125,6 +126,19 @@ def _refuse_tensors(node: torch.fx.Node) -> None:
                 "with three arguments in place of indices by a mask, or torch.compile(model, "
                 'backend="felix"), which leaves the operator to PyTorch'
             )
+
+
+def _refuse_chance(node: torch.fx.Node) -> None:
+    """Refuse operators that draw random numbers; attention is asked for its dropout elsewhere."""
+    target = node.target
+    is_attention = target is _aten.scaled_dot_product_attention.default
+    tags = target.tags if isinstance(target, torch._ops.OpOverload) else ()
+    if torch.Tag.nondeterministic_seeded in tags and node.users and not is_attention:
+        raise errors.WorkloadError(
+            f"{MESSAGE}the operator {names.quoted(str(target))} draws random numbers; pass "
+            "training=False to a dropout, draw outside the model, or use torch.compile(model, "
+            'backend="felix"), which leaves the operator to PyTorch'
+        )
 
 
 def _refuse_mutations(program: ExportedProgram) -> None:

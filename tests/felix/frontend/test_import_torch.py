@@ -195,6 +195,15 @@ class Cond(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
 
 
+class Dropout(nn.Module):
+    def __init__(self, training):
+        super().__init__()
+        self.is_active = training
+
+    def forward(self, x):
+        return functional.dropout(x, 0.5, self.is_active) + 1
+
+
 @pytest.mark.parametrize(
     "model, message",
     [
@@ -203,12 +212,17 @@ class Cond(nn.Module):
         (InPlace(), "changes the input 'x'"),
         (Branch(), "depends on values of tensors; use torch.where"),
         (Cond(), "depends on values of tensors; use torch.where"),
+        (Dropout(training=True), "dropout.default' draws random numbers; pass training=False"),
     ],
 )
 def test_what_is_refused_says_what_to_do(model, message):
     with pytest.raises(errors.WorkloadError, match=message) as caught:
         frontend.import_torch(model, (torch.ones(2, 3),))
     assert "\n" not in str(caught.value)
+
+
+def test_a_dropout_that_is_off_is_nothing():
+    check(Dropout(training=False), (torch.randn(2, 3),))
 
 
 def test_clips_that_torch_writes_by_position():
