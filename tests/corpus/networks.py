@@ -49,25 +49,35 @@ def names() -> list[str]:
 
 def of(name: str, target: str, rows: int = 1) -> outcome.Outcome:
     """Compare rows of the sketches of every task of a model with TVM; tasks left out are named."""
-    form, _, model_name = name.partition(":")
-    torch.manual_seed(0)
-    model, inputs = models.models()[model_name]()
     try:
-        with _left_out() as skipped:
-            tasks = _tasks(form, model.eval(), inputs, target)
+        tasks, left_out = tasks_of(name, target)
     except errors.FelixError as error:
         return outcome.Outcome(name, target, outcome.Kind.REFUSED, message=str(error))
-    except torch.onnx.errors.OnnxExporterError:
-        message = "torch cannot export the model"
-        return outcome.Outcome(name, target, outcome.Kind.REFUSED, message=message)
     results = [
         outcome.of_task(task.name, target, lambda task=task: task, rows, MAX_SKETCHES)
         for task in tasks
     ]
     results += [
-        outcome.Outcome("import", target, outcome.Kind.REFUSED, message=m) for m in skipped
+        outcome.Outcome("import", target, outcome.Kind.REFUSED, message=m) for m in left_out
     ]
     return outcome.joined(name, target, results)
+
+
+def tasks_of(name: str, target: str) -> tuple[list[Task], list[str]]:
+    """The tasks of a model in the form that its name begins with, and what the import left out.
+
+    Raises:
+        FelixError: the model cannot be imported, or PyTorch cannot export it.
+    """
+    form, _, model_name = name.partition(":")
+    torch.manual_seed(0)
+    model, inputs = models.models()[model_name]()
+    with _left_out() as messages:
+        try:
+            tasks = _tasks(form, model.eval(), inputs, target)
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise errors.WorkloadError("torch cannot export the model") from error
+    return tasks, messages
 
 
 def _tasks(form: str, model: torch.nn.Module, inputs: tuple[Any, ...], target: str) -> list[Task]:

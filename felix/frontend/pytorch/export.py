@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch.export import ExportedProgram, graph_signature
 from torch.fx.experimental import symbolic_shapes
 
@@ -47,6 +48,10 @@ _UNSUPPORTED = re.compile(r"Unsupported function types \[(.*)\]")
 EXPORT_ERRORS = (
     *grammar.TVM_ERRORS, AssertionError, NotImplementedError, ImportError,
     torch._dynamo.exc.TorchDynamoException,
+)  # fmt: skip
+#: What it raises for operators of whose results it does not know the shape; the text names one.
+_DATA_DEPENDENT = (
+    fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException,
 )  # fmt: skip
 
 
@@ -85,6 +90,11 @@ def import_message(error: BaseException) -> str:
         return (
             "the PyTorch model cannot be imported: its control flow depends on values of tensors; "
             "use torch.where in place of branches, and fixed numbers of iterations"
+        )
+    if isinstance(error, _DATA_DEPENDENT):
+        return (
+            f"{MESSAGE}what the operator {names.quoted(str(error))} gives depends on values of "
+            'tensors; torch.compile(model, backend="felix") leaves it to PyTorch'
         )
     line = grammar.first_line(error)
     if unsupported := _UNSUPPORTED.search(line):

@@ -190,6 +190,12 @@ class Branch(nn.Module):
         return x + 1 if x.sum() > 0 else x - 1
 
 
+class Alignment(nn.Module):
+    def forward(self, x):
+        lengths = torch.full((2,), 2)
+        return functional.ctc_loss(x[:, :, None].expand(2, 3, 4), lengths, lengths, lengths)
+
+
 class Cond(nn.Module):
     def forward(self, x):
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
@@ -212,6 +218,7 @@ class Dropout(nn.Module):
         (InPlace(), "changes the input 'x'"),
         (Branch(), "depends on values of tensors; use torch.where"),
         (Cond(), "depends on values of tensors; use torch.where"),
+        (Alignment(), "what the operator 'aten._ctc_loss.* depends on values of tensors"),
         (Dropout(training=True), "dropout.default' draws random numbers; pass training=False"),
     ],
 )

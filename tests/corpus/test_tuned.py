@@ -1,0 +1,43 @@
+"""What `python -m tests.corpus.tuned` says of a model; the run itself takes minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from felix import workloads
+from felix.tuning import pacing, results
+from tests.corpus import tuned
+
+TASK = workloads.parse("gemm:8,8,8", target="llvm")
+
+
+def _result(best: Any = None, skipped: str | None = None) -> results.TuneResult:
+    return results.TuneResult(
+        task=TASK, records=(), curve=(), best_or_none=best, unscheduled_us=None, reason="trials",
+        breakdown=pacing.Breakdown(), skipped=skipped,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "result, n_tuned, left_out, failed",
+    [
+        (_result(best=object()), 1, [], []),
+        (_result(skipped="no loops"), 0, ["import says", f"{TASK.name}: skipped: no loops"], []),
+        (_result(), 0, [], [f"{TASK.name}: nothing was measured (trials)"]),
+    ],
+)
+def test_a_task_is_tuned_left_out_or_failed(
+    result: results.TuneResult, n_tuned: int, left_out: list[str], failed: list[str]
+) -> None:
+    model = tuned.Model("torch:one", (TASK,), tuple(left_out[:-1]))
+    row = tuned.row(model, {TASK.key: result})
+    assert (row["n_tasks"], row["n_tuned"]) == (1, n_tuned)
+    assert (row["left_out"], row["failed"]) == (left_out, failed)
+    text = tuned.render({"models": [row], "wall_s": 1.0, "reason": "trials"})
+    assert all(each in text for each in left_out + failed)
+    assert (
+        f"{n_tuned} of 1 tasks tuned, {len(left_out)} left out by name, {len(failed)} failed"
+        in text
+    )
