@@ -6,6 +6,7 @@
   Elsewhere two elementwise operators are left.
 - A parameter that is reshaped or cast is replaced by the reshaped or cast one. Transposed
   weights stay: programs read them as they lie.
+- A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
 """
 
@@ -58,6 +59,9 @@ class _Folding:
             return self._changed(value.args[0], (name, dtype), lambda t: t.astype(_numpy(dtype)))
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
+        if name == "matmul" and int(value.args[0].ty.shape[-1]) == 0:
+            result = _type(rewriter, value)
+            return relax.op.zeros(tuple(result.shape), str(result.dtype))
         return None
 
     def _changed(self, var: Any, key: tuple[Any, ...], change: Any) -> Any:

@@ -66,16 +66,17 @@ def test_models_on_a_gpu_are_built_for_it(tmp_path: pathlib.Path) -> None:
 
 
 def test_inputs_without_elements() -> None:
-    """TVM wants other strides than PyTorch gives them."""
+    """TVM wants other strides than PyTorch gives them, and never begins a sum of no terms."""
 
     class Product(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x @ y
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x @ y, torch.nn.functional.linear(x, y.mT, torch.ones(3))
 
     inputs = torch.randn(5, 0), torch.randn(0, 3)
     network = imported.read(Product(), inputs, {}, target.parse("llvm"))
-    (result,) = optimize.plain_outputs(network)
-    assert torch.equal(result, torch.zeros(5, 3))
+    product, layer = optimize.plain_outputs(network)
+    assert torch.equal(product, torch.zeros(5, 3)) and torch.equal(layer, torch.ones(5, 3))
+    assert not any("matmul" in each.name_hint for each in network.lowered.get_global_vars())
 
 
 def test_other_gpus_than_the_first_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
