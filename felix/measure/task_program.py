@@ -26,6 +26,8 @@ from felix.tir import grammar, tf32
 _REDUCTION = 2
 #: A last output loop shorter than this stays where it is: moving it in gives no vectors.
 _MIN_INNER_EXTENT = 8
+#: Rows that such a loop takes in turns: few enough for registers and caches.
+_ROWS = 4
 _BYTES = ("int8", "uint8")
 #: Operations whose result in bytes depends on the device where it overflows.
 _OVERFLOWING = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv)
@@ -135,11 +137,32 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
     )
     if moved:
         inner = spatial.pop()
+        if _strides(sch.get(block), len(spatial)):
+            outer, inner = sch.split(inner, [None, _ROWS])
+            spatial.append(outer)
         sch.reorder(*spatial, *reduction, inner)
     if spatial:
         sch.parallel(sch.fuse(*spatial))
     if moved:  # last: what is left of the block afterwards cannot be made parallel
         sch.decompose_reduction(block, reduction[0])
+
+
+def _strides(block: Any, position: int) -> bool:
+    """Whether reads take rows of a tensor in turns as an output's axis, by its number, goes on.
+
+    So does a matrix that is read transposed: as many rows as the axis is long need a line of the
+    cache each.
+    """
+    axes = [v.var for v in block.iter_vars if v.iter_type != _REDUCTION]
+    return any(
+        _has(index.min, axes[position]) for read in block.reads for index in read.region[:-1]
+    )
+
+
+def _has(expr: Any, var: Any) -> bool:
+    found: list[Any] = []
+    structural.structural_walk(expr, ((tirx.Var, found.append),))
+    return _contains(found, var)
 
 
 def leaf_blocks(func: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from tvm import relax
 from felix import errors
 from felix import target as targets
 from felix.frontend import imported, memory
-from felix.frontend.programs import expansion, groups, outlining, splits, transposed
+from felix.frontend.programs import expansion, groups, outlining, positions, splits, transposed
 from felix.frontend.programs.planning import planner, programs
 from felix.frontend.programs.planning.planner import Judge
 from felix.frontend.torch_calls import annotation, forms
@@ -114,7 +114,8 @@ def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
 def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> tvm.IRModule:
     if grouping.fusion.is_planned:
         mod = splits.slice_splits(mod)
-    mod = relax.transform.DecomposeOpsForInference()(expansion.expand_attention(mod))
+    mod = positions.from_zero(expansion.expand_attention(mod))
+    mod = relax.transform.DecomposeOpsForInference()(mod)
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = transposed.fuse_transposes(mod)
     mod = tvm.transform.Sequential(_passes(grouping.fusion))(mod)

@@ -25,10 +25,13 @@ from felix.known_results.outcome import Outcome
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded, side_by_side
 from felix.network.contenders.shipping import Compared, Contender
+from felix.task import Task
 from felix.tuning import results
 
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
 N_TOGETHER = 16
+#: Operations of a program that may be the fastest on a CPU without a schedule: 0.1 s of a thread.
+_MOST_FLOPS = 1e8
 _Mains = dict[Contender, excluded.Main]
 _Built = dict[Contender, relax.VMExecutable]
 
@@ -162,7 +165,8 @@ class Contest:
         with side_by_side.undisturbed(task.target):
             check = excluded.of_task(task, inputs)
             wrong = check.wrong(mains)
-            if Contender.FELIX in wrong and Contender.TVM not in mains:
+            is_needed = Contender.FELIX in wrong or set(mains) <= set(wrong)
+            if is_needed and Contender.TVM not in mains:
                 mains[Contender.TVM] = executable.loaded(
                     self._default(group, outcome), task.target
                 )
@@ -175,7 +179,7 @@ class Contest:
         )
 
     def _default(self, group: groups.Group, outcome: Outcome | None) -> relax.VMExecutable:
-        """TVM's program of a group, which was not hopeful until Felix's was wrong."""
+        """TVM's program of a group, which was not hopeful until others were wrong."""
         mod = _network_of(self._network, group, outcome, [Contender.TVM])[Contender.TVM]
         return executable.compile_network(mod, self._network.target)
 
@@ -186,7 +190,7 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
     text = "" if outcome is None or outcome.program is None else outcome.program
     return json.dumps({
         "felix": hashlib.sha256(text.encode()).hexdigest(),
-        "tvm": _is_hopeful(outcome),
+        "tvm": _is_hopeful(group.task, outcome),
         "form": group.form.key,
         "torch": torch.__version__,
         "wrong": "by the reference",
@@ -194,14 +198,14 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
     }, sort_keys=True)  # fmt: skip
 
 
-def _is_hopeful(outcome: Outcome | None) -> bool:
+def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:
     """Whether TVM's program may be the fastest, by what tuning measured.
 
-    One that was not timed beside Felix's did not run, or not in time: on a CPU a large one takes
-    minutes.
+    One that was not timed beside Felix's did not run, or not in time: on a CPU, where it has one
+    thread, a large one takes minutes. Where tuning measured nothing such a one is not run either.
     """
     if outcome is None or outcome.tuned_us is None:
-        return True
+        return task.target.kind.name != "llvm" or task.flops <= _MOST_FLOPS
     if outcome.default_us is None:
         return False
     return outcome.default_us <= side_by_side.HOPELESS * outcome.tuned_us
@@ -211,7 +215,8 @@ def _assembled(
     network: Programs, group: groups.Group, outcome: Outcome | None
 ) -> dict[Contender, tvm.IRModule]:
     """A network of one call for each contender; PyTorch is the last one."""
-    chosen = [Contender.TVM] if _is_hopeful(outcome) else []
+    assert group.task is not None  # else nothing is compared
+    chosen = [Contender.TVM] if _is_hopeful(group.task, outcome) else []
     if outcome is not None and outcome.program is not None:
         chosen.insert(0, Contender.FELIX)
     return _network_of(network, group, outcome, [*chosen, Contender.PYTORCH])

@@ -88,10 +88,11 @@ def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) 
         (lambda x: (x.argmax(1).clamp(min=2), x.argmax(1).clamp(1, 3)), X),
         (lambda x: (x.argmax(1).clamp(max=0.5), x.clamp(max=0.5)), X),
         (lambda x: (x.split(9, 1), x.split(3, 1)), X),
+        (lambda x: (x.masked_fill(x < 9, -torch.inf).argmax(1), (x * torch.inf).argmin(1)), X.abs()),
     ],
     ids=["masked", "without NaN", "equal to itself", "several results", "numbers",
          "one result of several", "linear interpolation", "integers between bounds",
-         "floats between bounds", "a single part"],
+         "floats between bounds", "a single part", "no finite elements"],
 )  # fmt: skip
 def test_what_is_converted_rightly_stays(call: Callable[..., Any], x: torch.Tensor) -> None:
     assert _left_to_pytorch(call, x) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import te, topi
+from tvm import s_tir, te, topi
 from tvm.script import tirx as T
 
 from felix.measure import task_program
@@ -81,6 +81,19 @@ def test_scheduled_reference_equals_the_unscheduled_program(n: int) -> None:
     want = _run(mod, arrays)[2]
     assert reference.mismatch(_run(fast, arrays)[2], want, 1e-6) is None
     assert reference.mismatch(want, arrays[0] @ arrays[1], task_program.tolerance(mod)) is None
+
+
+@pytest.mark.parametrize("n", [30, 64])
+def test_a_transposed_matrix_is_read_a_few_rows_at_a_time(n: int) -> None:
+    a, b = (te.placeholder((n, n), name=name) for name in "ab")
+    k = te.reduce_axis((0, n), name="k")
+    mod = _mod(a, b, te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[j, k], k), name="c"))
+    fast = task_program.scheduled(mod)
+    arrays = reference.inputs(task_program.arguments(mod), 0, positive=False)
+    assert np.array_equal(_run(fast, arrays)[2], _run(mod, arrays)[2])
+    sch = s_tir.Schedule(fast)
+    innermost = sch.get(sch.get_loops(sch.get_sblock("c_update"))[-1])
+    assert int(innermost.extent) == 4
 
 
 def test_scheduled_reference_of_a_chain() -> None:

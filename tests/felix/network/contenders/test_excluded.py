@@ -110,6 +110,26 @@ def test_a_default_that_did_not_run_in_time_is_no_contender(
     assert shipped.contender is FELIX and set(shipped.latencies_us) == {FELIX, PYTORCH}
 
 
+NOTHING = Outcome(tuned_us=None, program=None, default_us=None, n_trials=0)
+
+
+@pytest.mark.parametrize("width, contenders", [(8, {TVM, PYTORCH}), (1024, {PYTORCH})])
+def test_a_large_default_is_no_contender_where_nothing_was_measured(
+    tmp_path: pathlib.Path, timed: dict[Contender, float], width: int, contenders: set[Contender]
+) -> None:
+    network, group = _group(_Affine(1.0, width), torch.randn(64, width))
+    shipped = _held(tmp_path, group, network, NOTHING)
+    assert set(shipped.latencies_us) == contenders and not shipped.wrong
+
+
+def test_wrong_pytorch_alone_leaves_a_large_default(
+    tmp_path: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
+) -> None:
+    network, group = _group(_Affine(1.0, 1024), torch.randn(64, 1024))
+    shipped = _held(tmp_path, group, network, NOTHING)
+    assert shipped.contender is TVM and set(shipped.wrong) == {PYTORCH}
+
+
 @pytest.mark.parametrize("default_us", [1e4, None])
 def test_wrong_felix_and_pytorch_leave_the_slow_default(
     tmp_path: pathlib.Path,
