@@ -6,6 +6,8 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   felix        `felix.tune` with the strategy local
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
+  polished-start  `felix.tune` with the strategy local, whose first round is polished as well, and
+               a quarter of it random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
   descent      the same, but a long descent from samples, before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in

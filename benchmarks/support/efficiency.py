@@ -20,7 +20,7 @@ from benchmarks.support import common
 
 SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.
-COMPARED = ("lower-bound", "evolution", "evolution-24", "descent", "gradient",
+COMPARED = ("lower-bound", "polished-start", "evolution", "evolution-24", "descent", "gradient",
             "exact-evolution", "random", "stock")  # fmt: skip
 SEARCHES = ("felix", *COMPARED)
 #: What stock chose with a warm L2 (by its runner) and with a cold one; warm by Felix's pool.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from server.tuner import warm_pools
 
 #: Strategies of `felix.tune` by their names here.
-TUNED = {"felix": "local", "lower-bound": "local", "gradient": "gradient",
-         "descent": "gradient", "evolution": "tvm-evolutionary",
+TUNED = {"felix": "local", "lower-bound": "local", "polished-start": "local",
+         "gradient": "gradient", "descent": "gradient", "evolution": "tvm-evolutionary",
          "evolution-24": "tvm-evolutionary", "exact-evolution": "evolutionary",
          "random": "random"}  # fmt: skip
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
@@ -103,9 +103,14 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         from benchmarks.support import gradients
 
         return gradients.DESCENT
-    if TUNED[strategy] != "local" or max_compile_s is None:
-        return None
     options = search.LocalOptions()
+    if strategy == "polished-start":
+        rule = dataclasses.replace(options.warm_selection, random_share=0.25)
+        options = dataclasses.replace(options, n_warm_polish=options.n_polish, warm_selection=rule)
+    elif TUNED[strategy] != "local" or max_compile_s is None:
+        return None
+    if max_compile_s is None:
+        return options
     return dataclasses.replace(
         options,
         selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),

@@ -1,7 +1,8 @@
 """The local search: legal samples, exact ranking, polishing, selection. It takes no gradients.
 
 The first rounds are warm-up: legal samples, half of them the best predicted and half random, so
-that the model is corrected before a search exploits what it is wrong about. Any other round
+that the model is corrected before a search exploits what it is wrong about; `n_warm_polish`
+polishes them, too. Any other round
 (`suggest`):
   1. sample legal decisions anew of a few sketches and score all samples exactly (new structures
      are what makes sampling slow, and old samples are still good);
@@ -46,6 +47,8 @@ class LocalOptions:
     #: generations of polishing, and candidates of each that are surrounded
     n_polish: int = 8
     n_polished: int = 8
+    #: generations of polishing in a warm-up round
+    n_warm_polish: int = 0
     #: best measured candidates that get neighbours, and how many each
     n_parents: int = 4
     n_neighbours: int = 24
@@ -115,6 +118,7 @@ class LocalSearch(base.ModelSearch):
         rule = self.options.selection
         if self.round <= self.options.n_warm_rounds:
             rule = self.options.warm_selection
+            self._polish(pool, self.options.n_warm_polish)
         else:
             self._improve(pool, rng)
         self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)

@@ -259,6 +259,16 @@ def test_warm_up_has_its_own_selection() -> None:
     assert spread(1.0) > 2 * spread(0.0)
 
 
+def test_a_first_round_can_be_polished() -> None:
+    def best(n_warm_polish: int) -> float:
+        sketch = synthetic.FakeSketch(extents=(512, 512, 512))
+        options = local.LocalOptions(n_warm_polish=n_warm_polish)
+        search = local.LocalSearch([sketch], synthetic.CostModel(), options, 1)
+        return min(suggestion.predicted_us or math.inf for suggestion in search.suggest(8))
+
+    assert best(8) < 0.5 * best(0)
+
+
 def test_only_a_few_sketches_are_sampled_again_and_a_resumed_search_has_the_rest() -> None:
     def sampled(n_resampled: int) -> list[int]:
         sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
