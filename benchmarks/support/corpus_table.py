@@ -84,7 +84,7 @@ def tuned_statement(data: Mapping[str, Any]) -> str:
         f"{sum(each['n_tasks'] for each in models)} tasks are {len(tasks)} different ones, of "
         f"which {sum(each['latency_us'] is not None for each in tasks)} have a result; "
         f"{n_left_out} are left out by name, {n_failed} failed. "
-        f"The run took {data['wall_s']:.0f} s and ended when all trials were used."
+        f"The run took {data['wall_s']:.0f} s and ended by {data['reason']}."
     )
 
 

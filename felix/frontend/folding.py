@@ -59,7 +59,7 @@ class _Folding:
             return self._changed(value.args[0], (name, dtype), lambda t: t.astype(_numpy(dtype)))
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
-        if name == "matmul" and int(value.args[0].ty.shape[-1]) == 0:
+        if name == "matmul" and _last_extent(value.args[0].ty) == 0:
             result = _type(rewriter, value)
             return relax.op.zeros(tuple(result.shape), str(result.dtype))
         return None
@@ -161,6 +161,14 @@ def _numpy(dtype: str) -> Any:
 
 def _type(rewriter: Rewriter, value: Any) -> Any:
     return rewriter.builder.normalize(value).ty
+
+
+def _last_extent(kind: Any) -> int | None:
+    """The last extent of a type of tensors; None if it is not known."""
+    if not isinstance(kind.shape, relax.ShapeExpr) or not kind.shape.values:
+        return None
+    extent = kind.shape.values[-1]
+    return int(extent) if isinstance(extent, tvm.tirx.IntImm) else None
 
 
 def _is_bias(total: Any, first: Any, tensor: np.ndarray) -> bool:

@@ -79,6 +79,8 @@ class Rewriter:
 
     def _rewrite(self, rule: Rule, var: Any, value: Any) -> None:
         chosen = rule(self, value)
+        if isinstance(chosen, relax.Call):  # readers get a variable, whose type is known
+            chosen = self.emit(chosen)
         if chosen is None:
             is_emitted = not isinstance(value, relax.Tuple | relax.Var)
             chosen = self.emit(value) if is_emitted else value

@@ -118,10 +118,12 @@ def scheduled(mod: tvm.IRModule) -> tvm.IRModule:
     """
     sch = s_tir.Schedule(mod, debug_mask="none")
     for block in leaf_blocks(mod["main"]):
+        tried = sch.copy()
         try:
-            _parallelise(sch, sch.get_sblock(block.name_hint))
+            _parallelise(tried, tried.get_sblock(block.name_hint))
         except s_tir.ScheduleError:
             continue
+        sch = tried
     return sch.mod
 
 
@@ -137,7 +139,7 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
     )
     if moved:
         inner = spatial.pop()
-        if _strides(sch.get(block), len(spatial)):
+        if _walks_rows(sch.get(block), len(spatial)):
             outer, inner = sch.split(inner, [None, _ROWS])
             spatial.append(outer)
         sch.reorder(*spatial, *reduction, inner)
@@ -147,22 +149,17 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
         sch.decompose_reduction(block, reduction[0])
 
 
-def _strides(block: Any, position: int) -> bool:
-    """Whether reads take rows of a tensor in turns as an output's axis, by its number, goes on.
+def _walks_rows(block: Any, position: int) -> bool:
+    """Whether each step along an output's axis, by its number, reads another row of a tensor.
 
-    So does a matrix that is read transposed: as many rows as the axis is long need a line of the
-    cache each.
+    So it is with a matrix that is read transposed: a long axis needs as many lines of the cache.
     """
-    axes = [v.var for v in block.iter_vars if v.iter_type != _REDUCTION]
+    axis = [v.var for v in block.iter_vars if v.iter_type != _REDUCTION][position]
     return any(
-        _has(index.min, axes[position]) for read in block.reads for index in read.region[:-1]
+        _contains(tirx.analysis.undefined_vars(index.min), axis)
+        for read in block.reads
+        for index in read.region[:-1]
     )
-
-
-def _has(expr: Any, var: Any) -> bool:
-    found: list[Any] = []
-    structural.structural_walk(expr, ((tirx.Var, found.append),))
-    return _contains(found, var)
 
 
 def leaf_blocks(func: Any) -> list[Any]:

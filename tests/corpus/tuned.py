@@ -47,6 +47,8 @@ def main() -> int:
     models = [imported(name, options.target) for name in names]
     tasks = list({task.key: task for model in models for task in model.tasks}.values())
     print(f"{len(tasks)} different tasks of {len(models)} models", flush=True)
+    if not tasks:
+        parser.error(f"no model whose name contains {options.only!r} gives tasks")
     tuned = felix.tune(tasks, trials=options.trials_per_task * len(tasks))
     rows = [row(model, {each.task.key: each for each in tuned.results}) for model in models]
     data = {
@@ -57,7 +59,8 @@ def main() -> int:
     if options.out is not None:
         common.write(options.out, common.header("corpus_tuned") | data)
     print(render(data))
-    return int(tuned.reason != "trials" or any(each["failed"] for each in rows))
+    is_whole = tuned.reason in ("trials", "exhausted")
+    return int(not is_whole or any(each["failed"] for each in rows))
 
 
 def imported(name: str, target: str) -> Model:

@@ -103,14 +103,14 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         from benchmarks.support import gradients
 
         return gradients.DESCENT
+    if TUNED[strategy] != "local":
+        return None
     options = search.LocalOptions()
     if strategy == "polished-start":
         rule = dataclasses.replace(options.warm_selection, random_share=0.25)
         options = dataclasses.replace(options, n_warm_polish=options.n_polish, warm_selection=rule)
-    elif TUNED[strategy] != "local" or max_compile_s is None:
-        return None
     if max_compile_s is None:
-        return options
+        return None if options == search.LocalOptions() else options
     return dataclasses.replace(
         options,
         selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),

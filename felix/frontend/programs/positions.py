@@ -1,8 +1,9 @@
 """Places of the largest and smallest elements that are always places.
 
 TVM's argmax begins with the place -1 and the smallest finite number, and keeps both where nothing
-is larger: in rows of minus infinity, which masks make. PyTorch and ONNX give such a row's first
-place.
+is larger: in rows of minus infinity, which masks make. PyTorch gives the first place of such a
+row. In a row of that number and minus infinity, which has no larger element, PyTorch's is the
+number's, and this one the first.
 """
 
 from __future__ import annotations

@@ -139,13 +139,16 @@ def _refuse_tensors(node: torch.fx.Node) -> None:
 
 
 def _refuse_chance(node: torch.fx.Node) -> None:
-    """Refuse operators that draw random numbers; attention is asked for its dropout elsewhere."""
+    """Refuse operators that may draw random numbers; attentions are judged elsewhere."""
     target = node.target
-    is_attention = target is _aten.scaled_dot_product_attention.default
+    is_off = target is _aten.scaled_dot_product_attention.default
+    if target is _aten.native_dropout.default:
+        _, share, training = node.args
+        is_off = not share or training is False
     tags = target.tags if isinstance(target, torch._ops.OpOverload) else ()
-    if torch.Tag.nondeterministic_seeded in tags and node.users and not is_attention:
+    if torch.Tag.nondeterministic_seeded in tags and node.users and not is_off:
         raise errors.WorkloadError(
-            f"{MESSAGE}the operator {names.quoted(str(target))} draws random numbers; pass "
+            f"{MESSAGE}the operator {names.quoted(str(target))} may draw random numbers; pass "
             "training=False to a dropout, draw outside the model, or use torch.compile(model, "
             'backend="felix"), which leaves the operator to PyTorch'
         )

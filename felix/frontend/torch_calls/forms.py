@@ -101,7 +101,7 @@ def _form(mod: tvm.IRModule, value: Any) -> TorchForm | str:
     if isinstance(form, str):
         return form
     shapes = [imported.spec_of_type(each.ty, "").shape for each in inputs]
-    return _in_eager_types(simplification.with_bias(form, shapes))
+    return _in_eager_types(simplification.simplified(form, shapes))
 
 
 def of_calls(

@@ -1,4 +1,5 @@
-"""Fewer calls for the same: a bias inside the product or convolution that it is added to."""
+"""Fewer calls for the same: a bias inside the product or convolution that it is added to, and no
+bound of places below 0, which PyTorch never gives (`felix.frontend.programs.positions`)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from collections.abc import Sequence
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
 
 _Shape = tuple[int, ...] | None
+#: Functions that give places of elements.
+_PLACES = frozenset({"argmax", "argmin"})
 
 
-def with_bias(form: TorchForm, shapes: Sequence[_Shape]) -> TorchForm:
-    """The form with biases as operands of the calls before them.
+def simplified(form: TorchForm, shapes: Sequence[_Shape]) -> TorchForm:
+    """The form with calls and those behind them as one, where they can be.
 
     Args:
         form: what to simplify.
@@ -38,9 +41,12 @@ def _after(removed: int, number: int) -> int:
 def _joined(
     n_inputs: int, calls: Sequence[TorchCall], number: int, shapes: Sequence[_Shape]
 ) -> TorchCall | None:
-    """A call and the addition behind it as one call."""
+    """A call and the one behind it as one call."""
     call, following = calls[number], calls[number + 1]
     result = n_inputs + number
+    if call.function in _PLACES and following.function == "maximum":
+        is_bound = list(following.operands) == [result, {"constant": 0}]
+        return dataclasses.replace(call, dtype=following.dtype) if is_bound else None
     if following.function != "add" or result not in following.operands:
         return None
     if any(_reads(later, result) for later in calls[number + 2 :]) or len(call.operands) != 2:

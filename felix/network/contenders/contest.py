@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from tvm import relax
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
+from felix.measure import task_program
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded, side_by_side
 from felix.network.contenders.shipping import Compared, Contender
@@ -30,8 +32,8 @@ from felix.tuning import results
 
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
 N_TOGETHER = 16
-#: Operations of a program that may be the fastest on a CPU without a schedule: 0.1 s of a thread.
-_MOST_FLOPS = 1e8
+#: Steps of a program that may be the fastest on a CPU without a schedule: 0.1 s of one thread.
+_MOST_STEPS = 1e8
 _Mains = dict[Contender, excluded.Main]
 _Built = dict[Contender, relax.VMExecutable]
 
@@ -202,13 +204,22 @@ def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:
     """Whether TVM's program may be the fastest, by what tuning measured.
 
     One that was not timed beside Felix's did not run, or not in time: on a CPU, where it has one
-    thread, a large one takes minutes. Where tuning measured nothing such a one is not run either.
+    thread, a large one takes minutes. Where tuning timed neither such a one is not run either.
     """
-    if outcome is None or outcome.tuned_us is None:
-        return task.target.kind.name != "llvm" or task.flops <= _MOST_FLOPS
-    if outcome.default_us is None:
+    tuned_us = None if outcome is None else outcome.tuned_us
+    default_us = None if outcome is None else outcome.default_us
+    if tuned_us is None:
+        is_small = task.target.kind.name != "llvm" or _steps(task) <= _MOST_STEPS
+        return default_us is not None or is_small
+    if default_us is None:
         return False
-    return outcome.default_us <= side_by_side.HOPELESS * outcome.tuned_us
+    return default_us <= side_by_side.HOPELESS * tuned_us
+
+
+def _steps(task: Task) -> float:
+    """Steps of a task's program: each block once for all values of its axes."""
+    blocks = task_program.leaf_blocks(task.mod["main"])
+    return sum(math.prod(int(v.dom.extent) for v in block.iter_vars) for block in blocks)
 
 
 def _assembled(

@@ -21,6 +21,19 @@ from torch.nn import functional
 
 Function = Callable[..., torch.Tensor]
 
+
+def _extreme(of_tensors: Function, with_number: Function) -> Function:
+    """The larger or smaller of two tensors, or of a tensor and a number, in either order."""
+
+    def extreme(first: Any, second: Any, **out: Any) -> torch.Tensor:
+        if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+            return of_tensors(first, second, **out)
+        tensor, number = (first, second) if isinstance(first, torch.Tensor) else (second, first)
+        return with_number(tensor, number, **out)
+
+    return extreme
+
+
 #: Those that write their result where `out` says.
 WRITING: Mapping[str, Function] = {
     "abs": torch.abs, "ceil": torch.ceil, "cos": torch.cos, "cosh": torch.cosh, "erf": torch.erf,
@@ -29,7 +42,8 @@ WRITING: Mapping[str, Function] = {
     "sign": torch.sign, "sin": torch.sin, "sinh": torch.sinh, "sqrt": torch.sqrt,
     "square": torch.square, "tan": torch.tan, "tanh": torch.tanh, "add": torch.add,
     "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div, "power": torch.pow,
-    "maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "not_equal": torch.ne,
+    "maximum": _extreme(torch.maximum, torch.clamp_min),
+    "minimum": _extreme(torch.minimum, torch.clamp_max), "equal": torch.eq, "not_equal": torch.ne,
     "greater": torch.gt, "greater_equal": torch.ge, "less": torch.lt, "less_equal": torch.le,
     "logical_and": torch.logical_and, "logical_or": torch.logical_or,
     "logical_xor": torch.logical_xor, "bitwise_and": torch.bitwise_and,

@@ -36,7 +36,7 @@ class LocalOptions:
     #: many, and more where formulas are small, as many as have this many variables together
     n_new_structures: int = 1
     new_structure_variables: int = 24
-    #: first rounds that take samples alone
+    #: first rounds, which select by `warm_selection`
     n_warm_rounds: int = 1
     #: sketches that are sampled anew in a round after the first
     n_resampled: int = 2

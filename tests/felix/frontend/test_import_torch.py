@@ -219,7 +219,7 @@ class Dropout(nn.Module):
         (Branch(), "depends on values of tensors; use torch.where"),
         (Cond(), "depends on values of tensors; use torch.where"),
         (Alignment(), "what the operator 'aten._ctc_loss.* depends on values of tensors"),
-        (Dropout(training=True), "dropout.default' draws random numbers; pass training=False"),
+        (Dropout(training=True), "dropout.default' may draw random numbers; pass training=False"),
     ],
 )
 def test_what_is_refused_says_what_to_do(model, message):
@@ -228,8 +228,20 @@ def test_what_is_refused_says_what_to_do(model, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_dropout_that_is_off_is_nothing():
-    check(Dropout(training=False), (torch.randn(2, 3),))
+class NativeDropout(nn.Module):
+    def __init__(self, share, training):
+        super().__init__()
+        self.share, self.is_active = share, training
+
+    def forward(self, x):
+        return torch.native_dropout(x, self.share, self.is_active)[0] + 1
+
+
+@pytest.mark.parametrize(
+    "model", [Dropout(training=False), NativeDropout(0.5, False), NativeDropout(0.0, True)]
+)
+def test_a_dropout_that_is_off_is_nothing(model):
+    check(model, (torch.randn(2, 3),))
 
 
 def test_clips_that_torch_writes_by_position():

@@ -146,7 +146,7 @@ class Call(nn.Module):
         (lambda x: x[x > 0] * 2, torch.randn(4), "'aten.index.Tensor' has a shape that depends"),
         (torch.nonzero, torch.randn(4), "'aten.nonzero.default' has a shape that depends"),
         (lambda x: x * 2 if x.sum() > 0 else x, torch.randn(4), "use torch.where in place of"),
-        (torch.rand_like, torch.randn(4), "'aten.rand_like.default' draws random numbers"),
+        (torch.rand_like, torch.randn(4), "'aten.rand_like.default' may draw random numbers"),
         (lambda x: torch.fft.fft(x).abs(), torch.randn(4), "element type torch.complex64"),
         (lambda x: x + 1, torch.randn(4, dtype=torch.complex64), "the input .* torch.complex64"),
         (lambda x: x.float(), torch.randn(4).to(torch.float8_e4m3fn), "torch.float8_e4m3fn"),

@@ -83,6 +83,17 @@ def test_a_slice_of_a_shape_is_a_constant():
         frontend.import_onnx(_sliced(0, 3, 0))
 
 
+def test_a_product_of_a_shape_that_data_decide_gives_no_task():
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Cast", ["places"], ["rows"], to=FLOAT),
+        helper.make_node("MatMul", ["rows", "w"], ["y"]),
+    ]
+    weights = helper.make_tensor("w", FLOAT, [4, 2], [1.0] * 8)
+    made = model(nodes, [("x", FLOAT, [1, 4])], [weights])
+    assert frontend.extract_tasks_onnx(made, "llvm") == []
+
+
 def test_two_inputs_of_one_name_are_refused():
     node = helper.make_node("Relu", ["x"], ["y"])
     with pytest.raises(errors.WorkloadError, match="two inputs of the name 'x'"):

@@ -70,12 +70,17 @@ def test_inputs_without_elements() -> None:
 
     class Product(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return x @ y, torch.nn.functional.linear(x, y.mT, torch.ones(3))
+            return (
+                x @ y,
+                torch.nn.functional.linear(x, y.mT, torch.ones(3)),
+                (x @ y) @ torch.ones(3),
+            )
 
     inputs = torch.randn(5, 0), torch.randn(0, 3)
     network = imported.read(Product(), inputs, {}, target.parse("llvm"))
-    product, layer = optimize.plain_outputs(network)
+    product, layer, chain = optimize.plain_outputs(network)
     assert torch.equal(product, torch.zeros(5, 3)) and torch.equal(layer, torch.ones(5, 3))
+    assert torch.equal(chain, torch.zeros(5))
     assert not any("matmul" in each.name_hint for each in network.lowered.get_global_vars())
 
 

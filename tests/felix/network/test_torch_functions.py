@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from felix import target
+from felix.network import groups, imported
 from felix.network.pytorch import functions
 
 
@@ -40,3 +45,28 @@ def test_float32_factors_of_a_narrow_norm(
     wide = [each.to(dtype).double() for each in factors]
     expected = functions.MAKING[name](x.double(), *wide, **options, eps=1e-5)
     torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "calls"),
+    [
+        (lambda x: x.argmax(1), ["argmax"]),
+        (lambda x: x.argmin(1, keepdim=True) + 1, ["argmin", "add"]),
+        (lambda x: x.argmax(1).clamp(2, 4), ["argmax", "maximum", "minimum"]),
+    ],
+    ids=["places", "places with an epilogue", "bounded integers"],
+)
+def test_forms_of_places(call: Callable[[torch.Tensor], torch.Tensor], calls: list[str]) -> None:
+    """The bound below 0 of TVM's places is no call of PyTorch's."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return call(x)
+
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    full = target.parse("llvm")
+    (group,) = groups.of(imported.read(Model(), (x,), {}, full).lowered, full)
+    assert not isinstance(group.form, str)
+    text = group.form.to_json()
+    assert [each["function"] for each in json.loads(text)["calls"]] == calls
+    assert torch.equal(functions.result(text, [x]), call(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_default_that_did_not_run_in_time_is_no_contender(
 NOTHING = Outcome(tuned_us=None, program=None, default_us=None, n_trials=0)
 
 
-@pytest.mark.parametrize("width, contenders", [(8, {TVM, PYTORCH}), (1024, {PYTORCH})])
+@pytest.mark.parametrize("width, contenders", [(8, {TVM, PYTORCH}), (2048, {PYTORCH})])
 def test_a_large_default_is_no_contender_where_nothing_was_measured(
     tmp_path: pathlib.Path, timed: dict[Contender, float], width: int, contenders: set[Contender]
 ) -> None:
@@ -125,9 +126,19 @@ def test_a_large_default_is_no_contender_where_nothing_was_measured(
 def test_wrong_pytorch_alone_leaves_a_large_default(
     tmp_path: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
 ) -> None:
-    network, group = _group(_Affine(1.0, 1024), torch.randn(64, 1024))
+    network, group = _group(_Affine(1.0, 2048), torch.randn(64, 2048))
+    assert list(contest._assembled(network, group, NOTHING)) == [PYTORCH]
     shipped = _held(tmp_path, group, network, NOTHING)
     assert shipped.contender is TVM and set(shipped.wrong) == {PYTORCH}
+
+
+def test_a_large_default_that_tuning_timed_is_checked(
+    tmp_path: pathlib.Path, timed: dict[Contender, float]
+) -> None:
+    network, group = _group(_Affine(1.0, 2048), torch.randn(64, 2048))
+    timed[TVM] = 3.0
+    shipped = _held(tmp_path, group, network, dataclasses.replace(NOTHING, default_us=3.0))
+    assert shipped.contender is TVM and set(shipped.latencies_us) == {TVM, PYTORCH}
 
 
 @pytest.mark.parametrize("default_us", [1e4, None])
