@@ -98,6 +98,8 @@ def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submissi
         "size_bytes": upload.size_bytes,
         "shapes": body.shapes,
     }
+    if body.pytorch:
+        stored["pytorch"] = True
     idempotency = _idempotency(idempotency_key, body, upload.sha256)
     return Submission(body, workload, stored | _tf32(body), idempotency, upload)
 
@@ -148,8 +150,9 @@ def _idempotency(
     content = body.model_dump(mode="json")
     if content["reuse"]:  # the default: requests hash as they did before there was a choice
         del content["reuse"]
-    if not content["allow_tf32"]:
-        del content["allow_tf32"]
+    for name in ("allow_tf32", "pytorch"):
+        if not content.get(name):
+            content.pop(name, None)
     if content.get("network") is None:
         content.pop("network", None)
     text = json.dumps([content, content_sha256], sort_keys=True)

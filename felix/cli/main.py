@@ -284,6 +284,8 @@ def _submit(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="tune the programs of an ONNX file, but do not build the network",
     )
+    add("--pytorch", action="store_true",
+        help="PyTorch's operators run groups of the network where they are faster")  # fmt: skip
     add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-reuse", dest="reuse", action="store_false",
         help="begin anew, whatever earlier jobs measured of this workload")  # fmt: skip

@@ -93,6 +93,7 @@ class Client(_teams.Teams, _administration.Administration):
         kind: str | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
         network: bool | None = None,
+        pytorch: bool = False,
         idempotency_key: str | None = None,
         **settings: Any,
     ) -> _rows.Job:
@@ -103,6 +104,8 @@ class Client(_teams.Teams, _administration.Administration):
             kind: onnx or tir; None: by the name's end (`.onnx`, `.json`).
             shapes: of ONNX inputs whose extents the file leaves open.
             network: whether the whole network is built when tuning ends; None: that of ONNX is.
+            pytorch: whether PyTorch's operators run groups of it where they are faster; what is
+                built then needs PyTorch.
             idempotency_key: see `submit`.
             settings: see `submit`.
         """
@@ -112,6 +115,8 @@ class Client(_teams.Teams, _administration.Administration):
             job["shapes"] = {name: list(shape) for name, shape in shapes.items()}
         if network is not None:
             job["network"] = network
+        if pytorch:
+            job["pytorch"] = True
         headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         try:
             content = path.read_bytes()

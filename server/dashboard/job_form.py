@@ -25,6 +25,7 @@ BEGIN_ANEW = "begin_anew"
 ALLOW_TF32 = "allow_tf32"
 #: The switch that is the opposite of `network`, of an ONNX file.
 NO_NETWORK = "no_network"
+PYTORCH = "pytorch"
 
 
 def settings(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -53,6 +54,8 @@ def of_file(texts: Mapping[str, str]) -> dict[str, Any]:
         chosen["shapes"] = fields.shapes_of(texts.get("shapes", ""))
         if texts.get(NO_NETWORK):
             chosen["network"] = False
+        if texts.get(PYTORCH):
+            chosen["pytorch"] = True
     return chosen
 
 

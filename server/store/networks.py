@@ -49,6 +49,7 @@ class Group:
         untuned: why there is no schedule of Felix; None if there is one, or may come.
         felix_us: latency of a call of Felix's best program.
         tvm_us: of the program as TVM schedules it by default.
+        pytorch_us: of PyTorch's operators, where they were timed.
         ships: whose program the network runs; None before it is built.
         reason: why that one, in a line.
     """
@@ -60,15 +61,17 @@ class Group:
     untuned: _Text | None = None
     felix_us: _Latency | None = None
     tvm_us: _Latency | None = None
-    ships: Literal["felix", "tvm"] | None = None
+    pytorch_us: _Latency | None = None
+    ships: Literal["felix", "tvm", "pytorch"] | None = None
     reason: _Text | None = None
 
     @property
     def latency_us(self) -> float | None:
         """Of a call of what ships; before that is known, of the fastest."""
+        by_name = {"felix": self.felix_us, "tvm": self.tvm_us, "pytorch": self.pytorch_us}
         if self.ships is not None:
-            return self.felix_us if self.ships == "felix" else self.tvm_us
-        return min((us for us in (self.felix_us, self.tvm_us) if us is not None), default=None)
+            return by_name[self.ships]
+        return min((us for us in by_name.values() if us is not None), default=None)
 
     @property
     def total_us(self) -> float | None:
@@ -111,6 +114,11 @@ class Network:
     def is_built(self) -> bool:
         """Whether it is known what each group runs."""
         return _is_built(self.groups)
+
+    @property
+    def has_pytorch(self) -> bool:
+        """Whether PyTorch's operators were timed."""
+        return any(group.pytorch_us is not None for group in self.groups)
 
     @property
     def latency_us(self) -> float | None:

@@ -250,11 +250,18 @@ class UploadedJob(JobSettings):
         description="build the whole network from the best programs when tuning ends; default: "
         "true for ONNX, false for TIR",
     )
+    pytorch: bool = pydantic.Field(
+        default=False,
+        description="PyTorch's own operators run groups of the network where they are faster, if "
+        "the tuner has the device: its artifact then needs PyTorch, too",
+    )
 
     @pydantic.model_validator(mode="after")
     def _network_of_onnx(self) -> UploadedJob:
         if self.network and self.kind != "onnx":
             raise ValueError("network: only an ONNX file is a network; a TIR file is one program")
+        if self.pytorch and not self.is_network:
+            raise ValueError("pytorch: it is for groups of a network, and none is built")
         return self
 
     @property

@@ -48,7 +48,9 @@ def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job
     if is_file:
         shapes = dict(_shape(each) for each in arguments.shape or ()) or None
         network = None if arguments.network else False
-        return service.submit_file(path, shapes=shapes, network=network, **settings)
+        return service.submit_file(
+            path, shapes=shapes, network=network, pytorch=arguments.pytorch, **settings
+        )
     from felix.workloads import catalogue  # loads TVM
 
     name, params = catalogue.parse_params(text)

@@ -20,6 +20,7 @@ function job(fields) {
   if (fields.get("begin_anew")) body.reuse = false;
   if (fields.get("allow_tf32")) body.allow_tf32 = true;
   if (body.kind === "onnx" && fields.get("no_network")) body.network = false;
+  if (body.kind === "onnx" && fields.get("pytorch")) body.pytorch = true;
   if (body.kind === "onnx") body.shapes = shapes(text("shapes"));
   return body;
 }
@@ -150,7 +151,7 @@ document.getElementById("sources").addEventListener("click", (event) => {
 });
 document.getElementById("show-op").hidden = true; // the choice itself shows the fields
 document.getElementById("op").addEventListener("change", (event) => showOperator(event.target));
-const ofModels = [document.getElementById("shapes-field"), document.getElementById("network-field")];
+const ofModels = [document.getElementById("shapes-field"), document.getElementById("network-field"), document.getElementById("pytorch-field")];
 const showModels = () => ofModels.forEach((field) => (field.hidden = form.elements.kind.value !== "onnx"));
 for (const kind of form.querySelectorAll("input[name=kind]")) kind.addEventListener("change", showModels);
 showModels();

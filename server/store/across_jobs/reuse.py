@@ -266,8 +266,11 @@ def _answer(
 
 
 def _same_model(job: models.Job, new: jobs.NewJob) -> bool:
-    """Whether two jobs are of one file, read for the same shapes: so the parameters are equal."""
-    return all(job.workload.get(name) == new.workload.get(name) for name in ("sha256", "shapes"))
+    """Whether two jobs are of one file, shapes and contenders: so the parameters are equal."""
+    return all(
+        job.workload.get(name) == new.workload.get(name)
+        for name in ("sha256", "shapes", "pytorch")
+    )
 
 
 def _lock(tx: orm.Session, job_ids: Collection[int]) -> bool:

@@ -7,12 +7,14 @@ manifest has what the user submitted and how the run ended, as in the job's othe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
 
 from felix import errors, files, frontend, names
+from felix.known_results import store
 from felix.network import elsewhere, groups, imported, optimize, outcomes, report
 from felix.network.contenders import contest, shipping
 from felix.tuning import results
@@ -48,6 +50,9 @@ def write(
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         folder = pathlib.Path(scratch, f"felix-job-{job.id}-network")
         write_folder = _run_and_write if runs_here else elsewhere.write
+        if runs_here and job.workload.get("pytorch"):
+            compared = store.Store(pathlib.Path(scratch, "compared.sqlite"))
+            write_folder = functools.partial(_run_and_write, compared=compared)
         summary = write_folder(network, every, _outcomes(result), folder, claimed.begin_step)
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["job"] = job_artifact.describe(job, result)
@@ -90,9 +95,14 @@ def _run_and_write(
     gathered: outcomes.Outcomes,
     folder: pathlib.Path,
     begin_step: Callable[[str], None],
+    compared: store.Store | None = None,
 ) -> report.Report:
-    """Build, check, time and write; as `elsewhere.write`."""
-    contenders = contest.Contest(network, None)
+    """Build, check, time and write; as `elsewhere.write`.
+
+    Args:
+        compared: where comparisons with PyTorch's operators are stored; None: they do not contend.
+    """
+    contenders = contest.Contest(network, compared)
     fast = optimize.from_outcomes(network, every, gathered, contenders, begin_step)
     if fast.report.timing is None:
         raise errors.TuningError("the network was not timed")
@@ -127,6 +137,7 @@ def _group(shipped: shipping.Shipped, numbers: dict[str, int]) -> networks.Group
         untuned=None if shipped.untuned is None else names.derived(shipped.untuned),
         felix_us=latencies_us.get(shipping.Contender.FELIX),
         tvm_us=latencies_us.get(shipping.Contender.TVM),
-        ships="felix" if shipped.contender is shipping.Contender.FELIX else "tvm",
+        pytorch_us=latencies_us.get(shipping.Contender.PYTORCH),
+        ships=shipped.contender.value,
         reason=names.derived(shipped.reason),
     )

@@ -40,8 +40,11 @@ class Group(common.ResponseBody):
     untuned: str | None = pydantic.Field(description="why there is no schedule of Felix")
     felix_us: float | None = pydantic.Field(description="a call of Felix's best program")
     tvm_us: float | None = pydantic.Field(description="as TVM schedules it by default")
+    pytorch_us: float | None = pydantic.Field(
+        description="PyTorch's operators, if the job asked for them"
+    )
     ships: str | None = pydantic.Field(
-        description="felix or tvm: whose program the network runs; null before it is built"
+        description="felix, tvm or pytorch: whose program the network runs; null: not built"
     )
     reason: str | None = pydantic.Field(description="why that one")
     latency_us: float | None = pydantic.Field(

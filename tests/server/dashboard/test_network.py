@@ -92,6 +92,21 @@ def test_the_chart_has_the_network_s_curve(pages: Pages) -> None:
     assert network["trial"] == [0, 1, 2, 3] and network["best_us"][0] == 1000.0
 
 
+def test_the_form_has_a_switch_for_pytorch(pages: Pages) -> None:
+    form = {"csrf_token": pages.csrf, "form_id": "one", "source": "file", "kind": "onnx",
+            "trials": "8", "pytorch": "on"}  # fmt: skip
+    file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
+    sent = pages.client.post("/dashboard/submit", data=form, files=file)
+    assert sent.status_code == 303, words(sent.text)
+    job_id = int(sent.headers["location"].rsplit("/", 1)[1])
+    with pages.service.db.read() as tx:
+        assert jobs.get(tx, job_id).workload["pytorch"] is True
+    more = {"form_id": "two", "no_network": "on"}
+    refused = pages.client.post("/dashboard/submit", data=form | more, files=file)
+    assert refused.status_code == 422 and "groups of a network" in refused.text
+    assert re.search(r'name="pytorch" value="on" checked', refused.text)
+
+
 @pytest.mark.parametrize("no_network", ["", "on"])
 def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) -> None:
     form = {"csrf_token": pages.csrf, "form_id": "one", "source": "file", "kind": "onnx",

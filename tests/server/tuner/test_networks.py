@@ -50,7 +50,10 @@ def model(weight: float) -> bytes:
     return content
 
 
-def submit(db: database.Database, store: blobs.BlobStore, content: bytes, folder: Any) -> int:
+def submit(
+    db: database.Database, store: blobs.BlobStore, content: bytes, folder: Any,
+    pytorch: bool = False,
+) -> int:  # fmt: skip
     """Queue a network job, as a submission does."""
     shapes = {"x": [8, 32]}
     workload = parser.Workload(kind="onnx", name="net.onnx", content=content, shapes=shapes)
@@ -60,7 +63,8 @@ def submit(db: database.Database, store: blobs.BlobStore, content: bytes, folder
     stored = store.put(path)
     new = jobs.NewJob(
         name="net", kind="onnx", op="net.onnx",
-        workload={"sha256": stored.sha256, "shapes": shapes}, target="llvm",
+        workload={"sha256": stored.sha256, "shapes": shapes, "pytorch": pytorch},
+        target="llvm",
         target_key=parsed.target_key, tasks=parsed.tasks, trials=8, seconds=None,
         strategy="gradient", options={"round_size": 4},
     )  # fmt: skip
@@ -121,6 +125,18 @@ def test_a_network_job_ends_with_a_network_that_runs(tmp_path: pathlib.Path) -> 
     assert (answered.state, answered.reused_from) == (states.State.SUCCEEDED, job_id)
     assert copies["network"] == f"felix-job-{again}-network.zip"
     assert network_of(db, again) == network
+    # with PyTorch's operators: the same programs, but another network
+    compared = submit(db, store, model(0.03), tmp_path, pytorch=True)
+    assert network_of(db, compared).call_us is None
+    subprocess.run(TUNER, env=environment, check=True, timeout=600)
+    with db.read() as tx:
+        assert jobs.get(tx, compared).state is states.State.SUCCEEDED
+        (file,) = (each for each in artifacts.of_job(tx, compared) if each.kind == "network")
+    network = network_of(db, compared)
+    assert network.has_pytorch and all(each.pytorch_us for each in network.groups)
+    assert all(each.latency_us <= 1.05 * each.pytorch_us for each in network.groups)
+    assert network.call_us is not None
+    run_network(store, file.sha256, tmp_path / "compared", network.call_us)
     # other parameters: the same programs, but another network
     other = submit(db, store, model(0.04), tmp_path)
     with db.read() as tx:
