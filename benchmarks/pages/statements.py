@@ -374,7 +374,6 @@ def proposals_table(data: Data) -> str:
 STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "cluster_scaling": cluster_scaling,
     "corpus": corpus_table.statement,
-    "corpus_tuned": corpus_table.tuned_statement,
     "formula_time": corpus_table.time_statement,
     "cpu_tuning": cpu_tuning,
     "features": features,
