@@ -25,6 +25,7 @@ BEGIN_ANEW = "begin_anew"
 ALLOW_TF32 = "allow_tf32"
 #: The switch that is the opposite of `network`, of an ONNX file.
 NO_NETWORK = "no_network"
+#: The switch for PyTorch's operators in a network.
 PYTORCH = "pytorch"
 
 

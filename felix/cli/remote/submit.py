@@ -51,6 +51,8 @@ def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job
         return service.submit_file(
             path, shapes=shapes, network=network, pytorch=arguments.pytorch, **settings
         )
+    if arguments.pytorch:
+        raise errors.WorkloadError("--pytorch is for the network of an ONNX file; leave it out")
     from felix.workloads import catalogue  # loads TVM
 
     name, params = catalogue.parse_params(text)

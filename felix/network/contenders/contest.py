@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -23,11 +22,11 @@ from tvm import relax
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
-from felix.measure import task_program
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded, side_by_side
 from felix.network.contenders.shipping import Compared, Contender
 from felix.task import Task
+from felix.tir import cost
 from felix.tuning import results
 
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
@@ -209,17 +208,11 @@ def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:
     tuned_us = None if outcome is None else outcome.tuned_us
     default_us = None if outcome is None else outcome.default_us
     if tuned_us is None:
-        is_small = task.target.kind.name != "llvm" or _steps(task) <= _MOST_STEPS
+        is_small = task.target.kind.name != "llvm" or cost.executions(task.func) <= _MOST_STEPS
         return default_us is not None or is_small
     if default_us is None:
         return False
     return default_us <= side_by_side.HOPELESS * tuned_us
-
-
-def _steps(task: Task) -> float:
-    """Steps of a task's program: each block once for all values of its axes."""
-    blocks = task_program.leaf_blocks(task.mod["main"])
-    return sum(math.prod(int(v.dom.extent) for v in block.iter_vars) for block in blocks)
 
 
 def _assembled(

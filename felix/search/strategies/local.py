@@ -1,9 +1,8 @@
 """The local search: legal samples, exact ranking, polishing, selection. It takes no gradients.
 
 The first rounds are warm-up: legal samples, half of them the best predicted and half random, so
-that the model is corrected before a search exploits what it is wrong about; `n_warm_polish`
-polishes them, too. Any other round
-(`suggest`):
+that the model is corrected before a search exploits what it is wrong about (`n_warm_polish`
+polishes them first). Any other round (`suggest`):
   1. sample legal decisions anew of a few sketches and score all samples exactly (new structures
      are what makes sampling slow, and old samples are still good);
   2. polish: for a few generations score everything one small change away from the best found,

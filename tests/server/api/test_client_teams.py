@@ -87,6 +87,8 @@ def test_the_command_line_says_what_is_reused(
         "submit", "gemm:8,8,8", "--trials", "4", "--target", "cuda -arch sm_70", "--no-reuse"
     )
     assert code == 0 and "waits for a device of cuda/sm_70: the tuners have" in out, out
+    code, _, err = shell("submit", "gemm:8,8,8", "--pytorch")
+    assert code != 0 and "--pytorch is for the network of an ONNX file" in err
     for flags, refused in (([], None), (["--no-reuse"], False)):
         arguments = main._parser().parse_args(["submit", "gemm:8,8,8", *flags])
         assert submit._settings(arguments).get("reuse") is refused
