@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "polished-start": "local",
-         "gradient": "gradient", "descent": "gradient", "evolution": "tvm-evolutionary",
-         "evolution-24": "tvm-evolutionary", "exact-evolution": "evolutionary",
-         "random": "random"}  # fmt: skip
+         "more-polish": "local", "gradient": "gradient", "descent": "gradient",
+         "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
+         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
@@ -106,7 +106,9 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     if TUNED[strategy] != "local":
         return None
     options = search.LocalOptions()
-    if strategy == "polished-start":
+    if strategy == "more-polish":
+        options = search.LocalOptions(n_samples=128, n_template_samples=1024, n_polish=16)
+    if strategy in ("polished-start", "more-polish"):
         rule = dataclasses.replace(options.warm_selection, random_share=0.25)
         options = dataclasses.replace(options, n_warm_polish=options.n_polish, warm_selection=rule)
     if max_compile_s is None:
