@@ -8,6 +8,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
                0.7 standard deviations of the cost model's correction
   polished-start  `felix.tune` with the strategy local, whose first round is polished as well, and
                a quarter of it random
+  more-samples the same with twice the samples
   more-polish  the same with twice the samples and twice the generations of polishing
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
   descent      the same, but a long descent from samples, before polishing

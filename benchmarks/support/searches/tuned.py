@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "polished-start": "local",
-         "more-polish": "local", "gradient": "gradient", "descent": "gradient",
+         "more-polish": "local", "more-samples": "local", "gradient": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
          "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
@@ -108,7 +108,9 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     options = search.LocalOptions()
     if strategy == "more-polish":
         options = search.LocalOptions(n_samples=128, n_template_samples=1024, n_polish=16)
-    if strategy in ("polished-start", "more-polish"):
+    if strategy == "more-samples":
+        options = search.LocalOptions(n_samples=128, n_template_samples=1024)
+    if strategy in ("polished-start", "more-polish", "more-samples"):
         rule = dataclasses.replace(options.warm_selection, random_share=0.25)
         options = dataclasses.replace(options, n_warm_polish=options.n_polish, warm_selection=rule)
     if max_compile_s is None:
