@@ -123,7 +123,7 @@ def import_onnx(
         raise errors.WorkloadError(
             "reading ONNX models needs the package onnx: pip install onnx"
         ) from error
-    importer = importlib.import_module("felix.frontend.onnx_importer")
+    importer = importlib.import_module("felix.frontend.onnx.importer")
     result: ImportedModel = importer.import_onnx(model, shapes)
     return result
 

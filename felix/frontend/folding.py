@@ -1,11 +1,12 @@
-"""Work on parameters alone, done once when a model is imported.
+"""Work that is done once when a model is imported, that on parameters alone above all.
 
 - Batch norm in inference, y = (x - mean) / sqrt(var + eps) * gamma + beta, is y = x * scale +
   shift with a scale and a shift for each channel. Behind a convolution, transposed or not, in one
   to three dimensions, the weights take the scale and the bias becomes bias * scale + shift.
   Elsewhere two elementwise operators are left.
-- A parameter that is reshaped or cast is replaced by the reshaped or cast one. Transposed
-  weights stay: programs read them as they lie.
+- A parameter that is reshaped, cast or sliced is replaced by the reshaped, cast or sliced one.
+  Transposed weights stay: programs read them as they lie.
+- A power with a constant exponent is a product or a root (`powers`).
 - A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
 """
@@ -20,7 +21,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from felix.frontend import imported
+from felix.frontend import imported, powers
 from felix.frontend.rewriting import Rewriter, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
@@ -57,8 +58,12 @@ class _Folding:
         if name == "astype" and value.args[0] in self.values:
             dtype = str(value.attrs.dtype)
             return self._changed(value.args[0], (name, dtype), lambda t: t.astype(_numpy(dtype)))
+        if name == "strided_slice" and value.args[0] in self.values:
+            return self._sliced(value)
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
+        if name == "power":
+            return powers.expanded(rewriter, value, self._tensor(value.args[1]))
         if name == "matmul" and _last_extent(value.args[0].ty) == 0:
             result = _type(rewriter, value)
             return relax.op.zeros(tuple(result.shape), str(result.dtype))
@@ -70,6 +75,19 @@ class _Folding:
             tensor = np.ascontiguousarray(change(self._tensor(var)))
             self._derived[var, *key] = self.add(tensor, self.names[var])
         return self._derived[var, *key]
+
+    def _sliced(self, call: Any) -> Any:
+        """A part of a parameter; None where its bounds are not known, or from behind."""
+        bounds = [_integers(argument) for argument in call.args[1:]]
+        if any(each is None or min(each, default=0) < 0 for each in bounds):
+            return None
+        parts = [slice(None)] * len(call.args[0].ty.shape)
+        for axis, *bound in zip(*(each for each in bounds if each is not None), strict=True):
+            parts[axis] = slice(*bound)
+        chosen = tuple(parts)
+        return self._changed(
+            call.args[0], ("strided_slice", *map(str, parts)), lambda t: t[chosen]
+        )
 
     def add(self, tensor: np.ndarray, name: str) -> Any:
         """A new parameter."""
@@ -161,6 +179,16 @@ def _numpy(dtype: str) -> Any:
 
 def _type(rewriter: Rewriter, value: Any) -> Any:
     return rewriter.builder.normalize(value).ty
+
+
+def _integers(argument: Any) -> list[int] | None:
+    """A tuple of integers; None if one is not known."""
+    if not isinstance(argument, relax.Tuple):
+        return None
+    numbers = [getattr(field, "value", field) for field in argument.fields]
+    if not all(isinstance(number, int | tvm.tirx.IntImm) for number in numbers):
+        return None
+    return [int(number) for number in numbers]
 
 
 def _last_extent(kind: Any) -> int | None:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "polished-start": "local",
-         "more-polish": "local", "more-samples": "local", "gradient": "gradient", "descent": "gradient",
-         "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
-         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
+         "more-polish": "local", "more-samples": "local", "gradient": "gradient",
+         "descent": "gradient", "evolution": "tvm-evolutionary",
+         "evolution-24": "tvm-evolutionary", "exact-evolution": "evolutionary",
+         "random": "random"}  # fmt: skip
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.

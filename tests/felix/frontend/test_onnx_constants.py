@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from felix import frontend  # noqa: E402
-from felix.frontend import onnx_constants  # noqa: E402
+from felix.frontend.onnx import constants  # noqa: E402
 
 SIX = np.array([3, -1, 4, 1, -5, 9], "int64")
 CASES = [
@@ -51,14 +51,14 @@ def test_values_are_those_of_onnx(operator, arrays, attributes):
     graph = helper.make_graph([node], "one", inputs, [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     (expected,) = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
-    actual = onnx_constants._OPERATORS[operator](arrays, attributes)
+    actual = constants._OPERATORS[operator](arrays, attributes)
     np.testing.assert_array_equal(actual, expected)
     assert actual.dtype == expected.dtype
 
 
 def test_a_division_by_zero_is_left_to_tvm():
     with pytest.raises(ZeroDivisionError):
-        onnx_constants._OPERATORS["Div"]([SIX, np.array(0)], {})
+        constants._OPERATORS["Div"]([SIX, np.array(0)], {})
 
 
 def test_a_computed_shape_gives_a_known_result():

@@ -17,7 +17,7 @@ pytest.importorskip("onnx", reason="onnx is an optional extra")
 import onnx
 
 from felix import errors, frontend, names
-from felix.frontend import onnx_model
+from felix.frontend.onnx import reader
 from tests.support.hostile import onnx_models as models
 
 
@@ -114,7 +114,7 @@ def test_a_constant_that_would_fill_memory_is_refused(extents: tuple[int, ...]) 
 def test_a_lack_of_memory_is_called_so(
     monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
 ) -> None:
-    importer = onnx_model.onnx_frontend.ONNXGraphImporter
+    importer = reader.onnx_frontend.ONNXGraphImporter
 
     def fail(*_: Any) -> None:
         raise error
@@ -132,7 +132,7 @@ def test_what_tvm_does_not_accept_is_no_lack_of_memory(monkeypatch: pytest.Monke
     def fail(*_: Any) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(onnx_model.onnx_frontend.ONNXGraphImporter, "from_onnx", fail)
+    monkeypatch.setattr(reader.onnx_frontend.ONNXGraphImporter, "from_onnx", fail)
     message = refusal(models.model([RELU]))
     assert "TVM does not accept its inputs or tensors" in message and "memory" not in message
 
@@ -199,9 +199,9 @@ def _varint(number: int) -> bytes:
 
 
 def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from felix.frontend import onnx_model
+    from felix.frontend.onnx import reader
 
-    monkeypatch.setattr(onnx_model, "MAX_NODES", 9)
+    monkeypatch.setattr(reader, "MAX_NODES", 9)
     chain = [models.node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(10)]
     long = models.model(chain, inputs=[models.value("v0", [4])], outputs=["v10"])
     assert "has 10 nodes; 9 are allowed" in refusal(long)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from tvm import relax
 
-from felix.frontend import branches, folding, imported, onnx_calling, onnx_model, rewriting
+from felix.frontend import branches, folding, imported, rewriting
+from felix.frontend.onnx import calling, reader
 
 
 def import_onnx(
@@ -18,15 +19,15 @@ def import_onnx(
     Raises:
         WorkloadError: no ONNX model, one that is refused, or TVM cannot import it.
     """
-    proto = onnx_model.read(model)
+    proto = reader.read(model)
     constants = {tensor.name for tensor in proto.graph.initializer}
     input_names = [item.name for item in proto.graph.input if item.name not in constants]
     output_names = [item.name for item in proto.graph.output]
-    mod, values = relax.frontend.detach_params(onnx_model.to_relax(proto, shapes))
+    mod, values = relax.frontend.detach_params(reader.to_relax(proto, shapes))
     parameters = list(values.get("main", []))
     variables = list(imported.main_of(mod).params)
     count = len(variables) - len(parameters)
-    # An input whose extents are open is one that no node reads: `onnx_shapes` refuses others.
+    # An input whose extents are open is one that no node reads: `shape_rules` refuses others.
     pairs = list(zip(variables[:count], input_names, strict=True))
     specs = {var: imported.spec_of(var, name) for var, name in pairs}
     inputs = tuple(spec for spec in specs.values() if spec.shape is not None)
@@ -43,7 +44,7 @@ def import_onnx(
                 imported.spec_of_type(kind, name)
                 for kind, name in zip(outputs, output_names, strict=True)
             ),
-            calling=onnx_calling.OnnxCalling(inputs),
+            calling=calling.OnnxCalling(inputs),
         )
     )
     branches.check(imported.main_of(folded.mod))

@@ -40,7 +40,7 @@ def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any
         return None  # TVM's conversion says what is wrong
     if result is None or result.size > MAX_ELEMENTS or result.dtype.kind not in "iub":
         return None
-    return relax.const(np.ascontiguousarray(result), str(result.dtype))
+    return relax.const(np.array(result, order="C"), str(result.dtype))
 
 
 def known(value: Any, tables: Sequence[Any]) -> Any:

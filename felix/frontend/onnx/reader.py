@@ -28,7 +28,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import memory, onnx_inputs, onnx_operators, onnx_shapes
+from felix.frontend import memory
+from felix.frontend.onnx import input_rules, operators, recurrent, shape_rules
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -79,7 +80,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
         WorkloadError: the shapes do not fit the model, or TVM cannot import it.
     """
     shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
-    onnx_shapes.check(proto.graph, shape_of)
+    shape_rules.check(proto.graph, shape_of)
     renamed = _rename(proto)
     importer = onnx_frontend.ONNXGraphImporter(
         {renamed[name]: shape for name, shape in shape_of.items()},
@@ -88,6 +89,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     )
     originals = {new: name for name, new in renamed.items()}
     importer._convert_operator = _converter(importer, originals)
+    importer._check_for_unsupported_ops = lambda graph: None  # `_check_operators` knows more
     try:
         # TVM prints the inputs of what it cannot convert, and warns with names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -145,7 +147,7 @@ def _check(proto: Any) -> None:
     if n_nodes > MAX_NODES:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
     _check_operators(proto.graph)
-    onnx_inputs.check_types(proto.graph)
+    input_rules.check_types(proto.graph)
     _name_nodes(proto.graph)
     _check_inputs(proto.graph, _opset(proto))
     _check_graph(proto.graph, frozenset())
@@ -184,7 +186,7 @@ def _check_tensor(tensor: Any) -> None:
 
 
 def _check_operators(graph: Any) -> None:
-    known = {*onnx_frontend._get_convert_map(), "If", "Constant"}
+    known = {*onnx_frontend._get_convert_map(), *recurrent.GATES, "If", "Constant"}
     unknown = set()
     for node in _nodes(graph):
         if node.domain not in _DOMAINS:
@@ -194,7 +196,7 @@ def _check_operators(graph: Any) -> None:
     if unknown:
         raise errors.WorkloadError(
             "the ONNX model cannot be imported: unsupported operators "
-            f"{onnx_shapes.listed(sorted(unknown))}"
+            f"{shape_rules.listed(sorted(unknown))}"
         )
 
 
@@ -207,7 +209,7 @@ def _name_nodes(graph: Any) -> None:
 
 def _check_inputs(graph: Any, opset: int) -> None:
     for node in _nodes(graph):
-        name = onnx_inputs.missing(node, opset)
+        name = input_rules.missing(node, opset)
         if name is not None:
             raise errors.WorkloadError(
                 f"the node {_node(node.name, node.op_type)} of the ONNX model lacks {name}"
@@ -268,12 +270,12 @@ def _rename(proto: Any) -> dict[str, str]:
 
 def _converter(importer: Any, originals: Mapping[str, str]) -> Callable[..., Any]:
     """Our conversion of one operator or TVM's, with errors that name it and its node."""
-    convert = importer._convert_operator
+    convert, unroller = importer._convert_operator, recurrent.Unroller(importer)
 
     def named(operator: str, inputs: Any, attributes: dict[str, Any], opset: int) -> Any:
         name = str(attributes["tvm_custom"]["name"])
         try:
-            result = onnx_operators.convert(importer, operator, inputs, attributes)
+            result = operators.convert(importer, unroller, operator, inputs, attributes)
             return convert(operator, inputs, attributes, opset) if result is None else result
         except Exception as error:  # TVM's converters raise bare Exceptions, too
             reason = "cannot be imported with these inputs and attributes"

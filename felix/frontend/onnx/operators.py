@@ -11,22 +11,27 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from felix.frontend import onnx_constants
+from felix.frontend.onnx import constants, recurrent
 
 _SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
 #: Attributes of ONNX's attention that must be 0 or left out.
 _UNSUPPORTED = ("softcap", "qk_matmul_output_mode", "kv_num_heads", "q_num_heads")
 
 
-def convert(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
+def convert(
+    importer: Any, unroller: recurrent.Unroller, operator: str, inputs: Any,
+    attributes: Mapping[str, Any],
+) -> Any:  # fmt: skip
     """The Relax expression of a node, or None where TVM's own conversion holds.
 
     Raises:
         ValueError: inputs or attributes that are not supported.
     """
-    folded = onnx_constants.fold(importer, operator, inputs, attributes)
+    folded = constants.fold(importer, operator, inputs, attributes)
     if folded is not None:
         return folded
+    if operator in recurrent.GATES:
+        return unroller.convert(operator, inputs, attributes)
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
     if operator == "Attention" and "num_heads" not in attributes:
         return importer.bb.normalize(_attention(importer.bb, inputs, attributes))

@@ -1,0 +1,1 @@
+"""ONNX models, checked and read as Relax functions. Nothing here imports PyTorch."""

@@ -1,0 +1,239 @@
+"""ONNX's recurrent operators (LSTM, GRU, RNN), unrolled to a product a step.
+
+The products of the inputs, of all steps at once, come first; a step multiplies the state alone.
+Formulas are those of ONNX's operator definitions.
+
+Notation: s steps, b batch, i input size, h hidden size, d directions, g gates (4, 3, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from felix.frontend.onnx import constants
+
+#: Operator -> gates.
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+#: Steps of all recurrent operators of a model, of both directions.
+MAX_STEPS = 4096
+_ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
+    "sigmoid": relax.op.sigmoid, "tanh": relax.op.tanh, "relu": relax.op.nn.relu,
+}  # fmt: skip
+_DEFAULTS = {
+    "LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"],
+}  # fmt: skip
+#: Attributes that must be left out.
+_UNSUPPORTED = ("clip", "input_forget", "activation_alpha", "activation_beta")
+#: Positions of inputs: W and R have the gates below each other, B those of W and then of R.
+_X, _W, _R, _B, _LENGTHS, _H, _C, _P = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """What a direction has, as Relax expressions."""
+
+    #: [s][b, g * h], with the biases that may be added before a step
+    projected: Sequence[Any]
+    #: [h, g * h]
+    weights: Any
+    #: [1, g * h]
+    bias: Any
+    #: [b, h]
+    state: Any
+    cell: Any
+    functions: Sequence[Callable[[Any], Any]]
+
+
+class Unroller:
+    """Unrolls the recurrent nodes of one model."""
+
+    def __init__(self, importer: Any) -> None:
+        self.bb = importer.bb
+        self._tables = [importer._nodes, importer._params]
+        self._n_steps = 0
+
+    def convert(self, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
+        """The outputs Y, Y_h and of an LSTM Y_c of a node, as a tuple.
+
+        Raises:
+            ValueError: inputs or attributes that are not supported, or more than MAX_STEPS.
+        """
+        tensors = [inputs[position] for position in range(8)]
+        if tensors[_P] is not None and operator == "LSTM":
+            raise ValueError("peepholes are not supported")
+        if any(attributes.get(name) for name in _UNSUPPORTED):
+            raise ValueError("the operator has an attribute that is not supported")
+        x = tensors[_X]
+        if attributes.get("layout", 0):
+            x = self._emit(relax.op.permute_dims(x, [1, 0, 2]))
+        s, b, _ = (int(extent) for extent in x.ty.shape)
+        self._check_lengths(tensors[_LENGTHS], s)
+        names = _direction_names(attributes.get("direction", b"forward"))
+        self._n_steps += s * len(names)
+        if self._n_steps > MAX_STEPS:
+            raise ValueError(f"more than {MAX_STEPS} steps")
+        results = []
+        for index, name in enumerate(names):
+            one = self._direction(operator, tensors, x, attributes, (index, len(names), s, b))
+            results.append(self._run(operator, one, attributes, name == "reverse"))
+        return self._joined(results, bool(attributes.get("layout", 0)))
+
+    def _emit(self, expression: Any) -> Any:
+        return self.bb.emit(self.bb.normalize(expression))
+
+    def _check_lengths(self, lengths: Any, s: int) -> None:
+        """All sequences have all steps."""
+        if lengths is None:
+            return
+        known = constants.known(lengths, self._tables)
+        if known is None or not np.all(known == s):
+            raise ValueError("sequences of different lengths are not supported")
+
+    def _of(self, tensor: Any, index: int, axis: int = 0) -> Any:
+        """A slice without its axis."""
+        if int(tensor.ty.shape[axis]) > 1:
+            one = relax.op.strided_slice(tensor, [axis], [index], [index + 1])
+            tensor = self._emit(one)
+        return self._emit(relax.op.squeeze(tensor, [axis]))
+
+    def _direction(
+        self, operator: str, tensors: Sequence[Any], x: Any, attributes: Mapping[str, Any],
+        sizes: tuple[int, int, int, int],
+    ) -> _Direction:  # fmt: skip
+        index, count, s, b = sizes
+        w, r = (self._of(tensors[position], index) for position in (_W, _R))
+        rows, h = (int(extent) for extent in r.ty.shape)
+        if rows != GATES[operator] * h:
+            raise ValueError("the weights do not fit the operator")
+        dtype = str(x.ty.dtype)
+        biases = self._biases(tensors[_B], index, rows, dtype)
+        flat = self._emit(relax.op.reshape(x, [s * b, int(x.ty.shape[2])]))
+        product = self._emit(relax.op.matmul(flat, relax.op.permute_dims(w)))
+        product = self._emit(relax.op.add(product, biases[0]))
+        functions = _functions(operator, attributes.get("activations"), index, count)
+        return _Direction(
+            projected=self._parts(product, s, axis=0),
+            weights=self._emit(relax.op.permute_dims(r)),
+            bias=biases[1],
+            state=self._start(tensors[_H], index, (b, h), attributes, dtype),
+            cell=self._start(tensors[_C], index, (b, h), attributes, dtype)
+            if operator == "LSTM" else None,
+            functions=functions,
+        )  # fmt: skip
+
+    def _biases(self, bias: Any, index: int, rows: int, dtype: str) -> list[Any]:
+        """Those of the inputs and of the state, [1, rows] each."""
+        if bias is None:
+            return [relax.const(np.zeros((1, rows), dtype), dtype)] * 2
+        both = self._emit(relax.op.reshape(self._of(bias, index), [1, 2 * rows]))
+        return self._parts(both, 2)
+
+    def _start(
+        self, given: Any, index: int, shape: tuple[int, int], attributes: Mapping[str, Any],
+        dtype: str,
+    ) -> Any:  # fmt: skip
+        if given is None:
+            return relax.const(np.zeros(shape, dtype), dtype)
+        return self._of(given, index, axis=1 if attributes.get("layout", 0) else 0)
+
+    def _parts(self, tensor: Any, count: int, axis: int = -1) -> list[Any]:
+        """Equal parts along an axis, the last one if it is not given."""
+        if count == 1:
+            return [tensor]
+        split = self._emit(relax.op.split(tensor, count, axis=axis))
+        return [self._emit(relax.TupleGetItem(split, part)) for part in range(count)]
+
+    def _run(
+        self, operator: str, one: _Direction, attributes: Mapping[str, Any], backwards: bool
+    ) -> tuple[list[Any], Any, Any]:
+        """States after all steps, in the order of the inputs, and the last state and cell."""
+        states: list[Any] = [None] * len(one.projected)
+        state, cell = one.state, one.cell
+        order = range(len(states))
+        for step in reversed(order) if backwards else order:
+            if operator == "LSTM":
+                state, cell = self._lstm(one, one.projected[step], state, cell)
+            elif operator == "GRU":
+                before = bool(attributes.get("linear_before_reset", 0))
+                state = self._gru(one, one.projected[step], state, before)
+            else:
+                total = relax.op.add(one.projected[step], self._of_state(one, state))
+                state = self._emit(one.functions[0](self._emit(total)))
+            states[step] = state
+        return states, state, cell
+
+    def _of_state(self, one: _Direction, state: Any) -> Any:
+        product = self._emit(relax.op.matmul(state, one.weights))
+        return self._emit(relax.op.add(product, one.bias))
+
+    def _lstm(self, one: _Direction, projected: Any, state: Any, cell: Any) -> tuple[Any, Any]:
+        """Gates in the order i, o, f, c: C' = f * C + i * c; H' = o * h(C')."""
+        f, g, h = one.functions
+        total = self._emit(relax.op.add(projected, self._of_state(one, state)))
+        parts = self._parts(total, 4)
+        entry, out, forget = (self._emit(f(part)) for part in parts[:3])
+        kept = self._emit(relax.op.multiply(forget, cell))
+        added = self._emit(relax.op.multiply(entry, self._emit(g(parts[3]))))
+        new = self._emit(relax.op.add(kept, added))
+        return self._emit(relax.op.multiply(out, self._emit(h(new)))), new
+
+    def _gru(self, one: _Direction, projected: Any, state: Any, before: bool) -> Any:
+        """Gates in the order z, r, h: H' = (1 - z) * g(h) + z * H.
+
+        `before`: r scales the product of the state and its bias, not the state.
+        """
+        f, g = one.functions
+        given, whole = self._parts(projected, 3), self._parts(self._of_state(one, state), 3)
+        z, r = (self._emit(f(self._emit(relax.op.add(given[n], whole[n])))) for n in (0, 1))
+        if before:
+            inner = relax.op.multiply(r, whole[2])
+        else:
+            weights, bias = self._parts(one.weights, 3)[2], self._parts(one.bias, 3)[2]
+            scaled = self._emit(relax.op.multiply(r, state))
+            inner = relax.op.add(self._emit(relax.op.matmul(scaled, weights)), bias)
+        hidden = self._emit(g(self._emit(relax.op.add(given[2], self._emit(inner)))))
+        kept = self._emit(relax.op.multiply(z, self._emit(relax.op.subtract(state, hidden))))
+        return self._emit(relax.op.add(hidden, kept))
+
+    def _joined(self, results: Sequence[tuple[list[Any], Any, Any]], batch_first: bool) -> Any:
+        """Y [s, d, b, h] and the last states [d, b, h]; with layout 1 the batch comes first."""
+        by_step = [
+            self._emit(relax.op.stack(list(states), axis=0))
+            for states in zip(*(states for states, _, _ in results), strict=True)
+        ]
+        y = self._emit(relax.op.stack(by_step, axis=0))
+        last = [self._emit(relax.op.stack([state for _, state, _ in results], axis=0))]
+        if results[0][2] is not None:
+            last.append(self._emit(relax.op.stack([cell for _, _, cell in results], axis=0)))
+        if batch_first:
+            y = self._emit(relax.op.permute_dims(y, [2, 0, 1, 3]))
+            last = [self._emit(relax.op.permute_dims(each, [1, 0, 2])) for each in last]
+        return relax.Tuple([y, *last])
+
+
+def _direction_names(direction: bytes | str) -> list[str]:
+    text = direction.decode() if isinstance(direction, bytes) else direction
+    if text not in ("forward", "reverse", "bidirectional"):
+        raise ValueError("the direction is unknown")
+    return ["forward", "reverse"] if text == "bidirectional" else [text]
+
+
+def _functions(
+    operator: str, given: Sequence[bytes | str] | None, index: int, count: int
+) -> list[Callable[[Any], Any]]:
+    """The activations of a direction."""
+    names = [each.decode() if isinstance(each, bytes) else each for each in given or ()]
+    default = _DEFAULTS[operator]
+    names = names or default * count
+    if len(names) != len(default) * count:
+        raise ValueError("the activations do not fit the operator")
+    own = names[index * len(default) : (index + 1) * len(default)]
+    unknown = [name for name in own if name.lower() not in _ACTIVATIONS]
+    if unknown:
+        raise ValueError(f"the activation {unknown[0]} is not supported")
+    return [_ACTIVATIONS[name.lower()] for name in own]
