@@ -3,7 +3,7 @@
     python benchmarks/built_kernels.py [--workloads 80] [--schedules 16] [--processes 2]
 
 Could a network that is also trained to predict what the compiler makes of a schedule order
-schedules better? At most as well as one that is told. So the held-out weights score workloads that
+schedules better? This measures what being told it adds. The held-out weights score workloads that
 they never saw (`data/pretrained/cuda-sm_90`), schedules of these are compiled without a GPU, and
 the errors are corrected by what the compiler says: registers and bytes of spills of a thread (of
 the kernel with most), instructions of all kernels. The correction is learnt from the other

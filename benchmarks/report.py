@@ -55,6 +55,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "cluster_scaling": cluster_scaling.render,
     "built_kernels": built_kernels.render,
     "corpus": corpus_table.render,
+    "corpus_tuned": corpus_table.render_tuned,
     "formula_time": corpus_table.render_times,
     "cpu_tuning": cpu_tuning.render,
     "cuda_build_time": cuda_build_time.render,

@@ -6,11 +6,10 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   felix        `felix.tune` with the strategy local
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
-  polished-start  `felix.tune` with the strategy local, whose first round is polished as well, and
-               a quarter of it random
-  more-samples the same with twice the samples
   more-polish  the same with twice the samples and twice the generations of polishing
+  drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
+  gradient-drawn  the same as gradient, but the first round is not polished, and half of it is random
   descent      the same, but a long descent from samples, before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them

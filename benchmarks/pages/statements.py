@@ -19,8 +19,11 @@ Data = Mapping[str, Any]
 BEHIND = 0.95
 #: A search is near the best within this share.
 SHARE = 0.95
+#: At which the best latencies of two searches are compared.
+TRIALS = (8, 24, 72)
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
-PAIRED = ("lower-bound", "descent", "gradient", "exact-evolution")
+PAIRED = ("lower-bound", "drawn-start", "more-polish", "descent", "gradient", "gradient-drawn",
+          "exact-evolution")  # fmt: skip
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
@@ -180,8 +183,12 @@ def search_efficiency(data: Data) -> str:
 def _paired(runs: Sequence[Data], strategy: str) -> str:
     """A strategy of Felix's own against the default one, over tasks and seeds, with intervals."""
     ratio, n = paired.times(runs, strategy, SHARE)
+    after = {count: paired.of_best(runs, strategy, count) for count in TRIALS}
+    latency = "".join(
+        f"; best latency after {n} trials {each}" for n, each in after.items() if each
+    )
     winners = paired.of_winners(runs, strategy)
-    latency = "" if winners is None else f"; latency of the winners, timed in turns, {winners}"
+    latency += "" if winners is None else f"; latency of the winners, timed in turns, {winners}"
     return (
         f"**{strategy}** over felix, geometric means over tasks and seeds: time to within "
         f"{1 - SHARE:.0%} of the best that any search found with the same seed {ratio}, of the "
@@ -374,6 +381,7 @@ def proposals_table(data: Data) -> str:
 STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "cluster_scaling": cluster_scaling,
     "corpus": corpus_table.statement,
+    "corpus_tuned": corpus_table.tuned_statement,
     "formula_time": corpus_table.time_statement,
     "cpu_tuning": cpu_tuning,
     "features": features,

@@ -1,5 +1,6 @@
-"""Tables of what becomes of the corpus (`python -m tests.corpus --out FILE`), and of the time that
-its formulas take (`python -m tests.corpus.formula_time --out FILE`)."""
+"""Tables of what becomes of the corpus (`python -m tests.corpus --out FILE`), of the time that its
+formulas take (`python -m tests.corpus.formula_time --out FILE`), and of what becomes of its models
+(`python -m tests.corpus.tuned --out FILE`)."""
 
 from __future__ import annotations
 
@@ -69,3 +70,35 @@ def render_times(data: Mapping[str, Any]) -> str:
         slowest = sorted(mine, key=lambda each: -float(each["cpu_s"]))[:N_SLOWEST]
         rows += [[target, each["name"], each["n_sketches"], each["cpu_s"]] for each in slowest]
     return common.table(["target", "slowest", "sketches", "CPU s"], rows)
+
+
+def tuned_statement(data: Mapping[str, Any]) -> str:
+    """How many models and tasks there are, and what became of them."""
+    models = data["models"]
+    imported = [each for each in models if each["refused"] is None]
+    n_tasks, n_tuned = (sum(each[kind] for each in models) for kind in ("n_tasks", "n_tuned"))
+    n_left_out, n_failed = (
+        sum(len(each[kind]) for each in models) for kind in ("left_out", "failed")
+    )
+    line = (
+        f"On {data['device']} ({data['target']}), {len(imported)} of {len(models)} models are "
+        f"imported; {n_tuned} of their {n_tasks} tasks have a result, {n_left_out} are left out "
+        f"by name, {n_failed} failed. It took {data['wall_s']:.0f} s."
+    )
+    for each in data.get("later", ()):
+        line += f" {len(each['models'])} of the models by `{each['command']}` at {each['commit']}."
+    return line
+
+
+def render_tuned(data: Mapping[str, Any]) -> str:
+    """Tasks of each model by form, and the reasons of what has no result."""
+    rows, reasons = [], []
+    for each in data["models"]:
+        form, _, name = each["name"].partition(":")
+        rows.append([name, form, each["n_tasks"], each["n_tuned"], len(each["left_out"])])
+        why = [*each["left_out"], *each["failed"], *([each["refused"]] if each["refused"] else [])]
+        reasons += [[name, form, text.replace("|", "\\|")] for text in why]
+    tables = [common.table(["model", "form", "tasks", "tuned", "left out"], rows)]
+    if reasons:
+        tables.append(common.table(["model", "form", "why not"], reasons))
+    return "\n\n".join(tables)

@@ -37,9 +37,9 @@ class Mean:
 
 
 def mean(logs_by_task: Sequence[Sequence[float]]) -> Mean:
-    """Of the logarithms of ratios of each task, one a seed."""
+    """Of the logarithms of ratios of each task, one a seed; each task counts once."""
     low, high = np.percentile(_means(logs_by_task), INTERVAL)
-    middle = statistics.fmean(value for task in logs_by_task for value in task)
+    middle = statistics.fmean(statistics.fmean(task) for task in logs_by_task)
     return Mean(*(math.exp(value) for value in (middle, low, high)))
 
 
@@ -110,6 +110,28 @@ def _time_to(run: Run, latency_us: float) -> float | None:
 def of_whole(runs: Sequence[Run], strategy: str) -> Mean:
     """What a whole search takes, over Felix's."""
     return _ratio(runs, strategy, lambda run: efficiency.searched_s(dict(run)))
+
+
+def of_best(runs: Sequence[Run], strategy: str, n_trials: int) -> Mean | None:
+    """The best latency after so many trials, over Felix's after as many.
+
+    None: no search of a strategy or of Felix's had so many.
+    """
+    by_task = {
+        name: [
+            math.log(_best_us(theirs, n_trials) / _best_us(ours, n_trials))
+            for ours, theirs, _ in seeds
+            if min(run["n_measured"] for run in (ours, theirs)) >= n_trials
+            and all(run["curve"] and run["curve"][0][0] <= n_trials for run in (ours, theirs))
+        ]
+        for name, seeds in _shared(runs, strategy).items()
+    }
+    logs_by_task = [logs for logs in by_task.values() if logs]
+    return mean(logs_by_task) if logs_by_task else None
+
+
+def _best_us(run: Run, n_trials: int) -> float:
+    return min(latency_us for trial, _, latency_us in run["curve"] if trial <= n_trials)
 
 
 def of_winners(runs: Sequence[Run], strategy: str) -> Mean | None:

@@ -34,6 +34,8 @@ WINNERS: list[dict[str, Any]] = [
 def test_a_mean_has_an_interval_over_tasks() -> None:
     alike = paired.mean([[math.log(2.0)] * 3, [math.log(2.0)]])
     assert (alike.mean, alike.low, alike.high) == pytest.approx((2.0, 2.0, 2.0))
+    unequal = paired.mean([[math.log(2.0)] * 3, [math.log(0.5)]])
+    assert unequal.mean == pytest.approx(1.0), "tasks count, not searches"
     apart = paired.mean([[math.log(0.5)], [math.log(1.0)], [math.log(2.0)]])
     assert apart.mean == pytest.approx(1.0) and 0.5 <= apart.low < 1.0 < apart.high <= 2.0
     assert str(alike) == "2.000 (interval 2.000 to 2.000)"
@@ -43,6 +45,15 @@ def test_times_are_to_the_best_of_a_seed() -> None:
     """4 over 2 s; at least 6 over 1 s; 2 s over 5 s, when Felix ended."""
     ratio, n = paired.times(RUNS, "gradient", 0.95)
     assert n == 3 and ratio.mean == pytest.approx((2.0 * 6.0 * 0.4) ** (1 / 3))
+
+
+def test_best_latencies_after_as_many_trials() -> None:
+    """Searches that had fewer, or no result by then, are left out."""
+    ratio = paired.of_best(RUNS, "gradient", 1)
+    assert ratio is not None
+    of_a, of_b = math.sqrt(15 / 20 * 18 / 10), 20 / 30
+    assert ratio.mean == pytest.approx(math.sqrt(of_a * of_b))
+    assert paired.of_best(RUNS, "gradient", 1000) is None
 
 
 def test_times_by_operator() -> None:

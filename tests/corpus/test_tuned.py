@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support import corpus_table
 from felix import workloads
 from felix.tuning import pacing, results
 from tests.corpus import tuned
@@ -35,9 +36,28 @@ def test_a_task_is_tuned_left_out_or_failed(
     row = tuned.row(model, {TASK.key: result})
     assert (row["n_tasks"], row["n_tuned"]) == (1, n_tuned)
     assert (row["left_out"], row["failed"]) == (left_out, failed)
+    tables = corpus_table.render_tuned({"models": [row]})
+    assert all(each in tables for each in left_out + failed)
     text = tuned.render({"models": [row], "wall_s": 1.0, "reason": "trials"})
     assert all(each in text for each in left_out + failed)
     assert (
         f"{n_tuned} of 1 tasks tuned, {len(left_out)} left out by name, {len(failed)} failed"
         in text
     )
+
+
+def test_a_later_run_replaces_its_own_models() -> None:
+    def run(name: str, n_tuned: int, names: list[str]) -> dict[str, Any]:
+        rows = [
+            tuned.row(tuned.Model(each), {}) | {"n_tasks": 2, "n_tuned": n_tuned} for each in names
+        ]
+        return {"models": rows, "wall_s": 1.0, "command": name, "date": "d", "commit": name,
+                "reason": "trials", "target": "llvm", "device": "x"}  # fmt: skip
+
+    data = tuned.joined(run("first", 1, ["a", "b"]), run("second", 2, ["b", "c"]))
+    data = tuned.joined(data, run("third", 0, ["c"]))
+    assert {each["name"]: each["n_tuned"] for each in data["models"]} == {"a": 1, "b": 2, "c": 0}
+    assert data["command"] == "first" and data["wall_s"] == 3.0
+    text = corpus_table.tuned_statement(data)
+    assert "3 of 3 models are imported; 3 of their 6 tasks have a result" in text
+    assert "2 of the models by `second` at second. 1 of the models by `third`" in text

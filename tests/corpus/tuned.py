@@ -3,22 +3,24 @@
 All models, PyTorch's own and their ONNX exports, are imported, and their tasks are tuned in one
 run of `felix.tune`, equal ones once. Of every model it prints how many of its tasks have a result,
 and the name of each that has none, with the reason. Exits with 1 if a task ends in anything but a
-result or a reason why it was left out, or if the run ends before all tasks had their turn.
+result or a reason why it was left out, or if the run ends before all tasks had their turn. With
+--keep the models that the results file has and this run has not stay in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import felix
 from benchmarks.support import common
-from felix import errors
+from felix import errors, target
 from felix.task import Task
 from felix.tuning import results
 from tests.corpus import networks, outcome
@@ -40,8 +42,10 @@ def main() -> int:
     parser.add_argument("--target", choices=outcome.TARGETS, default="llvm")
     parser.add_argument("--trials-per-task", type=int, default=8)
     parser.add_argument("--only", default="", help="models whose name contains this")
-    parser.add_argument("--out", type=pathlib.Path, help="JSON of all models and tasks")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON of all models")
+    parser.add_argument("--keep", action="store_true", help="keep other models of that file")
     options = parser.parse_args()
+    former = json.loads(options.out.read_text()) if options.keep else None
     started = time.monotonic()
     names = [name for name in networks.names() if options.only in name]
     models = [imported(name, options.target) for name in names]
@@ -51,23 +55,23 @@ def main() -> int:
         parser.error(f"no model whose name contains {options.only!r} gives tasks")
     tuned = felix.tune(tasks, trials=options.trials_per_task * len(tasks))
     rows = [row(model, {each.task.key: each for each in tuned.results}) for model in models]
-    data = {
-        "target": options.target, "trials_per_task": options.trials_per_task,
-        "wall_s": time.monotonic() - started, "reason": tuned.reason, "models": rows,
-        "tasks": [_task_row(each) for each in tuned.results],
+    data = common.header("corpus_tuned") | {
+        "target": options.target, "device": target.hardware(options.target).name,
+        "trials_per_task": options.trials_per_task, "wall_s": time.monotonic() - started,
+        "reason": tuned.reason, "models": rows,
     }  # fmt: skip
-    if options.out is not None:
-        common.write(options.out, common.header("corpus_tuned") | data)
     print(render(data))
+    if options.out is not None:
+        common.write(options.out, data if former is None else joined(former, data))
     is_whole = tuned.reason in ("trials", "exhausted")
     return int(not is_whole or any(each["failed"] for each in rows))
 
 
-def imported(name: str, target: str) -> Model:
+def imported(name: str, target_text: str) -> Model:
     """The tasks of a model in the form that its name begins with."""
     print(f"{common.now()} {name} ...", flush=True)
     try:
-        tasks, left_out = networks.tasks_of(name, target)
+        tasks, left_out = networks.tasks_of(name, target_text)
     except errors.FelixError as error:
         return Model(name, refused=str(error))
     return Model(name, tuple(tasks), tuple(left_out))
@@ -88,16 +92,16 @@ def row(model: Model, by_key: dict[str, results.TuneResult]) -> dict[str, Any]:
     }
 
 
-def _task_row(result: results.TuneResult) -> dict[str, Any]:
-    best = result.best_or_none
+def joined(former: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A later run's results with the models of a former one that it has not."""
+    own = {each["name"]: each for each in data["models"]}
+    rows = {each["name"]: each for each in former["models"]} | own
     return {
-        "name": result.task.name,
-        "n_measured": len(result.records),
-        "latency_us": None if best is None else best.latency_us,
-        "unscheduled_us": result.unscheduled_us,
-        "variant": None if best is None else best.variant,
-        "ships_unscheduled": result.ships_unscheduled,
-    }
+        **former, "models": list(rows.values()), "wall_s": former["wall_s"] + data["wall_s"],
+        "later": [*former.get("later", ()),
+                  {name: data[name] for name in ("command", "date", "commit", "reason")}
+                  | {"models": list(own)}],
+    }  # fmt: skip
 
 
 def render(data: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from server.tuner import warm_pools
 
 #: Strategies of `felix.tune` by their names here.
-TUNED = {"felix": "local", "lower-bound": "local", "polished-start": "local",
-         "more-polish": "local", "more-samples": "local", "gradient": "gradient",
+TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
+         "more-polish": "local", "gradient": "gradient", "gradient-drawn": "gradient",
          "descent": "gradient", "evolution": "tvm-evolutionary",
          "evolution-24": "tvm-evolutionary", "exact-evolution": "evolutionary",
          "random": "random"}  # fmt: skip
@@ -104,16 +104,15 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         from benchmarks.support import gradients
 
         return gradients.DESCENT
+    if strategy == "gradient-drawn":
+        return _drawn(search.GradientOptions())
     if TUNED[strategy] != "local":
         return None
     options = search.LocalOptions()
-    if strategy == "more-polish":
+    if strategy == "drawn-start":
+        options = _drawn(options)
+    elif strategy == "more-polish":
         options = search.LocalOptions(n_samples=128, n_template_samples=1024, n_polish=16)
-    if strategy == "more-samples":
-        options = search.LocalOptions(n_samples=128, n_template_samples=1024)
-    if strategy in ("polished-start", "more-polish", "more-samples"):
-        rule = dataclasses.replace(options.warm_selection, random_share=0.25)
-        options = dataclasses.replace(options, n_warm_polish=options.n_polish, warm_selection=rule)
     if max_compile_s is None:
         return None if options == search.LocalOptions() else options
     return dataclasses.replace(
@@ -121,6 +120,12 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
         warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
     )
+
+
+def _drawn(options: Any) -> Any:
+    """Options of a local search whose first round is of samples, half of them random."""
+    rule = dataclasses.replace(options.warm_selection, random_share=0.5)
+    return dataclasses.replace(options, n_warm_polish=0, warm_selection=rule)
 
 
 def remeasured(result: Any) -> list[tuple[int, float, float]]:
