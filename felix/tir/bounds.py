@@ -102,10 +102,20 @@ def _bound(bind: Any, scopes: list[Scope]) -> list[Scope]:
     dtype = grammar.dtype(bind.value)
     if dtype == "bool" or grammar.is_float(dtype):
         return scopes
-    return [
-        scope.with_variable(bind.var, scope.interval(Evaluation(scope).linear(bind.value)))
-        for scope in scopes
-    ]
+    return [scope.with_variable(bind.var, _values(bind.value, scope)) for scope in scopes]
+
+
+def _values(value: Any, scope: Scope) -> Interval:
+    """Where a bound value lies. Data may overflow (a sum of integers), where nothing chooses by
+    them: their interval is wider than the type, so that no index that has them is proved.
+    """
+    try:
+        return scope.interval(Evaluation(scope).linear(value))
+    except errors.WorkloadError:
+        if not grammar.depends_on_data(value):
+            raise
+        limits = evaluation.limits_of(value)
+        return Interval(limits.low - 1, limits.high + 1)
 
 
 def _loop(loop: Any, scopes: list[Scope]) -> None:
