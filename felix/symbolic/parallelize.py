@@ -136,19 +136,17 @@ def _contiguity(block: Block, access: ir.Access, loops: list[Loop]) -> list[Scal
     """chain[k]: condition that the k + 1 innermost loops can be fused for this access."""
     chain: list[Scalar] = []
     ok: Scalar = 1
-    previous: tuple[Scalar, Scalar] | None = None
-    affines = [_visible(index, block) for index in access.indices]
+    #: elements that the loops so far cover, and whether one of them moves the access
+    covered: Scalar = 1
+    moves: Scalar = 0
+    indices = [_visible(index, block) for index in access.indices]
     for k, loop in enumerate(reversed(loops)):
-        stride = _stride(affines, access.buffer.shape, loop)
-        if scalar.is_static(stride, 0):
-            chain.append(ok)
-            continue
-        if previous is None:
-            if k > 0:
-                ok = scalar.both(ok, scalar.equal(stride, 1))
-        else:
-            ok = scalar.both(ok, _equal(stride, previous[0] * previous[1]))
-        previous = (stride, loop.extent)
+        stride, still = _stride(indices, access.buffer.shape, loop)
+        if not scalar.is_static(still, 1):
+            expected = scalar.select(moves, covered, 1 if k else stride)
+            ok = scalar.both(ok, scalar.either(still, _equal(stride, expected)))
+            covered = scalar.select(still, covered, stride * loop.extent)
+            moves = scalar.select(still, moves, 1)
         chain.append(ok)
     return chain
 
@@ -159,10 +157,12 @@ def _equal(a: Scalar, b: Scalar) -> Scalar:
     return 1 if sympy.expand(a - b) == 0 else scalar.equal(a, b)
 
 
-def _visible(index: sympy.Expr, block: Block) -> Affine | None:
-    """An index as TVM's StrideExtractor sees it: sums and products by constants.
+def _visible(index: sympy.Expr, block: Block) -> tuple[Affine, Scalar]:
+    """An index as TVM's StrideExtractor sees it, sums and products by constants; and the condition
+    that it sees nothing.
 
-    It looks past other terms of a sum (// and %, say), and sees nothing under a minus sign.
+    It looks past other terms of a sum (// and %, say), and sees nothing under a minus sign: TVM
+    writes a negative term as a subtraction.
     """
     total = Affine({}, 0)
     for term in sympy.Add.make_args(index):
@@ -170,19 +170,33 @@ def _visible(index: sympy.Expr, block: Block) -> Affine | None:
         if affine is not None:
             total = total.plus(affine)
         elif term.as_coeff_Mul()[0] < 0:
-            return None
-    return None if _has_minus(total) else total
+            return total, 1
+    if any(map(scalar.is_negative, total.terms.values())):
+        return total, 1
+    return total, _is_negative(total.constant)
 
 
-def _stride(affines: list[Affine | None], shape: tuple[Scalar, ...], loop: Loop) -> Scalar:
-    """Elements between neighbouring iterations of `loop`, of an access to a buffer of `shape`."""
-    buffer_stride: Scalar = 1
-    for affine, size in zip(reversed(affines), reversed(shape), strict=True):
-        coefficient = 0 if affine is None else _coefficient(affine, loop)
+def _is_negative(constant: Scalar) -> Scalar:
+    """Condition that a constant is negative: where a region begins may depend on decisions."""
+    if scalar.is_negative(constant):
+        return 1
+    return 0 if isinstance(constant, int | sympy.Integer) else scalar.less(constant, 0)
+
+
+def _stride(
+    indices: list[tuple[Affine, Scalar]], shape: tuple[Scalar, ...], loop: Loop
+) -> tuple[Scalar, Scalar]:
+    """Elements between neighbouring iterations of `loop`, of an access to a buffer of `shape`; and
+    the condition that TVM sees none."""
+    stride: Scalar = 0
+    still: Scalar = 1
+    for axis, (affine, is_hidden) in enumerate(indices):
+        coefficient = _coefficient(affine, loop)
         if not scalar.is_static(coefficient, 0):
-            return coefficient * buffer_stride
-        buffer_stride = buffer_stride * size
-    return 0
+            apart = coefficient * ir.product(shape[axis + 1 :])
+            stride = scalar.select(is_hidden, stride, apart)
+            still = scalar.select(is_hidden, still, 0)
+    return stride, still
 
 
 def _coefficient(affine: Affine, loop: Loop) -> Scalar:
@@ -199,11 +213,6 @@ def _coefficient(affine: Affine, loop: Loop) -> Scalar:
             return 0
         return coefficient
     return _fused_coefficient(terms, loop)
-
-
-def _has_minus(affine: Affine) -> bool:
-    """TVM writes a negative term as a subtraction, through which its extractor does not look."""
-    return any(scalar.is_negative(c) for c in [affine.constant, *affine.terms.values()])
 
 
 def _fused_coefficient(terms: list[tuple[int, Scalar]], loop: Loop) -> Scalar:

@@ -16,7 +16,7 @@ MODELLED = (
     "large_extents", "take", "gather", "argmax", "fast_exp", "floor_divide_int32",
     "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares", "dense_int8",
     "dense_bfloat16_in_float32", "large_conv1d_of_data", "large_neighbours",
-    "tir_masked_index",
+    "tir_masked_index", "tir_two_halves", "tir_sum_and_count",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {

@@ -18,6 +18,8 @@ def compute_inline(program: Program, block: Block) -> None:
     target = block.store.target
     if block.inits:
         raise UnsupportedSchedule(f"a reduction cannot be inlined: {block.name}")
+    if target.buffer.is_parameter or _has_other_writer(program, block):
+        raise UnsupportedSchedule(f"what {block.name} stores is not its own, to be inlined")
     for _, consumer in program.walk():
         if placement.consumes(consumer, block):
             consumer.stores = tuple(
@@ -26,6 +28,17 @@ def compute_inline(program: Program, block: Block) -> None:
             )
     placement.remove(program, block)
     program.discard(target.buffer)
+
+
+def _has_other_writer(program: Program, block: Block) -> bool:
+    """Whether another block stores to the buffer of a block, a part of it each."""
+    buffer = block.store.target.buffer
+    return any(
+        store.target.buffer is buffer
+        for _, other in program.walk()
+        if other is not block
+        for store in other.stores
+    )
 
 
 def _inlined(value: ir.Value, target: Access, body: ir.Value) -> ir.Value:

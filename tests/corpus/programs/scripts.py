@@ -157,6 +157,13 @@ for i, k in T.grid(13, 89):
         C[v] = c
 """
 
+    counts = """
+        b: T.let[T.int32] = B[v] + A[v, w]
+        c: T.let[T.int32] = C[v] + T.int32(1)
+        B[v] = b
+        C[v] = c
+"""
+
     def text(body: str, first: str, second: str) -> str:
         start = head.replace("FIRST", first).replace("SECOND", second).rstrip()
         return start + body
@@ -164,6 +171,8 @@ for i, k in T.grid(13, 89):
     return {
         "sum_and_squares": (text(sums, "T.float32(0)", "T.float32(0)"),
                             ("A float32 13 89", "B float32 13", "C float32 13")),
+        "sum_and_count": (text(counts, "0", "0"),
+                          ("A int32 13 89", "B int32 13", "C int32 13")),
         "best_and_where": (text(best, "-1", "T.float32(-3e38)"),
                            ("A float32 13 89", "B int32 13", "C float32 13")),
         "two_stores": (_GRID.format(33, 47, "t")
@@ -240,6 +249,16 @@ for i in range(4):
 """, ("A float32 16", "B float32 16")),
         "branches": (_GRID.format(33, 47, "t") + "if w < 5:\n            B[v, w] = A[v, w]\n"
                      "        else:\n            B[v, w] = A[v, 0]\n", (_A, _B)),
+        "two_halves": ("""
+for i in range(20):
+    with T.sblock("a"):
+        v = T.axis.spatial(20, i)
+        B[v] = A[v] * T.float32(2)
+for i in range(13):
+    with T.sblock("b"):
+        v = T.axis.spatial(13, i)
+        B[v + 20] = A[v + 20] - T.float32(2)
+""", ("A float32 33", "B float32 33")),
         "float8": (_map("A[v, w]"), ("A float8_e4m3fn 33 47", "B float8_e4m3fn 33 47")),
         "int4": (_map("A[v, w]"), ("A int4 33 47", "B int4 33 47")),
         "wide": (_map("A[v, w] + T.float32(1)", 65536, 65536),
