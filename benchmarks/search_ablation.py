@@ -133,7 +133,9 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         ),
         "rank": (
             search.LocalSearch,
-            search.LocalOptions(n_samples=512, n_template_samples=4096, n_polish=0, n_parents=0),
+            search.LocalOptions(
+                n_samples=512, n_template_samples=4096, n_polish=0, n_warm_polish=0, n_parents=0
+            ),
         ),
         "exact-evolution": (
             search.EvolutionarySearch, search.EvolutionOptions(population=1024, generations=8)
@@ -286,7 +288,7 @@ def at_equal_rounds(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for n in ROUNDS:
                 by_task = [
                     [math.log(theirs[n - 1] / ours[n - 1]) for seed in seeds
-                     if min(len(theirs := ends[strategy, task, seed]),
+                     if min(len(theirs := ends.get((strategy, task, seed), ())),
                             len(ours := ends[FELIX, task, seed])) >= n]
                     for task, seeds in _tasks(of_set)
                 ]  # fmt: skip

@@ -23,7 +23,7 @@ SHARE = 0.95
 TRIALS = (8, 24, 72)
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
 PAIRED = ("lower-bound", "drawn-start", "more-polish", "descent", "gradient", "gradient-drawn",
-          "exact-evolution")  # fmt: skip
+          "exact-evolution", "evolution", "evolution-24")  # fmt: skip
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
