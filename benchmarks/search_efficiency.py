@@ -9,7 +9,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   more-polish  the same with twice the samples and twice the generations of polishing
   drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
-  gradient-drawn  the same as gradient, but the first round is not polished, and half of it is random
+  gradient-drawn  the same, but its first round is as that of drawn-start
   descent      the same, but a long descent from samples, before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
