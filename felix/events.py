@@ -142,7 +142,8 @@ class Chosen:
 
     task: str
     task_index: int
-    tuned_us: float
+    #: None if no schedule ran correctly
+    tuned_us: float | None
     unscheduled_us: float
     ships_unscheduled: bool
     #: as `Baseline.program`

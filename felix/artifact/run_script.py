@@ -353,6 +353,8 @@ def _random(arg: dict[str, Any], seed: list[int], positive: bool) -> Any:
     low, high = (0, 2) if dtype == np.bool_ else (0, 16) if dtype.kind == "u" else (-8, 8)
     if arg["is_full_range"]:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max + 1
+    if arg["is_divisor"]:
+        low = 1
     if arg["index_bound"] is not None:
         low, high = 0, arg["index_bound"]
     return rng.integers(low, high, arg["shape"]).astype(dtype)

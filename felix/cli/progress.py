@@ -55,10 +55,11 @@ def text(event: events.Event) -> str | None:
         case events.Trial() if event.is_best:
             return f"{event.task}: {report.duration(event.best_us)} in trial {event.trial}"
         case events.Chosen() if event.ships_unscheduled:
-            return (
-                f"{event.task}: the {event.program} was faster "
-                f"({report.duration(event.unscheduled_us)}): it is what ships"
-            )
+            why = f"the {event.program} was faster"
+            if event.tuned_us is None:
+                why = f"no schedule ran correctly, but the {event.program} did"
+            latency = report.duration(event.unscheduled_us)
+            return f"{event.task}: {why} ({latency}): it is what ships"
         case events.Warned():
             return f"warning: {event.message}"
         case events.Finished():

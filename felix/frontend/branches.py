@@ -13,18 +13,25 @@ from tvm import relax
 from felix import errors
 
 
-def check(main: relax.Function) -> None:
+def check(main: relax.Function, has_branches: bool) -> None:
     """Every value of an imported model is defined.
+
+    Args:
+        main: the imported function.
+        has_branches: whether the model has the operator 'If'; shapes get lost without it, too.
 
     Raises:
         WorkloadError: importing lost a value.
     """
-    if not _is_defined(main.body, set(main.params)):
-        raise errors.WorkloadError(
-            "the ONNX model cannot be imported: its operator 'If' has a condition that the model "
-            "computes, or another 'If' inside; export it without branches (with Where), or with "
-            "conditions that are constants"
-        )
+    if _is_defined(main.body, set(main.params)):
+        return
+    reason = (
+        "its operator 'If' has a condition that the model computes, or another 'If' inside; "
+        "export it without branches (with Where), or with conditions that are constants"
+    )
+    if not has_branches:
+        reason = "it computes a shape from data; export it with shapes that are constants"
+    raise errors.WorkloadError(f"the ONNX model cannot be imported: {reason}")
 
 
 def _is_defined(expression: Any, known: set[Any]) -> bool:

@@ -7,6 +7,7 @@
 - A parameter that is reshaped, cast or sliced is replaced by the reshaped, cast or sliced one.
   Transposed weights stay: programs read them as they lie.
 - A power with a constant exponent is a product or a root (`powers`).
+- A norm of float64 is its sums and products (`norms`); a quotient by 0 is a product.
 - A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
 """
@@ -21,7 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from felix.frontend import imported, powers
+from felix.frontend import imported, norms, powers
 from felix.frontend.rewriting import Rewriter, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
@@ -64,10 +65,24 @@ class _Folding:
             return self._batch_norm(rewriter, value)
         if name == "power":
             return powers.expanded(rewriter, value, self._tensor(value.args[1]))
+        if name in norms.OPERATORS:
+            return norms.expanded(rewriter, value)
+        if name == "divide":
+            return self._by_zero(value)
         if name == "matmul" and _last_extent(value.args[0].ty) == 0:
             result = _type(rewriter, value)
             return relax.op.zeros(tuple(result.shape), str(result.dtype))
         return None
+
+    def _by_zero(self, call: Any) -> Any:
+        """x / 0 as x * infinity, which is the same; None for other quotients."""
+        x, divisor = call.args
+        number = divisor.value.numpy() if isinstance(divisor, tvm.ir.GenericConst) else None
+        dtype = str(x.ty.dtype)
+        if number is None or number.size != 1 or number.any() or "float" not in dtype:
+            return None
+        factor = np.copysign(np.inf, number.astype("float64")).astype(_numpy(dtype))
+        return relax.op.multiply(x, relax.const(factor, dtype))
 
     def _changed(self, var: Any, key: tuple[Any, ...], change: Any) -> Any:
         """The parameter that is another one, changed; the same for the same key."""

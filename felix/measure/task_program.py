@@ -19,7 +19,7 @@ from tvm_ffi import structural
 
 from felix.measure.checking import expected, rounding
 from felix.measure.checking.reference import Argument
-from felix.measure.cpu import outputs
+from felix.measure.cpu import division, outputs
 from felix.tir import grammar, tf32
 
 #: Iterator type of a reduction axis of a block.
@@ -48,6 +48,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
         written.extend(region.source for region in block.writes)
     bounds = _index_bounds(func)
     is_full_range = _holds_sums_of_bytes(func)
+    dividing = _divisor_inputs(func)
     parameters = []
     for param, info in zip(func.params, infos, strict=True):
         is_output = _contains(written, param)
@@ -60,6 +61,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 is_output=is_output,
                 index_bound=bounds.get(param.name),
                 is_full_range=is_full_range and str(info.dtype) in _BYTES,
+                is_divisor=param.name in dividing and str(info.dtype) != "bool",
             )
         )
     return tuple(parameters)
@@ -82,7 +84,7 @@ def on_cpu(mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument
 
 def for_cpu(mod: tvm.IRModule) -> tvm.IRModule:
     """The program as it is compiled to be a reference on a CPU."""
-    return scheduled(without_float8(mod))
+    return division.guarded(scheduled(without_float8(mod)))
 
 
 def without_float8(mod: tvm.IRModule) -> tvm.IRModule:
@@ -209,6 +211,16 @@ def _index_bounds(func: Any) -> dict[str, int]:
         ),
     )
     return bounds
+
+
+def _divisor_inputs(func: Any) -> set[str]:
+    """Names of the tensors that integers are divided by; all where other results are divisors."""
+    read: list[Any] = []
+    for divisor in division.divisors(func):
+        structural.structural_walk(divisor, ((tvm.ir.TensorLoad, read.append),))
+    parameters = {str(param.name) for param in func.params}
+    names = {str(load.source.name) for load in read}
+    return names if names <= parameters else parameters
 
 
 def _contains(buffers: Sequence[Any], buffer: Any) -> bool:

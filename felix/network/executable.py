@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from felix import errors
-from felix.measure.cpu import exponential
+from felix.measure.cpu import division, exponential
 from felix.measure.cuda.building import build as cuda_build
 from felix.network.passes import (
     default_schedules,
@@ -33,6 +33,8 @@ from felix.target import cpu
 
 #: TVM's programs expect tensors to begin at a multiple of this.
 ALIGNMENT_BYTES = 64
+#: Parameters of so many bytes are not copied to keep them fixed.
+SHARED_BYTES = 2**20
 #: Threads that compile networks.
 _MAX_THREADS = 16
 
@@ -45,6 +47,8 @@ class Executable:
         parameters: the inputs of its `main` behind those of a call; before they are prepacked, if
             the network was (`felix.network.passes.prepacking`).
         device: where it runs.
+        is_fixed: whether its parameters are to stay what they are: small ones are copied, large
+            ones share memory, and `check_unchanged` tells when their owner changed them.
     """
 
     def __init__(
@@ -52,8 +56,13 @@ class Executable:
         built: relax.VMExecutable,
         parameters: Sequence[Any],
         device: tvm.runtime.Device,
+        *,
+        is_fixed: bool = False,
     ) -> None:
         self.built = built
+        self._is_fixed = is_fixed
+        #: parameters whose memory is shared, and their versions
+        self._shared: list[tuple[torch.Tensor, int]] = []
         self._machine = relax.VirtualMachine(built, device)
         self._main = call(self._machine)
         self._device = device
@@ -80,8 +89,25 @@ class Executable:
         A graph that was captured before has those of its capture: capture again.
         """
         passed = [_on_device(each, self._device) for each in parameters]
-        self._parameters = passed if self._prepack is None else list(self._prepack(tuple(passed)))
+        kept = passed if self._prepack is None else list(self._prepack(tuple(passed)))
+        if self._is_fixed:
+            self._shared = _watched(parameters)
+            kept = _own(kept, passed, {tensor.data_ptr() for tensor, _ in self._shared})
+        self._parameters = kept
         self._addresses = {_tensor(each).data_ptr() for each in self._parameters}
+
+    def check_unchanged(self) -> None:
+        """Parameters of fixed values are what they were.
+
+        Raises:
+            WorkloadError: one that is shared was changed in place.
+        """
+        for tensor, version in self._shared:
+            if tensor._version != version:
+                raise errors.WorkloadError(
+                    "parameters of the model were changed after felix.optimize; call it again: "
+                    "it measures nothing then"
+                )
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs of one call; none lies where an input, a parameter or another output does.
@@ -211,14 +237,15 @@ def compile_networks(
 def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     """What is left to do with a lowered network; operators are fused already.
 
-    On a GPU programs without threads get a schedule of TVM's rules; on a CPU exp is written out.
+    On a GPU programs without threads get a schedule of TVM's rules; on a CPU exp is written out
+    and divisions of integers are guarded.
     """
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     is_gpu = full.kind.name == "cuda"
     if is_gpu:
         schedule += [default_schedules.default_schedules(), intermediates.Lift()]
     else:
-        schedule.append(exponential.EXP)
+        schedule += [exponential.EXP, division.GUARD]
     return tvm.transform.Sequential(
         [
             *schedule,
@@ -254,6 +281,30 @@ def as_stored(value: torch.Tensor) -> torch.Tensor:
 
 def _tensor(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)
+
+
+def _watched(parameters: Sequence[Any]) -> list[tuple[torch.Tensor, int]]:
+    """Large parameters with their versions, which in-place changes count."""
+    return [
+        (each, each._version)
+        for each in parameters
+        if isinstance(each, torch.Tensor)
+        and each.nbytes >= SHARED_BYTES
+        and not each.is_inference()
+    ]
+
+
+def _own(
+    kept: Sequence[tvm.runtime.Tensor], passed: Sequence[tvm.runtime.Tensor], shared: set[int]
+) -> list[tvm.runtime.Tensor]:
+    """Parameters to keep, copied where they lie in memory of those that were passed, but for those
+    at addresses that may be shared."""
+    taken = {_tensor(each).data_ptr() for each in passed} - shared
+    pairs = ((each, _tensor(each)) for each in kept)
+    return [
+        tvm.runtime.from_dlpack(tensor.clone()) if tensor.data_ptr() in taken else each
+        for each, tensor in pairs
+    ]
 
 
 def _on_device(value: Any, place: tvm.runtime.Device) -> tvm.runtime.Tensor:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,6 +16,8 @@ from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
 from felix.frontend.torch_calls.form import form_from_json
 from felix.network import agreement
+from felix.network.examples import divisors, model_calls
+from felix.network.passes import constants
 from felix.network.pytorch import registration
 
 if TYPE_CHECKING:
@@ -218,15 +219,15 @@ def _of_torch(
     for forms in read.pytorch.values():
         for text in forms:
             registration.register(form_from_json(text))
-    expected = _result(module, args, kwargs)
+    expected = model_calls.tensors(model_calls.as_exported(module, args, kwargs))
     return Network(
         name=name,
         imported=read,
-        lowered=frontend.lowered(read, full, grouping),
+        lowered=constants.own(frontend.lowered(read, full, grouping)),
         target=full,
-        examples=tuple(read.calling.flatten(args, kwargs)),
-        expected=tuple(_tensors(expected)),
-        call_model=lambda: _result(module, args, kwargs),
+        examples=_copies(read.calling.flatten(args, kwargs)),
+        expected=_copies(expected),
+        call_model=lambda: model_calls.result(module, args, kwargs),
     )
 
 
@@ -241,52 +242,34 @@ def _of_onnx(
 ) -> Network:
     read = frontend.import_onnx(model, shapes)
     has_examples = bool(args) or bool(kwargs)
-    examples = (
-        read.calling.flatten(args, kwargs) if has_examples else _drawn(read.inputs, drawn_on)
-    )
+    examples = read.calling.flatten(args, kwargs) if has_examples else _drawn(read, drawn_on)
     return Network(
         name="ONNX model" if isinstance(model, bytes) else pathlib.Path(model).stem,
         imported=read,
         lowered=frontend.lowered(read, full, grouping),
         target=full,
-        examples=tuple(torch.as_tensor(each) for each in examples),
+        examples=_copies(examples),
         expected=None,
         call_model=None,
     )
 
 
-def _drawn(specs: Sequence[frontend_imported.TensorSpec], device: str) -> list[torch.Tensor]:
-    """Random floats, and zeros for integers, which may be indices."""
+def _drawn(model: frontend_imported.ImportedModel, device: str) -> list[torch.Tensor]:
+    """Random floats; integers, which may be indices, are 0, and 1 where they reach divisors."""
     generator = torch.Generator().manual_seed(_SEED)
+    dividing = divisors.inputs(model)
     tensors = []
-    for spec in specs:
+    for number, spec in enumerate(model.inputs):
         dtype = torch_dtype(spec.dtype)
         assert spec.shape is not None  # only outputs have none
         if dtype.is_floating_point:
             tensors.append(torch.randn(spec.shape, generator=generator).to(dtype))
         else:
-            tensors.append(torch.zeros(spec.shape, dtype=dtype))
+            tensors.append(torch.full(spec.shape, int(number in dividing), dtype=dtype))
     return [tensor.to(device) for tensor in tensors]
 
 
-def _result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the model returns, in inference mode."""
-    with _evaluating(module), torch.no_grad():
-        return module(*args, **kwargs)
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(result)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model is in inference mode until the block ends."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+def _copies(values: Iterable[Any]) -> tuple[torch.Tensor, ...]:
+    """Tensors that nobody else changes."""
+    given = (each if isinstance(each, torch.Tensor) else torch.as_tensor(each) for each in values)
+    return tuple(each.detach().clone() for each in given)

@@ -46,8 +46,6 @@ from felix.tuning import options as tune_options
 
 #: Seconds of tuning when neither seconds nor trials are given.
 DEFAULT_SECONDS = 300.0
-#: Draws the inputs of an ONNX file that comes without examples.
-_SEED = 0
 
 
 def optimize(
@@ -228,6 +226,7 @@ def _built(
         executable.compile_network(_assembled(network, shipped), network.target),
         network.imported.parameters,
         executable.device(network.target),
+        is_fixed=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import statistics
@@ -26,8 +27,8 @@ class OptimizedNetwork:
     """A tuned network: called as the model is, it returns what the model returns.
 
     Inputs are not changed and outputs are new in every call. Parameters are those that the model
-    had when it was optimized; where folding left them as they were they share the model's memory,
-    so do not change the model's parameters afterwards. Calls compute no gradients.
+    had when it was optimized: small ones are copies, and where large ones were changed in place
+    calls raise an error. Calls compute no gradients.
 
     Attributes:
         report: what ships of each group and why; print it.
@@ -41,7 +42,7 @@ class OptimizedNetwork:
         summary: report.Report,
     ) -> None:
         self.report = summary
-        self._network = network
+        self._network = _without_parameters(network)
         self._executable = built
         self._runner = runner
 
@@ -50,9 +51,10 @@ class OptimizedNetwork:
 
         Raises:
             WorkloadError: other shapes, types, structure or device than those it was optimized
-                for.
+                for, or the model's parameters were changed since.
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
+        self._executable.check_unchanged()
         calling = self._network.imported.calling
         inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]
         for value, example in zip(inputs, self._network.examples, strict=True):
@@ -72,9 +74,11 @@ class OptimizedNetwork:
 
         Raises:
             OutputError: the folder cannot be written.
+            WorkloadError: the model's parameters were changed after it was optimized.
         """
         from felix.network.bundle import export
 
+        self._executable.check_unchanged()
         outputs = self._network.expected or self._executable(list(self._network.examples))
         content = export.Content(
             executable=self._executable.built,
@@ -85,6 +89,13 @@ class OptimizedNetwork:
 
     def __repr__(self) -> str:
         return f"OptimizedNetwork({self._network.name}, {len(self.report.groups)} groups)"
+
+
+def _without_parameters(network: imported.Network) -> imported.Network:
+    """A network that keeps nothing of the model's memory; its tolerance stays."""
+    types = tuple(torch.empty(0, dtype=each) for each in imported.torch_dtypes(network.imported))
+    model = dataclasses.replace(network.imported, parameters=types, parameter_names=())
+    return dataclasses.replace(network, imported=model, call_model=None)
 
 
 def runner(built: executables.Executable, examples: Sequence[torch.Tensor]) -> tuple[Runner, str]:

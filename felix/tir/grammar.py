@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm import s_tir
 
 from felix import errors
 
@@ -59,6 +60,9 @@ TVM_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, 
 
 #: What primitives and rules of TVM raise; an AttributeError would be a mistake in rules of ours.
 SCHEDULE_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, MemoryError)
+
+#: What TVM itself raises where it cannot schedule a program, and nothing else does.
+TVM_FAILURES = (s_tir.ScheduleError, tvm.error.InternalError)
 
 
 def first_line(error: BaseException) -> str:

@@ -29,6 +29,8 @@ MAX_BUFFER_BYTES = 2**40
 #: Bytes to which memory of a buffer is aligned.
 _ALIGNMENT = 64
 
+#: What every root block is called; TVM's structural equality does not see names of blocks.
+_ROOT = "root"
 _ITER_TYPES = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
 #: The annotation by which topi chooses a rule of TVM's default design space, and its values.
 _RULE = "schedule_rule"
@@ -77,7 +79,7 @@ class _Reader(ExpressionReader):
     def __init__(self, graph: json_graph.Graph, clamp: bool) -> None:
         super().__init__(graph, clamp)
         self._buffer_names: set[str] = set()
-        self._block_names: set[str] = set()
+        self._block_names: set[str] = {_ROOT}
         self._stores = 0
 
     def function(self, index: int) -> tirx.PrimFunc:
@@ -255,7 +257,7 @@ class _Reader(ExpressionReader):
         realize = graph.fields(index, ("iter_values", "predicate", "block"))
         block = graph.fields(realize["block"], _BLOCK)
         is_root = self._depth == 1
-        name = self._name(block["name_hint"], self._block_names)
+        name = _ROOT if is_root else self._name(block["name_hint"], self._block_names)
         values = [self._expression(item) for item in graph.array(realize["iter_values"])]
         predicate = self._condition(realize["predicate"])
         check(not any(map(grammar.depends_on_data, (*values, predicate))),
@@ -280,7 +282,9 @@ class _Reader(ExpressionReader):
         self._variables = variables
         made = s_tir.SBlock(list(iterators.values()), [], [], name, body, init, allocated,
                             annotations=annotations)  # fmt: skip
-        if not is_root:
+        if is_root and len(self._block_names) == 1:
+            made = self._in_root(made, self._name(block["name_hint"], self._block_names))
+        elif not is_root:
             made = self._with_regions(made)
             check(
                 _has_one_result(made),
@@ -289,6 +293,13 @@ class _Reader(ExpressionReader):
             )
         self._buffers = buffers
         return s_tir.SBlockRealize(values, predicate, made)
+
+    def _in_root(self, block: s_tir.SBlock, name: str) -> s_tir.SBlock:
+        """A root block around a program's only block, as TVM schedules no root block."""
+        leaf = s_tir.SBlock([], [], [], name, block.body, block.init,
+                            annotations=block.annotations)  # fmt: skip
+        realize = s_tir.SBlockRealize([], True, self._with_regions(leaf))
+        return s_tir.SBlock([], [], [], _ROOT, realize, None, block.alloc_buffers)
 
     def _with_regions(self, block: Any) -> Any:
         """The block with the regions that TVM finds it to read and write; the root has none."""

@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from felix import errors, records
 from felix.measure import protocol
@@ -151,7 +151,7 @@ def baseline_name(task: Task) -> str:
 
 
 class Unscheduled:
-    """The unscheduled program, where it is faster than every schedule that was measured."""
+    """The unscheduled program, where it is faster than every schedule, or none ran correctly."""
 
     #: no sketch and no decisions made it
     sketch_index = None
@@ -190,15 +190,29 @@ class Unscheduled:
         return f"Unscheduled({self.latency_us:.2f} us)"
 
 
+def stored_baseline(stored: Mapping[str, Any]) -> protocol.Measurement:
+    """The measurement of an unscheduled program, of a checkpoint."""
+    latency_us = stored["latency_us"]
+    return protocol.Measurement(
+        latency_us=latency_us,
+        error=protocol.ErrorClass.LAUNCH if latency_us is None else None,
+        message=stored["message"],
+        checked=bool(stored.get("checked", False)),  # older checkpoints do not say
+    )
+
+
 def faster(
     task: Task, tuned: Best | None, unscheduled: protocol.Measurement | None
 ) -> Best | Unscheduled | None:
     """What ships of a task: the fastest schedule, or the unscheduled program if that is faster.
 
-    None if no schedule ran correctly: a program that Felix could do nothing for is a failure.
+    Where no schedule ran correctly that is the unscheduled program, if its output was compared
+    with the reference; else None.
     """
-    if tuned is None or unscheduled is None or unscheduled.latency_us is None:
+    if unscheduled is None or unscheduled.latency_us is None:
         return tuned
+    if tuned is None:
+        return Unscheduled(task, unscheduled) if unscheduled.checked else None
     if tuned.latency_us <= (1.0 + TIE) * unscheduled.latency_us:
         return tuned
     return Unscheduled(task, unscheduled)
@@ -214,7 +228,7 @@ class TuneResult:
     task: Task
     records: tuple[records.Record, ...]
     curve: Curve
-    #: what ships; None if no candidate ran correctly
+    #: what ships; None if neither a candidate nor the unscheduled program ran correctly
     best_or_none: Best | Unscheduled | None
     #: of the unscheduled program; None if it was not measured
     unscheduled_us: float | None
@@ -222,22 +236,26 @@ class TuneResult:
     breakdown: pacing.Breakdown
     #: of the fastest candidates, measured again at the end
     repeats: tuple[Record, ...] = ()
-    #: the fastest schedule: `best`, unless the unscheduled program is faster
+    #: the fastest schedule: `best`, unless the unscheduled program is faster; None if none ran
+    #: correctly
     tuned_or_none: Best | None = None
+    #: what TVM says of candidates that it rejected before they were built; None if of none
+    rejection: str | None = None
     #: why the task was not tuned; None if it was
     skipped: str | None = None
 
     @property
     def ships_unscheduled(self) -> bool:
-        """Whether the unscheduled program is faster than the fastest schedule, and is `best`."""
+        """Whether `best` is the unscheduled program: the fastest, or alone right."""
         return isinstance(self.best_or_none, Unscheduled)
 
     @property
     def best(self) -> Best | Unscheduled:
-        """What ships: the best schedule, or the unscheduled program where that is faster.
+        """What ships: the best schedule, or the unscheduled program where that is faster or no
+        schedule ran correctly.
 
         Raises:
-            TuningError: no candidate ran correctly; the message says what happened to most.
+            TuningError: nothing ran correctly; the message says what happened to most candidates.
         """
         if self.best_or_none is None:
             raise errors.TuningError(self.failure())
@@ -257,13 +275,17 @@ class TuneResult:
 
     def unscheduled_note(self) -> str | None:
         """That the unscheduled program ships and why, in one line; None if a schedule does."""
-        if not self.ships_unscheduled or self.tuned_or_none is None:
+        if not self.ships_unscheduled:
             return None
-        tuned_us, unscheduled_us = self.tuned_or_none.latency_us, self.best.latency_us
+        name, unscheduled_us = baseline_name(self.task), self.best.latency_us
+        if self.tuned_or_none is None:
+            return (
+                f"{self.task.name}: no schedule ran correctly: the {name} is what ships "
+                f"({unscheduled_us:.2f} us); {self._what_happened()}"
+            )
         return (
-            f"{self.task.name}: the {baseline_name(self.task)} was faster "
-            f"({unscheduled_us:.2f} us; the fastest schedule takes {tuned_us:.2f} us): "
-            "it is what ships"
+            f"{self.task.name}: the {name} was faster ({unscheduled_us:.2f} us; the fastest "
+            f"schedule takes {self.tuned_or_none.latency_us:.2f} us): it is what ships"
         )
 
     def template_note(self) -> str | None:
@@ -275,14 +297,19 @@ class TuneResult:
         """Why there is no best schedule, in one line."""
         if self.skipped is not None:
             return f"{self.task.name}: skipped: {self.skipped}"
+        return f"{self.task.name}: {self._what_happened()}"
+
+    def _what_happened(self) -> str:
+        """To candidates of which none ran correctly."""
         if not self.records:
-            return f"{self.task.name}: nothing was measured ({self.reason})"
+            why = self.reason if self.rejection is None else f"{self.reason}: {self.rejection}"
+            return f"nothing was measured ({why})"
         kinds = collections.Counter(str(r.measurement.error) for r in self.records)
         kind, count = kinds.most_common(1)[0]
         message = next(r.measurement.message for r in self.records
                        if str(r.measurement.error) == kind)  # fmt: skip
         return (
-            f"{self.task.name}: none of {len(self.records)} candidates ran correctly; "
+            f"none of {len(self.records)} candidates ran correctly; "
             f"{count} had a {kind} error: {message}"
         )
 

@@ -401,13 +401,14 @@ class Run:
 
     def _report_choice(self, index: int, result: results.TuneResult) -> None:
         """Say which of the two ships, where the unscheduled program was measured."""
-        if result.tuned_or_none is None or result.unscheduled_us is None:
+        tuned = result.tuned_or_none
+        if result.best_or_none is None or result.unscheduled_us is None:
             return
         self._on_event(
             events.Chosen(
                 task=result.task.name,
                 task_index=index,
-                tuned_us=result.tuned_or_none.latency_us,
+                tuned_us=None if tuned is None else tuned.latency_us,
                 unscheduled_us=result.unscheduled_us,
                 ships_unscheduled=result.ships_unscheduled,
                 program=results.baseline_name(result.task),

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, files, records
+from felix.tuning import results
 
 if TYPE_CHECKING:
     import torch
 
+    from felix.measure import protocol
     from felix.task import Task
 
 #: Version of the folder's layout.
@@ -248,8 +250,8 @@ def stored_tasks(folder: pathlib.Path) -> list[Task]:
     return [Task.from_json(text) for text in texts]
 
 
-def stored_unscheduled_us(folder: pathlib.Path, n_tasks: int) -> list[float | None]:
-    """Latency of each task's unscheduled program at the last checkpoint; None: not measured.
+def stored_baselines(folder: pathlib.Path, n_tasks: int) -> list[protocol.Measurement | None]:
+    """Of each task's unscheduled program at the last checkpoint; None: not measured.
 
     Raises:
         RecordError: the checkpoint is malformed.
@@ -259,12 +261,12 @@ def stored_unscheduled_us(folder: pathlib.Path, n_tasks: int) -> list[float | No
         return [None] * n_tasks
     try:
         stored = [state["unscheduled"] for state in read_json(path)["jobs"]]
-        latencies_us = [None if each is None else each["latency_us"] for each in stored]
-    except (KeyError, TypeError) as error:
+        baselines = [None if each is None else results.stored_baseline(each) for each in stored]
+    except (KeyError, TypeError, AttributeError) as error:
         raise errors.RecordError(f"{path} is malformed: {error!r}") from error
-    if len(latencies_us) != n_tasks:
+    if len(baselines) != n_tasks:
         raise errors.RecordError(f"{path} is of another number of tasks")
-    return latencies_us
+    return baselines
 
 
 def _describe(tasks: Sequence[Task], identity: Identity) -> str:

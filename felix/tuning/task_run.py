@@ -40,6 +40,8 @@ class TaskRun(task_search.TaskSearch):
         self._programs: dict[str, records.Key] = {}
         #: duplicates of a candidate's program, which wait for its measurement
         self._duplicates: dict[records.Key, list[interface.Suggestion]] = {}
+        #: whose measurement was lost with a worker or a device, once
+        self._lost: set[interface.Key] = set()
         self._curve: list[tuple[int, float, float]] = []
         self.best: records.Record | None = None
         self.n_rounds = 0
@@ -49,6 +51,9 @@ class TaskRun(task_search.TaskSearch):
         self._first: list[interface.Suggestion] = []
         #: why it is not tuned; None if it is
         self.skipped: str | None = None
+        #: candidates that TVM rejected, and what it said of the first
+        self._n_rejected = 0
+        self._first_rejection = ""
         #: of the unscheduled program
         self._baseline: protocol.Measurement | None = None
 
@@ -108,6 +113,8 @@ class TaskRun(task_search.TaskSearch):
                             error=protocol.ErrorClass.BUILD, message=str(program)
                         )
                         self.search.update([(suggestion, failed)])
+                        self._first_rejection = self._first_rejection or str(program)
+                        self._n_rejected += 1
                     elif not self._is_duplicate(suggestion, program):
                         programs.append((suggestion, program))
         return programs
@@ -141,10 +148,13 @@ class TaskRun(task_search.TaskSearch):
             return False
         measurement = record.measurement
         self.records.append(record)
+        measured = self.suggestion(record)
         if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
-            measured = self.suggestion(record)
             same = [measured, *self._duplicates.pop(measured.key, [])]
             self.search.update([(suggestion, measurement) for suggestion in same])
+        elif measured.key not in self._lost:  # once more, not for ever: it may be what breaks it
+            self._lost.add(measured.key)
+            self.search.forget_pending([measured.key])
         latency_us = measurement.latency_us
         if latency_us is None or not measurement.checked:
             return False
@@ -222,7 +232,9 @@ class TaskRun(task_search.TaskSearch):
         tuned = None
         if self.best is not None:
             tuned = results.Best(self.best, self._sketch_of(self.best))
-        best = results.faster(self.task, tuned, self._baseline)
+        best = None
+        if self.skipped is None:
+            best = results.faster(self.task, tuned, self._baseline)
         curve = list(self._curve)
         if curve and len(self.records) > curve[-1][0]:  # to the end of the run
             curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
@@ -241,7 +253,15 @@ class TaskRun(task_search.TaskSearch):
             reason=reason,
             breakdown=breakdown,
             skipped=self.skipped,
+            rejection=self._rejection,
         )
+
+    @property
+    def _rejection(self) -> str | None:
+        """What TVM says of candidates that it rejected."""
+        if not self._n_rejected:
+            return None
+        return f"TVM rejected {self._n_rejected} candidates: {self._first_rejection}"
 
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint's part of this task."""
@@ -253,7 +273,11 @@ class TaskRun(task_search.TaskSearch):
             "search": self.search.state_dict() if self.is_open else None,
             "unscheduled": None
             if baseline is None
-            else {"latency_us": baseline.latency_us, "message": baseline.message},
+            else {
+                "latency_us": baseline.latency_us,
+                "message": baseline.message,
+                "checked": baseline.checked,
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -266,7 +290,7 @@ class TaskRun(task_search.TaskSearch):
             measured = self.search.history.measured
             self._programs = {p: key for p, key in programs.items() if key in measured}
         if state["unscheduled"] is not None:
-            self._baseline = _stored_baseline(**state["unscheduled"])
+            self._baseline = results.stored_baseline(state["unscheduled"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -295,8 +319,3 @@ def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:
         return sketch.is_applicable(decisions)
     except (errors.DecisionError, errors.UnsupportedSchedule):
         return False
-
-
-def _stored_baseline(latency_us: float | None, message: str) -> protocol.Measurement:
-    error = protocol.ErrorClass.LAUNCH if latency_us is None else None
-    return protocol.Measurement(latency_us=latency_us, error=error, message=message)

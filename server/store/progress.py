@@ -98,7 +98,7 @@ def chosen(
     tx: orm.Session,
     fence: leases.Fence,
     task: int,
-    tuned_us: float,
+    tuned_us: float | None,
     unscheduled_us: float,
     ships_unscheduled: bool,
 ) -> None:

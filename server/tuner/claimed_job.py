@@ -222,7 +222,7 @@ class ClaimedJob:
         )
 
     def chosen(
-        self, task: int, tuned_us: float, unscheduled_us: float, ships_unscheduled: bool
+        self, task: int, tuned_us: float | None, unscheduled_us: float, ships_unscheduled: bool
     ) -> None:
         """Write which of the best schedule and the unscheduled program of a task ships.
 

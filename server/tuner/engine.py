@@ -108,7 +108,7 @@ class JobAccess(Protocol):
         ...
 
     def chosen(
-        self, task: int, tuned_us: float, unscheduled_us: float, ships_unscheduled: bool
+        self, task: int, tuned_us: float | None, unscheduled_us: float, ships_unscheduled: bool
     ) -> None:
         """Which of the best schedule and the unscheduled program of a task ships."""
         ...

@@ -61,10 +61,10 @@ def _results(source: pathlib.Path) -> tuple[list[results.TuneResult], pathlib.Pa
 
 def _of_session(folder: pathlib.Path, stored: list[records.Record]) -> list[results.TuneResult]:
     tasks = session.stored_tasks(folder)
-    unscheduled_us = session.stored_unscheduled_us(folder, len(tasks))
+    baselines = session.stored_baselines(folder, len(tasks))
     return [
-        _result(task, [r for r in stored if r.task_key == task.key], latency_us)
-        for task, latency_us in zip(tasks, unscheduled_us, strict=True)
+        _result(task, [r for r in stored if r.task_key == task.key], baseline)
+        for task, baseline in zip(tasks, baselines, strict=True)
     ]
 
 
@@ -79,11 +79,15 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
         raise errors.RecordError(f"{folder / 'manifest.json'} is malformed") from error
     task = dataclasses.replace(Task.from_json(text, target), name=str(name))
     unscheduled_us = manifest.get("unscheduled_us")  # older manifests have none
-    return _result(task, stored, None if unscheduled_us is None else float(unscheduled_us))
+    baseline = None
+    if unscheduled_us is not None:
+        ships = manifest.get("ships") == "unscheduled"
+        baseline = protocol.Measurement(latency_us=float(unscheduled_us), checked=ships)
+    return _result(task, stored, baseline)
 
 
 def _result(
-    task: Task, stored: list[records.Record], unscheduled_us: float | None
+    task: Task, stored: list[records.Record], baseline: protocol.Measurement | None
 ) -> results.TuneResult:
     trials = tuple(r for r in stored if not r.repeat)
     best = records.fastest(
@@ -98,9 +102,6 @@ def _result(
                 f"{task.name}: the records are of other sketches than this version makes"
             )
         fastest = results.Best(best, sketch)
-    baseline = None
-    if unscheduled_us is not None:
-        baseline = protocol.Measurement(latency_us=unscheduled_us)
     return results.TuneResult(
         task=task,
         records=trials,
@@ -108,7 +109,7 @@ def _result(
         curve=results.network_curve(trials, {task.key: 1.0}),
         best_or_none=results.faster(task, fastest, baseline),
         tuned_or_none=fastest,
-        unscheduled_us=unscheduled_us,
+        unscheduled_us=None if baseline is None else baseline.latency_us,
         reason="stored",
         breakdown=pacing.Breakdown(),
     )

@@ -92,7 +92,8 @@ def line(event: client.Event) -> str | None:
             text = f"task {payload['task']}: {best} in trial {payload['trial']}"
         case "chosen" if payload.get("ships_unscheduled"):
             fast = report.duration(payload.get("unscheduled_us"))
-            text = f"task {payload['task']}: the unscheduled program was faster ({fast}): it ships"
+            why = "was faster" if payload.get("tuned_us") is not None else "alone ran correctly"
+            text = f"task {payload['task']}: the unscheduled program {why} ({fast}): it ships"
         case "reused":
             jobs = ", ".join(str(number) for number in payload.get("jobs", ()))
             text = f"takes what was measured by job {jobs}"

@@ -1,21 +1,25 @@
-"""Conversions of ONNX operators that TVM lacks.
+"""Conversions of ONNX operators that TVM lacks, or whose values it computes otherwise.
 
 Notation: b batch, h heads, s and t rows of queries and keys, d extent of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
-from felix.frontend.onnx import constants, recurrent
+from felix.frontend.onnx import constants, recurrent, resizing
 
 _SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
 #: Attributes of ONNX's attention that must be 0 or left out.
 _UNSUPPORTED = ("softcap", "qk_matmul_output_mode", "kv_num_heads", "q_num_heads")
+#: Beyond it softplus(x) is x in float64, too.
+_LINEAR = 40.0
 
 
 def convert(
@@ -32,10 +36,64 @@ def convert(
         return folded
     if operator in recurrent.GATES:
         return unroller.convert(operator, inputs, attributes)
+    if operator in resizing.OPERATORS:
+        return resizing.convert(importer, operator, inputs, attributes)
+    if operator in _OWN:
+        return _OWN[operator](importer, inputs, attributes)
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
     if operator == "Attention" and "num_heads" not in attributes:
         return importer.bb.normalize(_attention(importer.bb, inputs, attributes))
     return None
+
+
+def _expand(importer: Any, inputs: Any, _: Mapping[str, Any]) -> Any:
+    """A tensor of a known shape; TVM knows that of an initializer only when it is told."""
+    shape = constants.known(inputs[1], [importer._nodes, importer._params])
+    if shape is None:
+        return None
+    extents = [int(extent) for extent in inputs[0].ty.shape]
+    # -1 is no extent of ONNX, but exporters write it for one that stays.
+    target = np.broadcast_shapes([1 if extent == -1 else int(extent) for extent in shape], extents)
+    if list(target) == extents:
+        return inputs[0]
+    return importer.bb.emit(relax.op.broadcast_to(inputs[0], target))
+
+
+def _one_hot(importer: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
+    """The values [off, on] by index, in the type of the values, which TVM does not keep."""
+    emit = importer.bb.emit
+    tables = [importer._nodes, importer._params]
+    indices, depth, values = (inputs[i] for i in range(3))
+    number = onnx_frontend.get_constant(depth, tables)
+    if not isinstance(number, tvm.ir.GenericConst):
+        raise ValueError("the depth is not known")
+    count, dtype = int(number.value.numpy().reshape(())), "int64"
+    rank = len(indices.ty.shape) + 1
+    axis = int(attributes.get("axis", -1)) % rank
+    if str(indices.ty.dtype) != dtype:
+        indices = emit(relax.op.astype(indices, dtype))
+    is_negative = emit(relax.op.less(indices, relax.const(0, dtype)))
+    behind = emit(relax.op.add(indices, relax.const(count, dtype)))
+    indices = emit(relax.op.expand_dims(emit(relax.op.where(is_negative, behind, indices)), axis))
+    places = np.arange(count).reshape([-1] + [1] * (rank - axis - 1))
+    is_on = emit(relax.op.equal(indices, relax.const(places, dtype)))
+    off, on = _pair(importer, values)
+    return emit(relax.op.where(is_on, on, off))
+
+
+def _pair(importer: Any, values: Any) -> list[Any]:
+    """The two elements of a tensor, as constants where they are known."""
+    constant = onnx_frontend.get_constant(values, [importer._nodes, importer._params])
+    if isinstance(constant, tvm.ir.GenericConst):
+        dtype = str(values.ty.dtype)
+        return [relax.const(number, dtype) for number in constant.value.numpy()]
+    parts = [relax.op.strided_slice(values, [0], [i], [i + 1]) for i in range(2)]
+    return [importer.bb.emit(part) for part in parts]
+
+
+def _softplus(importer: Any, inputs: Any, _: Mapping[str, Any]) -> Any:
+    """log(1 + exp(x)), which TVM would write as a sum that loses small results."""
+    return importer.bb.emit(relax.op.nn.softplus(inputs[0], 1.0, _LINEAR))
 
 
 def _attention(bb: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
@@ -84,3 +142,9 @@ def _bias(bb: Any, mask: Any) -> Any:
     if len(extents) > 4:
         raise ValueError("the mask of an attention has more than four axes")
     return bb.emit(relax.op.reshape(mask, [1] * (4 - len(extents)) + extents))
+
+
+#: Operators -> the importer, inputs and attributes to an expression, or None for TVM's conversion.
+_OWN: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
+    "Expand": _expand, "OneHot": _one_hot, "Softplus": _softplus,
+}  # fmt: skip

@@ -6,21 +6,33 @@ The signature of `main` stays what it is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
 
 from felix import errors
 from felix import target as targets
-from felix.frontend import imported, memory
-from felix.frontend.programs import expansion, groups, outlining, positions, splits, transposed
+from felix.frontend import imported, memory, near_zero
+from felix.frontend.programs import (
+    expansion,
+    groups,
+    outlining,
+    positions,
+    splits,
+    transposed,
+    unlowered,
+)
 from felix.frontend.programs.planning import planner, programs
 from felix.frontend.programs.planning.planner import Judge
 from felix.frontend.torch_calls import annotation, forms
 from felix.tir import grammar
+
+_Make: TypeAlias = "Callable[[tvm.IRModule], tvm.IRModule]"
 
 
 class Fusion(enum.StrEnum):
@@ -79,7 +91,7 @@ def grouped(
     Raises:
         WorkloadError: an operator has no program, or its constants need too much memory.
     """
-    return _passed(lambda: _grouped(model.mod, full, grouping), full)
+    return _passed(lambda mod: _grouped(mod, full, grouping), model.mod, full)
 
 
 def lowered(
@@ -94,7 +106,7 @@ def lowered(
     Raises:
         WorkloadError: see `grouped`.
     """
-    return _passed(lambda: _fused(_grouped(model.mod, full, grouping), grouping), full)
+    return _passed(lambda mod: _fused(_grouped(mod, full, grouping), grouping), model.mod, full)
 
 
 def build_pipeline() -> Any:
@@ -134,7 +146,7 @@ def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
     views = [] if fusion.is_planned else [relax.transform.RewriteDataflowReshape()]
     return [
-        relax.transform.LegalizeOps(annotation.legalizations()),
+        relax.transform.LegalizeOps(annotation.legalizations(near_zero.legalizations())),
         relax.transform.FoldConstant(),
         *views,
         relax.transform.AnnotateTIROpPattern(),
@@ -142,14 +154,29 @@ def _passes(fusion: Fusion) -> list[Any]:
     ]
 
 
-def _passed(make: Any, full: tvm.target.Target) -> tvm.IRModule:
+def _passed(make: _Make, mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRModule:
     try:
         with full, tvm.transform.PassContext(opt_level=3):
-            return make()
+            return make(mod)
     except errors.WorkloadError:
         raise
     except (*grammar.TVM_ERRORS, AssertionError) as error:
-        reason = "TVM finds no programs for its operators and shapes"
         if memory.is_short(error):
             reason = f"computing its constants {memory.message()}"
+        else:
+            reason = _reason(mod, full)
         raise errors.WorkloadError(f"the model cannot be lowered: {reason}") from error
+
+
+def _reason(mod: tvm.IRModule, full: tvm.target.Target) -> str:
+    """Why a module cannot be lowered, and what to do."""
+    operator = None
+    passes = tvm.transform.PassContext(opt_level=3)
+    with contextlib.suppress(*grammar.TVM_ERRORS), full, passes:
+        operator = unlowered.find(mod, lambda alone: _grouped(alone, full, Grouping()))
+    if operator is None:
+        return "TVM finds no programs for its operators and shapes"
+    return (
+        f"TVM finds no program for its operator {operator}; write the model with other operators "
+        "or another element type there"
+    )

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tvm import relax
 
+from felix.frontend import near_zero
 from felix.frontend.pytorch import attention, conversion, element_types, indexing
 from felix.frontend.pytorch.conversion import arguments, cast
 from felix.frontend.pytorch.element_types import HALF
@@ -38,6 +39,7 @@ def convert_map() -> dict[str, conversion.Converter]:
         "rms_norm.default": _rms_norm,
         "hardtanh.default": _hardtanh,
         "elu.default": _elu,
+        **{f"{name}.default": _near_zero(name) for name in ("expm1", "log1p")},
         "native_group_norm.default": _group_norm,
         "_native_batch_norm_legit_no_training.default": _batch_norm,
         "scaled_dot_product_attention.default": attention.convert,
@@ -253,6 +255,17 @@ def _clamp(convert: conversion.Converter) -> conversion.Converter:
     return converted
 
 
+def _near_zero(function: str) -> conversion.Converter:
+    """A function of one tensor whose small results TVM's formula would lose."""
+
+    def converted(node: torch.fx.Node, importer: Any) -> Any:
+        (x,) = arguments(node, importer, 1)
+        x = cast(importer, x, element_types.result_dtype(node))
+        return near_zero.emit(importer.block_builder, function, x)
+
+    return converted
+
+
 def _elu(node: torch.fx.Node, importer: Any) -> Any:
     """scale * x where x > 0, else alpha * scale * (exp(x * input_scale) - 1)."""
     x, alpha, scale, input_scale = arguments(node, importer, 4)
@@ -270,8 +283,7 @@ def _elu(node: torch.fx.Node, importer: Any) -> Any:
 
     # Where x is positive the exponential is not read, and may not overflow.
     least = emit(relax.op.minimum(x, relax.const(0.0, wide)))
-    below = emit(relax.op.exp(times(least, input_scale)))
-    below = emit(relax.op.subtract(below, relax.const(1.0, wide)))
+    below = near_zero.emit(importer.block_builder, "expm1", times(least, input_scale))
     is_positive = emit(relax.op.greater(x, relax.const(0.0, wide)))
     result = emit(relax.op.where(is_positive, times(x, scale), times(below, alpha * scale)))
     return cast(importer, result, dtype)

@@ -6,8 +6,9 @@ the program reads, in order.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 import tvm_ffi
@@ -18,15 +19,22 @@ from felix.frontend.torch_calls import conversions
 from felix.frontend.torch_calls.form import Operand, TorchCall, TorchForm, form_from_json
 
 ATTRIBUTE = "felix.torch_form"
+#: A builder and a call of an operator -> a call of its program.
+Lowering: TypeAlias = "Callable[[relax.BlockBuilder, Any], Any]"
 
 
-def legalizations() -> Mapping[str, Callable[[relax.BlockBuilder, Any], Any]]:
-    """TVM's own ways to lower operators, with programs that are annotated, for one module."""
+def legalizations(
+    own: Mapping[str, Lowering] = types.MappingProxyType({}),
+) -> Mapping[str, Lowering]:
+    """Ways to lower operators, with programs that are annotated, for one module.
+
+    Args:
+        own: ways to take in place of TVM's, by the operators' names.
+    """
     variables: dict[tuple[str, int], Any] = {}
-    return {
-        f"relax.{name}": _annotating(f"relax.{name}", variables)
-        for name in conversions.CONVERSIONS
-    }
+    known = [f"relax.{name}" for name in conversions.CONVERSIONS]
+    ways = {name: own.get(name) or tvm.ir.Op.get(name).get_attr("FLegalize") for name in known}
+    return {**own, **{name: _annotating(way, variables) for name, way in ways.items()}}
 
 
 def attributes(function: str, n_operands: int, dtype: str) -> dict[str, str]:
@@ -46,11 +54,8 @@ def form_of(func: tirx.PrimFunc) -> TorchForm | None:
     return None if text is None else form_from_json(str(text))
 
 
-def _annotating(
-    name: str, variables: dict[tuple[str, int], Any]
-) -> Callable[[relax.BlockBuilder, Any], Any]:
-    """TVM's way to lower an operator, annotated; `variables` has those of equal programs."""
-    lower = tvm.ir.Op.get(name).get_attr("FLegalize")
+def _annotating(lower: Lowering, variables: dict[tuple[str, int], Any]) -> Lowering:
+    """A way to lower an operator, annotated; `variables` has those of equal programs."""
 
     def legalize(builder: relax.BlockBuilder, call: Any) -> Any:
         result = lower(builder, call)

@@ -34,6 +34,7 @@ class Argument:
 
     `index_bound` is the exclusive upper bound of values used as an index, if they are. With
     `is_full_range` bytes take all their values: nothing of the program can overflow by them.
+    Integers of an `is_divisor` are 1 or more: PyTorch refuses to divide them by 0.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Argument:
     is_output: bool
     index_bound: int | None = None
     is_full_range: bool = False
+    is_divisor: bool = False
 
 
 def inputs(args: Sequence[Argument], seed: int, *, positive: bool) -> list[Array]:
@@ -62,9 +64,8 @@ def poison(arg: Argument) -> Array:
         return np.full(arg.shape, np.nan, dtype=dtype)
     if dtype == np.bool_:
         return np.zeros(arg.shape, dtype=dtype)
-    array = np.empty(arg.shape, dtype=dtype)
-    array.view(np.uint8).fill(_POISON_BYTE)
-    return array
+    poisoned = bytes([_POISON_BYTE]) * dtype.itemsize
+    return np.full(arg.shape, np.frombuffer(poisoned, dtype)[0])
 
 
 def np_dtype(dtype: str) -> np.dtype[Any]:
@@ -166,6 +167,8 @@ def _random(arg: Argument, rng: np.random.Generator, positive: bool) -> Array:
     low, high = (0, 16) if dtype.kind == "u" else (-8, 8)
     if arg.is_full_range:
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max) + 1
+    if arg.is_divisor:
+        low = 1
     if arg.index_bound is not None:
         low, high = 0, arg.index_bound
     return rng.integers(low, high, arg.shape).astype(dtype)

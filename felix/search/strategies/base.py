@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,9 +121,11 @@ class BaseSearch:
         self.history.load_state_dict(past)
         self.seed, self.round = seed, number
 
-    def forget_pending(self) -> None:
-        """Make pending candidates available again: their measurements were lost."""
-        self.history.pending.clear()
+    def forget_pending(self, keys: Iterable[interface.Key] | None = None) -> None:
+        """Make pending candidates available again, all or these: their measurements were lost."""
+        self.history.pending.difference_update(
+            list(self.history.pending if keys is None else keys)
+        )
 
 
 class ModelSearch(BaseSearch):

@@ -6,18 +6,27 @@ import dataclasses
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space import blocks, post_order, shared_memory, soundness, variants
+from felix.tir.design_space import (
+    alternatives,
+    blocks,
+    post_order,
+    shared_memory,
+    soundness,
+    variants,
+)
 from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
 
+#: Schedules of a space that has too many to be made, at most.
+MAX_CHOSEN = 64
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -43,11 +52,12 @@ def generate(
     """The default design space of a program.
 
     Where a rule of TVM fails, or leaves a program that reads what nothing stores, the space is
-    made again with rules that fail on single blocks only.
+    made again with rules that fail on single blocks only. Of a space of very many schedules only
+    some are made (`alternatives`).
     """
     context = tune_context(mod, target, name=name, seed=seed)
     try:
-        schedules = context.generate_design_space()
+        schedules = _generate(context)
         sound = all(soundness.is_sound(schedule.mod) for schedule in schedules)
     except grammar.SCHEDULE_ERRORS:
         sound = False
@@ -55,6 +65,28 @@ def generate(
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
         schedules = _generate_guarded(context)
     return DesignSpace(tuple(schedules), context.space_generator, mod)
+
+
+def _generate(context: ms.TuneContext) -> Sequence[tvm.s_tir.Schedule]:
+    """The schedules that the rules of a context make, or some of very many."""
+    from tvm.s_tir import meta_schedule as ms
+
+    from felix.tir.design_space import schedule_rules
+
+    def one(
+        choice: alternatives.Choice, counts: dict[alternatives.Place, int]
+    ) -> Sequence[tvm.s_tir.Schedule]:
+        rules = schedule_rules.deciding(context.space_generator.sch_rules, choice, counts)
+        generator = ms.space_generator.PostOrderApply(
+            sch_rules=rules, postprocs=[], mutator_probs={}
+        )
+        generator._initialize_with_tune_context(context)
+        return list(generator.generate_design_space(context.mod))
+
+    some = alternatives.some(context.mod, one, MAX_CHOSEN)
+    if some is not None:
+        return some
+    return list(context.generate_design_space())
 
 
 def generate_variants(
@@ -84,9 +116,9 @@ def _generate_variant(
     return post_order.apply(schedule, context.space_generator.sch_rules, prefix, added)
 
 
-def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:
+def _generate_guarded(context: ms.TuneContext) -> Sequence[tvm.s_tir.Schedule]:
     try:
-        return list(context.generate_design_space())
+        return _generate(context)
     except grammar.SCHEDULE_ERRORS:
         return [tvm.s_tir.Schedule(context.mod, debug_mask="none")]
 

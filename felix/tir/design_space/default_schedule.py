@@ -26,12 +26,17 @@ def of(mod: tvm.IRModule, target: tvm.target.Target) -> s_tir.Schedule:
     """The unscheduled program, or the default schedule where the target is a GPU.
 
     Raises:
-        UnsupportedSchedule: as `on_gpu`.
+        UnsupportedSchedule: as `on_gpu`; or TVM finds no root block to schedule.
     """
-    if target.kind.name == "cuda":
-        return on_gpu(mod)
-    schedule = s_tir.Schedule(mod, debug_mask="none")
-    schedule.get_sblock("root")  # databases of TVM hold no trace without an instruction
+    try:
+        if target.kind.name == "cuda":
+            return on_gpu(mod)
+        schedule = s_tir.Schedule(mod, debug_mask="none")
+        schedule.get_sblock("root")  # databases of TVM hold no trace without an instruction
+    except grammar.SCHEDULE_ERRORS as error:
+        raise errors.UnsupportedSchedule(
+            f"TVM cannot schedule the program: {grammar.first_line(error)}"
+        ) from error
     return schedule
 
 

@@ -6,14 +6,15 @@ before stays in the traces, and blocks that it made are visited like any other.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import tvm
 from tvm.s_tir.schedule import SBlockRV
 
 from felix.tir import grammar
-from felix.tir.design_space import blocks
+from felix.tir.design_space import alternatives, blocks
 from felix.tir.design_space.variants import Prefix, Rule
 
 if TYPE_CHECKING:
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 _FINISHING = "ParallelizeVectorizeUnroll"
 #: The rule that samples compute locations.
 _MOVING = "RandomComputeLocation"
+#: Schedules of a variant that has too many to be made, at most; few are used (`sketch.diversity`).
+MAX_CHOSEN = 16
+
+_Schedules: TypeAlias = Sequence[tvm.s_tir.Schedule]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """A rule that is applied to a block."""
+
+    place: alternatives.Place
+    rule: Rule
+    block: SBlockRV
 
 
 def apply(
@@ -33,7 +47,8 @@ def apply(
 ) -> list[tvm.s_tir.Schedule]:
     """The schedules that the rules make of every block, one rule after another.
 
-    A rule that fails on a block leaves it as it is.
+    A rule that fails on a block leaves it as it is. Of very many schedules only some are made
+    (`alternatives`).
 
     Args:
         schedule: after the prefix.
@@ -41,12 +56,37 @@ def apply(
     """
     names = blocks.names(schedule.mod["main"])
     visited = [(name, schedule.get_sblock(name, func_name="main")) for name in reversed(names)]
+    steps = [
+        _Step((number, name), rule, block)
+        for number, (rule, names_of_rule) in enumerate(_steps(rules, prefix, names, added))
+        for name, block in visited
+        if name in names_of_rule
+    ]
+
+    def one(choice: alternatives.Choice, counts: dict[alternatives.Place, int]) -> _Schedules:
+        return [_one(schedule, steps, choice, counts)]
+
+    some = alternatives.some(schedule.mod, one, MAX_CHOSEN)
+    if some is not None:
+        return some
     schedules = [schedule]
-    for rule, names_of_rule in _steps(rules, prefix, names, added):
-        for name, block in visited:
-            if name in names_of_rule:
-                schedules = [m for each in schedules for m in _applied(rule, each, name, block)]
+    for step in steps:
+        schedules = [made for each in schedules for made in _applied(step, each)]
     return schedules
+
+
+def _one(
+    schedule: tvm.s_tir.Schedule,
+    steps: Sequence[_Step],
+    choice: alternatives.Choice,
+    counts: dict[alternatives.Place, int],
+) -> tvm.s_tir.Schedule:
+    """The schedule of a choice; notes how many alternatives there are where."""
+    for step in steps:
+        made = _applied(step, schedule) or [schedule]
+        counts[step.place] = len(made)
+        schedule = alternatives.taken(choice, step.place, made)
+    return schedule
 
 
 def _steps(
@@ -68,12 +108,10 @@ def _steps(
         yield rule.apply, set(names) - excepted
 
 
-def _applied(
-    rule: Rule, schedule: tvm.s_tir.Schedule, name: str, block: SBlockRV
-) -> Sequence[tvm.s_tir.Schedule]:
-    if name not in blocks.names(schedule.mod["main"]):
+def _applied(step: _Step, schedule: tvm.s_tir.Schedule) -> Sequence[tvm.s_tir.Schedule]:
+    if step.place[1] not in blocks.names(schedule.mod["main"]):
         return [schedule]
     try:
-        return list(rule(schedule.copy(), block))
+        return list(step.rule(schedule.copy(), step.block))
     except grammar.SCHEDULE_ERRORS:
         return [schedule]

@@ -10,14 +10,16 @@ go on.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm.s_tir.schedule import SBlockRV, Schedule
 
 from felix.tir import grammar
-from felix.tir.design_space import soundness
+from felix.tir.design_space import alternatives, soundness
 
 _LOGGER = logging.getLogger(__name__)
 #: Largest innermost tile of MetaSchedule's default for CPUs.
@@ -34,6 +36,11 @@ def _alternatives(rule: ms.ScheduleRule, kind: str) -> list[ms.ScheduleRule]:
     if kind == "llvm" and isinstance(rule, ms.schedule_rule.MultiLevelTiling):
         return [ms.schedule_rule.MultiLevelTiling("SSRSRS", max_innermost_factor=_MAX_INNERMOST)]
     return []
+
+
+def _is_as_sound(mod: tvm.IRModule, before: tvm.IRModule) -> bool:
+    """Whether a program is sound, or what it was before the rule, as most are."""
+    return mod.same_as(before) or soundness.is_sound(mod)
 
 
 @derived_object
@@ -59,9 +66,62 @@ class _Guarded(PyScheduleRule):  # type: ignore[misc]
             except grammar.SCHEDULE_ERRORS as error:
                 _LOGGER.debug("%s fails: %s", rule, grammar.first_line(error))
                 continue
-            if all(soundness.is_sound(result.mod) for result in results):
+            if all(_is_as_sound(result.mod, sch.mod) for result in results):
                 return results
         return [sch]
 
     def clone(self) -> ms.ScheduleRule:
         return _Guarded([rule.clone() for rule in self._rules])
+
+
+def deciding(
+    rules: Sequence[ms.ScheduleRule],
+    choice: alternatives.Choice,
+    counts: dict[alternatives.Place, int],
+) -> list[ms.ScheduleRule]:
+    """The rules, each of which gives the chosen one of its schedules alone.
+
+    Args:
+        rules: in their order.
+        choice: of a schedule of the space.
+        counts: takes how many there are where.
+    """
+    custom = ms.schedule_rule.ApplyCustomRule  # TVM knows it by its type
+    return [
+        rule if isinstance(rule, custom) else _Deciding(rule, number, choice, counts)
+        for number, rule in enumerate(rules)
+    ]
+
+
+@derived_object
+class _Deciding(PyScheduleRule):  # type: ignore[misc]
+    """A rule that gives one of its schedules of each block.
+
+    Args:
+        rule: gives them.
+        number: of the rule in its places.
+        choice, counts: as in `deciding`.
+    """
+
+    def __init__(
+        self,
+        rule: ms.ScheduleRule,
+        number: int,
+        choice: alternatives.Choice,
+        counts: dict[alternatives.Place, int],
+    ) -> None:
+        super().__init__()
+        self._rule, self._number = rule, number
+        self._choice, self._counts = choice, counts
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self._rule._initialize_with_tune_context(context)
+
+    def apply(self, sch: Schedule, block: SBlockRV) -> list[Schedule]:
+        place = (self._number, str(sch.get(block).name_hint))
+        results = list(self._rule.apply(sch, block))
+        self._counts[place] = len(results)
+        return [alternatives.taken(self._choice, place, results)]
+
+    def clone(self) -> ms.ScheduleRule:
+        return _Deciding(self._rule.clone(), self._number, self._choice, self._counts)

@@ -10,6 +10,7 @@ import numpy as np
 from felix import errors
 from felix.search import interface, strategies
 from felix.sketch import legality
+from felix.tir import grammar
 from felix.tuning import options as options_module
 from felix.tuning import strategies as searches
 from felix.tuning.opening import opened_sketches
@@ -74,6 +75,10 @@ class TaskSearch:
             sketches = sketches_of(self.task, left_out.append, has_templates)
         except errors.UnsupportedSchedule as error:
             raise errors.NoDesignSpace(str(error)) from error
+        except grammar.TVM_FAILURES as error:
+            raise errors.NoDesignSpace(
+                f"{self.task.name}: TVM cannot schedule the program: {grammar.first_line(error)}"
+            ) from error
         templates, traces = opened_sketches.by_kind(opened_sketches.searched(sketches))
         self._take_legal(templates, left_out, before_each, judge)
         if not templates_first or not self.sketches:

@@ -128,7 +128,7 @@ class RemoteJob:
         self._ask("opened", task, n_sketches, extract_s, dict(decisions))
 
     def chosen(
-        self, task: int, tuned_us: float, unscheduled_us: float, ships_unscheduled: bool
+        self, task: int, tuned_us: float | None, unscheduled_us: float, ships_unscheduled: bool
     ) -> None:
         """Which of the best schedule and the unscheduled program of a task ships."""
         self._ask("chosen", task, tuned_us, unscheduled_us, ships_unscheduled)

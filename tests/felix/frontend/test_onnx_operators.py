@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")
 
+import numpy as np
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
 from felix import errors, frontend
@@ -16,10 +18,10 @@ from tests.felix.frontend.test_networks import assert_agrees, run
 FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
 
 
-def model(nodes, inputs, constants=(), opset=23):
+def model(nodes, inputs, constants=(), opset=23, kind=FLOAT):
     """The bytes of a model with the output y."""
     values = [helper.make_tensor_value_info(*item) for item in inputs]
-    output = helper.make_tensor_value_info("y", FLOAT, None)
+    output = helper.make_tensor_value_info("y", kind, None)
     graph = helper.make_graph(nodes, "g", values, [output], list(constants))
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     return made.SerializeToString()
@@ -98,3 +100,39 @@ def test_two_inputs_of_one_name_are_refused():
     node = helper.make_node("Relu", ["x"], ["y"])
     with pytest.raises(errors.WorkloadError, match="two inputs of the name 'x'"):
         frontend.import_onnx(model([node], [("x", FLOAT, [2]), ("x", FLOAT, [2])]))
+
+
+@pytest.mark.parametrize("shape", [[2, 3, 4], [3, 1], [5, 2, 3, 4], [1], [2, 1, 4]])
+def test_a_shape_of_expand_may_be_an_initializer(shape):
+    x = torch.randn(2, 1, 4)
+    given = numpy_helper.from_array(np.array(shape, "int64"), "s")
+    node = helper.make_node("Expand", ["x", "s"], ["y"])
+    imported = frontend.import_onnx(model([node], [("x", FLOAT, [2, 1, 4])], [given]))
+    expected = x * torch.ones(shape)
+    assert_agrees(run(imported, frontend.lowered(imported), [x]), expected, 0)
+
+
+def test_a_shape_from_data_is_refused_without_talk_of_branches():
+    node = helper.make_node("Expand", ["x", "s"], ["y"])
+    made = model([node], [("x", FLOAT, [2, 1, 4]), ("s", INT64, [3])])
+    with pytest.raises(errors.WorkloadError, match="it computes a shape from data"):
+        frontend.import_onnx(made)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_one_hot_has_the_type_of_its_values(axis, dtype, is_known):
+    values, indices = np.array([2, 7], dtype), np.array([[0, -1, 2], [5, -3, 1]])
+    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+    node = helper.make_node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
+    inputs = [("x", INT64, [2, 3])] + ([] if is_known else [("v", kind, [2])])
+    constants = [numpy_helper.from_array(np.array(3), "d")]
+    if is_known:
+        constants.append(numpy_helper.from_array(values, "v"))
+    content = model([node], inputs, constants, 17, kind)
+    given = {"x": indices} | ({} if is_known else {"v": values})
+    (expected,) = ReferenceEvaluator(content).run(None, given)
+    imported = frontend.import_onnx(content)
+    args = [torch.tensor(array) for array in given.values()]
+    assert_agrees(run(imported, frontend.lowered(imported), args), torch.tensor(expected), 0)

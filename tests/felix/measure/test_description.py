@@ -22,6 +22,7 @@ TASK = Description(
         Argument("x", "int32", (3, 4), is_input=True, is_output=False, index_bound=7),
         Argument("y", "float8_e4m3fn", (), is_input=False, is_output=True),
         Argument("z", "int8", (2,), is_input=True, is_output=True, is_full_range=True),
+        Argument("d", "int32", (3, 4), is_input=True, is_output=False, is_divisor=True),
     ),
     tolerance=1e-3,
     seed=5,

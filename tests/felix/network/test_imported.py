@@ -13,6 +13,7 @@ from torch import nn
 import felix
 from felix import errors, target
 from felix.network import imported, optimize
+from tests.support import networks
 
 
 def test_the_target_follows_the_tensors() -> None:
@@ -89,3 +90,17 @@ def test_other_gpus_than_the_first_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(imported, "tensors", lambda *call: [elsewhere])
     with pytest.raises(errors.WorkloadError, match="cuda:1: move both to cuda:0"):
         imported.placed(nn.ReLU(), (), {}, "cuda")
+
+
+def test_a_padding_mask_of_a_transformer(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    x, mask = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
+    mask[1, 3:] = True
+    keywords = {"src_key_padding_mask": mask}
+    fast = networks.optimize(model, (x,), tmp_path, trials=1, kwargs=keywords)
+    assert torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        expected = model(x, **keywords)
+    torch.testing.assert_close(fast(x, **keywords)[~mask], expected[~mask], rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 import tvm
+from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 
 import felix
@@ -79,6 +80,15 @@ def test_a_cpu_runs_the_program_as_it_is() -> None:
     task = felix.workloads.gemm(8, 8, 8, target="llvm")
     schedule = default_schedule.of(task.mod, task.target)
     tvm.ir.assert_structural_equal(schedule.mod["main"], task.mod["main"])
+
+
+def test_a_program_that_tvm_cannot_schedule_is_refused_by_name() -> None:
+    task = felix.workloads.gemm(8, 8, 8, target="llvm")
+    body = task.func.body
+    named = s_tir.SBlock([], [], [], "whole", body.block.body)
+    func = task.func.with_body(s_tir.SBlockRealize([], True, named))
+    with pytest.raises(errors.UnsupportedSchedule, match="TVM cannot schedule the program"):
+        default_schedule.of(tvm.IRModule({"main": func}), task.target)
 
 
 def test_a_database_has_what_ships(tmp_path: pathlib.Path) -> None:

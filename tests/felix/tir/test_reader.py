@@ -343,3 +343,38 @@ def test_a_scalar_parameter_is_refused_by_name():
     )
     with pytest.raises(errors.WorkloadError, match="parameter 's' is a scalar"):
         validate.normalise(func)
+
+
+LEAF = """
+with T.sblock("only"):
+    B[()] = A[()] * T.float32(2)
+"""
+SCALARS = ('A: T.Buffer((), "float32")', 'B: T.Buffer((), "float32")')
+
+
+def test_the_root_block_is_called_root_whatever_it_was_called() -> None:
+    func = tir_programs.function(
+        """
+        with T.sblock("whole"):
+            T.reads()
+            T.writes()
+            for i in range(16):
+                with T.sblock("root"):
+                    v = T.axis.spatial(16, i)
+                    B[v] = A[v]
+        """,
+        tir_programs.A16,
+        tir_programs.B16,
+    )
+    checked = validate.normalise(func)
+    assert [block.name_hint for block in grammar.blocks(checked.body)] == ["root", "root_1"]
+    plain = validate.normalise(tir_programs.copy("A[v]"))
+    tvm.ir.assert_structural_equal(checked, plain)
+
+
+def test_a_program_of_one_block_has_a_root_block_around_it() -> None:
+    checked = validate.normalise(tir_programs.function(LEAF, *SCALARS))
+    root, leaf = grammar.blocks(checked.body)
+    assert (root.name_hint, leaf.name_hint) == ("root", "only")
+    assert (len(leaf.reads), len(leaf.writes)) == (1, 1)
+    tvm.ir.assert_structural_equal(validate.normalise(checked), checked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tvm import s_tir
 
 import felix
 from felix import errors, events
@@ -60,6 +61,19 @@ def test_a_task_that_cannot_be_modelled_is_skipped_and_the_others_are_tuned(bad:
 def test_the_only_task_that_cannot_be_modelled_is_an_error(bad: Task) -> None:
     with pytest.raises(errors.TuningError, match=f"{bad.name}: {REASON}"):
         felix.tune(bad, trials=8, options=fakes.small(), model=fakes.Model())
+
+
+def test_where_tvm_itself_fails_only_that_task_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(task: Task) -> list[Any]:
+        if task.weight == BAD_WEIGHT:
+            raise s_tir.ScheduleError("ScheduleError: no such block")
+        return fakes.sketches(task)
+
+    fakes.use(monkeypatch, make)
+    network = tune([fakes.task(32, weight=BAD_WEIGHT), fakes.task(64)])
+    assert [bool(result.skipped) for result in network.results] == [True, False]
+    assert "no such block" in (network.results[0].skipped or "")
+    assert network.results[0].best_or_none is None
 
 
 def test_a_run_of_skipped_tasks_alone_ends_as_failed(bad: Task) -> None:

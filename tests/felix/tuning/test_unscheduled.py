@@ -19,10 +19,11 @@ from tvm.s_tir import meta_schedule as ms
 
 import felix
 from felix import errors, events, workloads
-from felix.cli import main, report
+from felix.cli import main, progress, report
 from felix.measure import protocol
 from felix.tuning import options, results
 from felix.tuning.trials import pending
+from tests.support import tir_programs
 from tests.support import tuning_fakes as fakes
 
 
@@ -187,10 +188,66 @@ def test_a_bundle_compiled_again_ships_the_same(
 def test_a_failed_baseline_changes_nothing() -> None:
     failed = protocol.Measurement(error=protocol.ErrorClass.BUILD)
     task = fakes.task()
-    assert results.faster(task, None, protocol.Measurement(latency_us=1.0)) is None
     tuned = results.Best.__new__(results.Best)
     assert results.faster(task, tuned, failed) is tuned
     assert results.faster(task, tuned, None) is tuned
+
+
+def test_without_a_correct_schedule_the_unscheduled_program_ships_if_it_is_right() -> None:
+    task = fakes.task()
+    unchecked = protocol.Measurement(latency_us=1.0)
+    assert results.faster(task, None, unchecked) is None
+    ships = results.faster(task, None, dataclasses.replace(unchecked, checked=True))
+    assert isinstance(ships, results.Unscheduled) and ships.latency_us == 1.0
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_where_every_schedule_fails_the_report_and_the_events_say_what_ships() -> None:
+    def latency_of(mod: Any) -> Any:
+        return protocol.ErrorClass.WRONG_RESULT if isinstance(mod, fakes.Program) else 7.0
+
+    emitted: list[events.Event] = []
+    result = felix.tune(
+        fakes.task(), 8, model=fakes.Model(), options=fakes.small(fakes.Pool(latency_of)),
+        on_event=emitted.append,
+    )  # fmt: skip
+    assert result.ships_unscheduled and result.best.latency_us == result.unscheduled_us == 7.0
+    assert result.tuned_or_none is None and result.speedup == 1.0
+    note = result.unscheduled_note()
+    assert note is not None and "no schedule ran correctly: the unscheduled program is" in note
+    assert "8 had a wrong_result error" in note
+    (chosen,) = (event for event in emitted if isinstance(event, events.Chosen))
+    assert chosen.ships_unscheduled and chosen.tuned_us is None
+    assert "no schedule ran correctly" in (progress.text(chosen) or "")
+    network = results.network([result], result.reason, result.breakdown)
+    (task,) = report.to_json(network, [{}], [None])["tasks"]
+    assert task["ships"] == "unscheduled" and task["tuned_us"] is None and task["error"] is None
+
+
+def test_candidates_that_tvm_rejects_leave_their_reason_and_a_bundle(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TVM's rules take a sum without a start, and its postprocessors reject all they give."""
+    func = tir_programs.function(
+        """
+        for i, j in T.grid(16, 8):
+            with T.sblock("sum"):
+                v, w = T.axis.remap("SR", [i, j])
+                B[v] = B[v] + A[v, w]
+        """,
+        'A: T.Buffer((16, 8), "float32")',
+        tir_programs.B16,
+    )
+    task = felix.Task.from_prim_func(func, "llvm -num-cores 1")
+    result = felix.tune(task, trials=1, strategy="random", out=tmp_path)
+    assert result.tuned_or_none is None and result.ships_unscheduled
+    assert "TVM rejected" in (result.unscheduled_note() or "")
+    result.export(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["ships"] == "unscheduled" and manifest["tuned"] is None
+    for source in (tmp_path / "tuning", tmp_path / "records.jsonl"):
+        assert main.main(["compile", str(source), "--out", str(tmp_path / "again")]) == 0
+        assert "the unscheduled program is what ships" in capsys.readouterr().out
 
 
 class _Endless(fakes.Pool):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tvm
@@ -185,3 +187,12 @@ def test_far_integers_are_not_taken_for_near_ones(
     result = wanted.copy()
     result[3] = actual
     assert reference.mismatch(result, wanted, 1e-5) is not None
+
+
+def test_results_without_axes_are_poisoned() -> None:
+    for dtype in ("int64", "uint8", "float32", "bool"):
+        argument = reference.Argument("y", dtype, (), is_input=False, is_output=True)
+        poisoned = reference.poison(argument)
+        assert poisoned.shape == () and poisoned.dtype == dtype
+    wide = dataclasses.replace(argument, dtype="int32", shape=(2,))
+    assert reference.poison(wide).tobytes() == b"\x5a" * 8

@@ -1,0 +1,1 @@
+"""Example inputs of a network, and what its model returns on them."""

@@ -1,0 +1,52 @@
+"""Operators without a program: named in the error, or written with others that have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from felix import errors, frontend
+from tests.felix.frontend.test_near_zero import Call
+from tests.felix.frontend.test_networks import assert_agrees, run
+
+
+def test_the_error_names_the_operator() -> None:
+    model = Call(lambda x: (x.float() + 1).long() * 2 % 0)
+    imported = frontend.import_torch(model, (torch.arange(3),))
+    with pytest.raises(errors.WorkloadError, match="'floor_mod' of int64") as raised:
+        frontend.lowered(imported)
+    assert "write the model with other operators" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.LayerNorm(8), (3, 8)),
+        (nn.LayerNorm((4, 8), elementwise_affine=False), (3, 4, 8)),
+        (nn.GroupNorm(2, 8), (3, 8, 4)),
+        (nn.RMSNorm(8), (3, 8)),
+    ],
+)
+def test_norms_of_float64(model: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    wide, x = model.double().requires_grad_(False), torch.randn(shape).double()
+    for parameter in wide.parameters():
+        parameter.copy_(torch.randn_like(parameter))
+    imported = frontend.import_torch(wide, (x,))
+    assert_agrees(run(imported, frontend.lowered(imported), [x]), wide(x), 1e-14)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda x: x / 0, lambda x: x / -0.0, lambda x: x + torch.ones(5) / 0]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_quotient_by_zero(
+    call: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    x = torch.tensor([1.0, -2.0, 0.0, torch.nan, torch.inf]).to(dtype)
+    imported = frontend.import_torch(Call(call), (x,))
+    result = run(imported, frontend.lowered(imported), [x])
+    torch.testing.assert_close(result, call(x), rtol=0, atol=0, equal_nan=True)
