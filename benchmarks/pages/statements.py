@@ -169,7 +169,7 @@ def search_efficiency(data: Data) -> str:
         _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_searched[strategy])
         for strategy in efficiency.COMPARED
     ]
-    if len({run["seed"] for run in data["runs"]}) > 1:
+    if len({run["name"] for run in data["runs"]}) > 2:
         searched = {entry["strategy"] for entry in entries}
         for each in PAIRED:
             if each in searched:

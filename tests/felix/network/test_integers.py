@@ -11,9 +11,10 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from felix import frontend, target
-from felix.network import divisors, groups, imported
+from felix.network import groups, imported
 from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Contender
+from felix.network.examples import divisors
 from tests.support import networks
 
 
