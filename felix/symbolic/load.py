@@ -141,8 +141,13 @@ def _load_block(realize: Any, buffers: _Buffers, loops: dict[Any, ir.IterCompone
         iters.append(ir.Iter(symbol, _constant(iter_var.dom.extent, "an iterator domain"), kind))
         if value in loops:
             bindings.append(ir.Affine({loops[value]: 1}))
+        elif isinstance(value, tirx.IntImm):
+            bindings.append(ir.Affine({}, int(value.value)))
         else:
-            bindings.append(ir.Affine({}, _constant(value, "a block binding")))
+            raise UnsupportedSchedule(
+                f"block {block.name_hint} binds {iter_var.var.name} to {value}, which is no loop; "
+                "give each iterator a loop of its own"
+            )
     annotations = {str(k): v for k, v in block.annotations.items()}
     stores = _load_stores(block.body, buffers, symbols)
     inits = () if block.init is None else _load_stores(block.init, buffers, symbols)

@@ -23,6 +23,7 @@ REFUSED = {
     "grid_sample": "is not proved to fit int32",
     "input_twice": "declared twice",
     "tir_begins_with_branches": "must be one store",
+    "tir_fused_binding": "give each iterator a loop of its own",
     "tir_without_beginning": "give it T.init",
 }
 
