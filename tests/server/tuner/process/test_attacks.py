@@ -30,7 +30,7 @@ def url(tmp_path: pathlib.Path) -> str:
 
 
 def chain(depth: int) -> Task:
-    """Products of matrices, each with a reduction: their sketches multiply."""
+    """Products of matrices: each has many sketches, and all of them long formulas."""
 
     def product(x: te.Tensor, number: int) -> te.Tensor:
         k = te.reduce_axis((0, 64), name=f"k{number}")
@@ -66,7 +66,7 @@ def test_chained_reductions_do_not_hold_a_tuner(
     db: database.Database, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
-    cancelled, beyond = submit(db, chain(6)), submit(db, chain(7))
+    cancelled, beyond = submit(db, chain(32)), submit(db, chain(64))
     normal = submit(db, workloads.gemm(16, 16, 16, target="llvm"))
     engine = engine_process.EngineProcess(limits.Limits.of(CHOSEN))
     working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, CHOSEN)
@@ -95,6 +95,6 @@ def test_chained_reductions_do_not_hold_a_tuner(
     assert service_fakes.get(db, cancelled).state is states.State.CANCELLED
     failed = service_fakes.get(db, beyond)
     assert (failed.state, failed.error) == (states.State.FAILED, "TimeLimit")
-    expected = "building the formulas of task 'chain of 7' took longer than 8 s"
+    expected = "building the formulas of task 'chain of 64' took longer than 8 s"
     assert failed.message is not None and failed.message.startswith(expected)
     assert service_fakes.get(db, normal).state is states.State.SUCCEEDED
