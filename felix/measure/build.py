@@ -26,7 +26,7 @@ import tvm
 from tvm.support import cc
 
 from felix.measure import payload as payloads
-from felix.measure.cpu import division, exponential
+from felix.measure.cpu import bindings, division, exponential
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import embedded, tvm_module
 from felix.templates.generated import GeneratedProgram
@@ -174,7 +174,9 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
 
 def prepared(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """What TVM compiles of a scheduled module: for a CPU, exp written out, divisions guarded."""
-    return mod if target.kind.name == "cuda" else division.guarded(exponential.written_out(mod))
+    if target.kind.name == "cuda":
+        return mod
+    return bindings.at_roots(division.guarded(exponential.written_out(mod)))
 
 
 def module_of_task(

@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from felix import errors
-from felix.measure.cpu import division, exponential
+from felix.measure.cpu import bindings, division, exponential
 from felix.measure.cuda.building import build as cuda_build
 from felix.network.passes import (
     default_schedules,
@@ -245,7 +245,7 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     if is_gpu:
         schedule += [default_schedules.default_schedules(), intermediates.Lift()]
     else:
-        schedule += [exponential.EXP, division.GUARD]
+        schedule += [exponential.EXP, division.GUARD, bindings.AT_ROOTS]
     return tvm.transform.Sequential(
         [
             *schedule,
