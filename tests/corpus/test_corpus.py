@@ -17,6 +17,7 @@ MODELLED = (
     "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares", "dense_int8",
     "dense_bfloat16_in_float32", "large_conv1d_of_data", "large_neighbours",
     "tir_masked_index", "tir_two_halves", "tir_sum_and_count",
+    "tir_two_sums",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {

@@ -195,13 +195,16 @@ def _write_back(
     block.iters = [Iter(first, rf_component.extent, "reduce"), *[it for it, _ in spatial]]
     block.bindings = [Affine({rf_component: 1}), *[b for _, b in spatial]]
     block.guards = []
-    parts = {
-        _combiner_right(store): ir.Value(
-            "load", store.value.is_float, access=_with_axis(store.target, buffer, axis, first)
-        )
-        for store, buffer in zip(block.stores, buffers, strict=True)
-    }
-    block.stores = tuple(ir.Store(s.target, _with_parts(s.value, parts)) for s in block.stores)
+    parts = [
+        ir.Value("load", store.value.is_float, access=_with_axis(store.target, each, axis, first))
+        for store, each in zip(block.stores, buffers, strict=True)
+    ]
+    added = [_combiner_right(store) for store in block.stores]
+    every = dict(zip(added, parts, strict=True))
+    block.stores = tuple(  # two stores may add the same: each has its own part then
+        ir.Store(store.target, _with_parts(store.value, {**every, own: part}))
+        for store, own, part in zip(block.stores, added, parts, strict=True)
+    )
     remaining = [
         lp
         for lp in loops

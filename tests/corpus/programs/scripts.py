@@ -173,6 +173,9 @@ for i, k in T.grid(13, 89):
                             ("A float32 13 89", "B float32 13", "C float32 13")),
         "sum_and_count": (text(counts, "0", "0"),
                           ("A int32 13 89", "B int32 13", "C int32 13")),
+        "two_sums": (text(sums.replace("A[v, w] * A[v, w]", "A[v, w]"), "T.float32(0)",
+                          "T.float32(1)"),
+                     ("A float32 13 89", "B float32 13", "C float32 13")),
         "best_and_where": (text(best, "-1", "T.float32(-3e38)"),
                            ("A float32 13 89", "B int32 13", "C float32 13")),
         "two_stores": (_GRID.format(33, 47, "t")
