@@ -22,6 +22,11 @@ def is_legal(constraints: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.asarray((constraints <= TOLERANCE).all(axis=1), dtype=np.bool_)
 
 
+def n_failed(constraints: NDArray[np.float64]) -> NDArray[np.int64]:
+    """How many constraints each row of exact values [n, n_constraints] does not meet."""
+    return np.asarray((~(constraints <= TOLERANCE)).sum(axis=1), dtype=np.int64)
+
+
 class Sampled(Protocol):
     """A sketch of either kind, as far as it is asked here."""
 

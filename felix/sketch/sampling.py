@@ -36,6 +36,8 @@ STRUCTURE_DRAWS = 12
 CHUNK_SHARE, CHUNK = 256, 4096
 MAX_DRAWN = 16 * CHUNK
 MAX_MOVES = 400
+#: Rows that are repaired together, and moves that make none of them better before it ends.
+N_REPAIRED, MAX_STALE = 512, 40
 
 
 def sample(
@@ -92,6 +94,8 @@ def _structures(
         row = tvm_sample(int(rng.integers(1, 2**31 - 1)))
         if row is not None:
             structure = tuple(row[c] for c in columns)
+            if any(row[c] not in variables[c].domain for c in columns):
+                continue  # locations of another structure's loops
             try:
                 formulas.of_structure(structure)
             except UnsupportedSchedule:
@@ -123,9 +127,34 @@ class _Space:
                 break
             if len(legal) and len(legal) * 50 < drawn and drawn >= 2 * CHUNK:
                 break
+        if not len(legal):
+            legal = self._repaired(rng)
         if len(legal) < n and len(legal):
             legal = self._walk(legal, n, rng)
         return legal[rng.permutation(len(legal))[:n]]
+
+    def _repaired(self, rng: np.random.Generator) -> Rows:
+        """Legal rows where random ones are none: in random rows groups are drawn anew, and kept
+        where no more constraints fail than before. Each kernel has constraints of its own, which
+        all random decisions seldom meet at once.
+        """
+        rows = random_rows(self._variables, self._structure, N_REPAIRED, rng)
+        failed, stale = self._n_failed(rows), 0
+        for _ in range(MAX_MOVES):
+            if not failed.all() or stale > MAX_STALE:
+                break
+            moved = self._moved(rows, rng)
+            count, before = self._n_failed(moved), failed.sum()
+            rows[count <= failed] = moved[count <= failed]
+            failed = np.minimum(count, failed)
+            stale = 0 if failed.sum() < before else stale + 1
+        return _distinct(rows[failed == 0])
+
+    def _moved(self, base: Rows, rng: np.random.Generator) -> Rows:
+        """Rows with one group each drawn anew."""
+        fresh = random_rows(self._variables, self._structure, len(base), rng)
+        chosen = rng.choice(np.unique(self._groups), size=len(base))
+        return np.where(self._groups[None, :] == chosen[:, None], fresh, base)
 
     def _walk(self, legal: Rows, n: int, rng: np.random.Generator) -> Rows:
         """More legal rows: random single changes of legal ones."""
@@ -133,14 +162,14 @@ class _Space:
         for _ in range(MAX_MOVES):
             if len(legal) >= n or stale > 8:
                 break
-            base = legal[rng.integers(len(legal), size=max(256, n))]
-            fresh = random_rows(self._variables, self._structure, len(base), rng)
-            chosen = rng.choice(np.unique(self._groups), size=len(base))
-            moved = np.where(self._groups[None, :] == chosen[:, None], fresh, base)
+            moved = self._moved(legal[rng.integers(len(legal), size=max(256, n))], rng)
             before = len(legal)
             legal = _distinct(np.concatenate([legal, self._legal_of(moved)]))
             stale = stale + 1 if len(legal) == before else 0
         return legal
+
+    def _n_failed(self, rows: Rows) -> NDArray[np.int64]:
+        return legality.n_failed(self._constraints.exact(rows.astype(np.float64)))
 
     def _legal_of(self, rows: Rows) -> Rows:
         return rows[legality.is_legal(self._constraints.exact(rows.astype(np.float64)))]

@@ -25,3 +25,9 @@ def test_scores_follow_the_same_rule() -> None:
     values = sketch.of_structure(()).constraint_program.exact(rows.astype(np.float64))
     legal = scoring.Scorer([sketch], synthetic.CostModel()).legal(0, rows)
     assert legal.tolist() == legality.is_legal(values).tolist() == [True, False, True]
+
+
+def test_constraints_that_fail_are_counted_a_row() -> None:
+    constraints = np.array([[-1.0, 0.0, 1e-12], [1.0, 0.0, np.nan]])
+    assert legality.n_failed(constraints).tolist() == [0, 2]
+    assert legality.is_legal(constraints).tolist() == [True, False]
