@@ -26,7 +26,7 @@ import tvm
 from tvm.support import cc
 
 from felix.measure import payload as payloads
-from felix.measure.cpu import bindings, division, exponential
+from felix.measure.cpu import preparation
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import embedded, tvm_module
 from felix.templates.generated import GeneratedProgram
@@ -173,10 +173,8 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
 
 
 def prepared(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """What TVM compiles of a scheduled module: for a CPU, exp written out, divisions guarded."""
-    if target.kind.name == "cuda":
-        return mod
-    return bindings.at_roots(division.guarded(exponential.written_out(mod)))
+    """What TVM compiles of a scheduled module."""
+    return mod if target.kind.name == "cuda" else preparation.prepared(mod)
 
 
 def module_of_task(

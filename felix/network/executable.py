@@ -20,7 +20,7 @@ import tvm
 from tvm import relax
 
 from felix import errors
-from felix.measure.cpu import bindings, division, exponential
+from felix.measure.cpu import preparation
 from felix.measure.cuda.building import build as cuda_build
 from felix.network.passes import (
     default_schedules,
@@ -237,15 +237,15 @@ def compile_networks(
 def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     """What is left to do with a lowered network; operators are fused already.
 
-    On a GPU programs without threads get a schedule of TVM's rules; on a CPU exp is written out
-    and divisions of integers are guarded.
+    On a GPU programs without threads get a schedule of TVM's rules; on a CPU they are prepared as
+    those that are measured.
     """
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     is_gpu = full.kind.name == "cuda"
     if is_gpu:
         schedule += [default_schedules.default_schedules(), intermediates.Lift()]
     else:
-        schedule += [exponential.EXP, division.GUARD, bindings.AT_ROOTS]
+        schedule.append(preparation.PREPARED)
     return tvm.transform.Sequential(
         [
             *schedule,

@@ -18,6 +18,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
+from felix.measure.cpu import functions
 from felix.tir import grammar
 
 _BINARY = (
@@ -28,17 +29,7 @@ _BINARY = (
 
 def at_roots(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with the Lets of its TIR functions as far out as they may be."""
-    functions = {
-        name: _of_function(func) if isinstance(func, tirx.PrimFunc) else func
-        for name, func in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-#: `at_roots` as a pass of TVM.
-AT_ROOTS = tvm.transform.module_pass(
-    lambda mod, _: at_roots(mod), opt_level=0, name="felix.BindingsAtRoots"
-)
+    return functions.changed(mod, _of_function)
 
 
 def _of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:

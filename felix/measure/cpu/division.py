@@ -19,6 +19,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
+from felix.measure.cpu import functions
 from felix.tir import grammar
 
 _KINDS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
@@ -26,21 +27,7 @@ _KINDS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 def guarded(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every division of integers in its TIR functions guarded."""
-    changed = {
-        name: _of_function(func)
-        for name, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc) and divisors(func)
-    }
-    if not changed:
-        return mod
-    functions = {**mod.functions, **changed}
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-#: `guarded` as a pass of TVM.
-GUARD = tvm.transform.module_pass(
-    lambda mod, _: guarded(mod), opt_level=0, name="felix.DivisionGuarded"
-)
+    return functions.changed(mod, lambda func: _of_function(func) if divisors(func) else func)
 
 
 def divisors(func: tirx.PrimFunc) -> list[tvm.ir.Expr]:

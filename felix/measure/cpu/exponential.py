@@ -16,6 +16,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
+from felix.measure.cpu import functions
 from felix.tir import grammar
 
 #: 1 / ln 2, and ln 2 as a short number and what is left of it.
@@ -32,17 +33,7 @@ _BIAS, _MANTISSA_BITS = 127, 23
 
 def written_out(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every exp and sigmoid of float32 in its TIR functions written out."""
-    functions = {
-        name: _of_function(func) if isinstance(func, tirx.PrimFunc) else func
-        for name, func in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-#: `written_out` as a pass of TVM.
-EXP = tvm.transform.module_pass(
-    lambda mod, _: written_out(mod), opt_level=0, name="felix.ExpWrittenOut"
-)
+    return functions.changed(mod, _of_function)
 
 
 def _of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:

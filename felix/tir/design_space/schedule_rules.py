@@ -43,8 +43,12 @@ def _is_as_sound(mod: tvm.IRModule, before: tvm.IRModule) -> bool:
     return mod.same_as(before) or soundness.is_sound(mod)
 
 
+class _Rule(PyScheduleRule):  # type: ignore[misc]  # TVM's class has no types
+    """The base of the rules here."""
+
+
 @derived_object
-class _Guarded(PyScheduleRule):  # type: ignore[misc]
+class _Guarded(_Rule):
     """The first of several rules that does not fail on a block.
 
     Args:
@@ -94,7 +98,7 @@ def deciding(
 
 
 @derived_object
-class _Deciding(PyScheduleRule):  # type: ignore[misc]
+class _Deciding(_Rule):
     """A rule that gives one of its schedules of each block.
 
     Args:

@@ -6,23 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 from felix import frontend
 from tests.felix.frontend.test_networks import run
+from tests.support.modules import Called
 
 FLOATS = torch.tensor([0.5, -1.5, 2.0, float("inf")])
 WHOLE = torch.tensor([0, 1, -2, 3])
 FLAGS = torch.tensor([True, False, True, False])
-
-
-class _Called(nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
-        return self.function(*operands)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +48,7 @@ class _Called(nn.Module):
 def test_agrees_with_pytorch(
     function: Callable[..., torch.Tensor], operands: tuple[torch.Tensor, ...]
 ) -> None:
-    model = _Called(function)
+    model = Called(function)
     imported = frontend.import_torch(model, operands)
     assert not imported.pytorch
     result = run(imported, frontend.lowered(imported, "llvm"), operands)

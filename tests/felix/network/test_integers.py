@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from onnx import TensorProto, helper
-from torch import nn
 
 from felix import frontend, target
 from felix.network import groups, imported
@@ -16,22 +15,14 @@ from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Contender
 from felix.network.examples import divisors
 from tests.support import networks
-
-
-class _Function(nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return self.function(*tensors)
+from tests.support.modules import Called
 
 
 @pytest.mark.parametrize("operation", [torch.floor_divide, torch.remainder, torch.fmod])
 def test_a_division_is_compared_with_pytorch(
     tmp_path: pathlib.Path, operation: Callable[..., torch.Tensor]
 ) -> None:
-    model = _Function(operation)
+    model = Called(operation)
     n, d = torch.arange(-32, 32).int(), torch.arange(1, 65).int()
     fast = networks.optimize(model, (n, d), tmp_path, pytorch=True, trials=2)
     assert torch.equal(fast(n, d), model(n, d))
@@ -41,7 +32,7 @@ def test_a_division_is_compared_with_pytorch(
 def test_operands_of_contenders_have_no_divisor_of_0() -> None:
     n, d = torch.arange(-32, 32), torch.arange(1, 65)
     full = target.parse(networks.TARGET)
-    network = imported.read(_Function(torch.floor_divide), (n, d), {}, full)
+    network = imported.read(Called(torch.floor_divide), (n, d), {}, full)
     (group,) = groups.of(network.lowered, full)
     assert group.task is not None
     drawn = excluded.inputs(group.task)
@@ -51,7 +42,7 @@ def test_operands_of_contenders_have_no_divisor_of_0() -> None:
 
 def test_a_sum_without_axes(tmp_path: pathlib.Path) -> None:
     values = torch.arange(64, dtype=torch.int32)
-    fast = networks.optimize(_Function(torch.sum), values, tmp_path, pytorch=True, trials=2)
+    fast = networks.optimize(Called(torch.sum), values, tmp_path, pytorch=True, trials=2)
     assert torch.equal(fast(values), values.sum())
 
 

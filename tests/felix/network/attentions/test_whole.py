@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from benchmarks.networks import catalogue
@@ -20,24 +19,14 @@ from felix.network.attentions import finding, rewiring, whole
 from felix.network.contenders.shipping import Contender
 from felix.network.pytorch import functions
 from tests.support import networks, run_py
+from tests.support.modules import Called
 
 FULL = target.parse(networks.TARGET)
 Function = Callable[..., torch.Tensor]
 
 
-class _Of(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.function(*tensors)
-
-
 def _found(function: Function, *tensors: torch.Tensor) -> list[finding.Attention]:
-    model = frontend.import_torch(_Of(function), tensors)
+    model = frontend.import_torch(Called(function), tensors)
     return finding.find(frontend.lowered(model, FULL))
 
 
@@ -73,7 +62,7 @@ def _built_in(**options: Any) -> Function:
 def test_attention_is_found_however_it_is_written(
     function: Function, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]
 ) -> None:
-    model = frontend.import_torch(_Of(function), tensors)
+    model = frontend.import_torch(Called(function), tensors)
     lowered = frontend.lowered(model, FULL)
     (found,) = finding.find(lowered)
     (call,) = [c for step in found.steps for c in step.form.calls if c.function == "attention"]
