@@ -61,7 +61,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 is_output=is_output,
                 index_bound=bounds.get(param.name),
                 is_full_range=is_full_range and str(info.dtype) in _BYTES,
-                is_divisor=param.name in dividing and str(info.dtype) != "bool",
+                is_divisor=_contains(dividing, param) and str(info.dtype) != "bool",
             )
         )
     return tuple(parameters)
@@ -213,14 +213,15 @@ def _index_bounds(func: Any) -> dict[str, int]:
     return bounds
 
 
-def _divisor_inputs(func: Any) -> set[str]:
-    """Names of the tensors that integers are divided by; all where other results are divisors."""
+def _divisor_inputs(func: Any) -> list[Any]:
+    """The parameters that integers are divided by; all where other results are divisors."""
     read: list[Any] = []
     for divisor in division.divisors(func):
-        structural.structural_walk(divisor, ((tvm.ir.TensorLoad, read.append),))
-    parameters = {str(param.name) for param in func.params}
-    names = {str(load.source.name) for load in read}
-    return names if names <= parameters else parameters
+        structural.structural_walk(
+            divisor, ((tvm.ir.TensorLoad, lambda load: read.append(load.source)),)
+        )
+    parameters = list(func.params)
+    return read if all(_contains(parameters, each) for each in read) else parameters
 
 
 def _contains(buffers: Sequence[Any], buffer: Any) -> bool:

@@ -88,3 +88,12 @@ def test_a_reference_with_a_divisor_of_0_does_not_end_the_process() -> None:
     args = task_program.arguments(mod)
     assert (reference.inputs(args, 0, positive=False)[1] == 1).any()
     task_program.on_cpu(mod, TARGET, args)(0, False)
+
+
+def test_a_result_of_a_parameters_name_is_none() -> None:
+    n, d = (te.placeholder((N,), "int32", name) for name in "nd")
+    squares = te.compute((N,), lambda i: n[i] * n[i] + 1, name="d")
+    out = te.compute((N,), lambda i: tirx.floordiv(d[i], squares[i]), name="out")
+    mod = tvm.IRModule({"main": te.create_prim_func([n, d, out])})
+    args = task_program.arguments(mod)
+    assert [each.is_divisor for each in args] == [True] * 3
