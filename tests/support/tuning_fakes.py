@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from felix import errors, workloads
+import felix
+from felix import errors, records, workloads
 from felix.measure import protocol, testing
 from felix.measure.pool.locks import rwlock
 from felix.task import Task
-from felix.tuning import options, pacing
+from felix.tuning import options, pacing, results
 from felix.tuning.opening import task_search
 from tests.support import synthetic
 
@@ -149,3 +150,17 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
         "pool": lambda task: chosen,
     }
     return options.TuneOptions(**(defaults | changes))
+
+
+def tune(
+    tasks: Any = None, pool: Pool | None = None, options: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> Any:  # fmt: skip
+    """`felix.tune` of a small task on a fake pool, 32 trials unless it says otherwise."""
+    arguments = {"trials": 32, "model": Model(), **arguments}
+    return felix.tune(tasks or task(), options=small(pool, **(options or {})), **arguments)
+
+
+def keys(result: results.TuneResult) -> list[records.Key]:
+    """Of the measured candidates, in their order."""
+    return [record.key for record in result.records]

@@ -11,7 +11,7 @@ import tvm
 from felix import errors
 from felix.measure import protocol
 from felix.task import Task
-from tests.felix.measure.pool import test_local as programs
+from tests.support import pool_programs as programs
 
 _E = protocol.ErrorClass
 

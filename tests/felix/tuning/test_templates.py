@@ -64,10 +64,6 @@ def tune(pool: fakes.Pool | None = None, **arguments: Any) -> felix.TuneResult:
     return result
 
 
-def _keys(result: felix.TuneResult) -> list[records.Key]:
-    return [record.key for record in result.records]
-
-
 def test_the_fastest_kernel_of_a_template_is_the_result(tmp_path: pathlib.Path) -> None:
     emitted: list[events.Event] = []
     result = tune(out=tmp_path, on_event=emitted.append, options={"n_finalists": 2})
@@ -146,8 +142,8 @@ def test_failed_kernels_are_recorded_by_class() -> None:
 def test_same_seed_same_run(strategy: str) -> None:
     options = {} if strategy == "local" else {"search": None}
     first, second = (tune(strategy=strategy, seed=3, options=options) for _ in range(2))
-    assert _keys(first) == _keys(second)
-    assert {2} < {index for index, _ in _keys(first)}
+    assert fakes.keys(first) == fakes.keys(second)
+    assert {2} < {index for index, _ in fakes.keys(first)}
 
 
 def test_a_run_resumes_with_both_models(tmp_path: pathlib.Path) -> None:
@@ -158,7 +154,7 @@ def test_a_run_resumes_with_both_models(tmp_path: pathlib.Path) -> None:
     assert state["model"]["kind"] == state["model"]["template"]["kind"] == "correction"
     resumed = tune(trials=32, out=tmp_path, resume=True, options=options)
     assert resumed.records[:16] == half.records
-    assert _keys(resumed) == _keys(whole)
+    assert fakes.keys(resumed) == fakes.keys(whole)
 
 
 def test_a_session_of_a_version_without_templates_goes_on(tmp_path: pathlib.Path) -> None:
@@ -171,7 +167,7 @@ def test_a_session_of_a_version_without_templates_goes_on(tmp_path: pathlib.Path
     )
     path.write_text(json.dumps(content))
     result = tune(trials=16, out=tmp_path, resume=True)
-    assert len(result.records) == 16 == len(set(_keys(result)))
+    assert len(result.records) == 16 == len(set(fakes.keys(result)))
 
 
 _VICTIM = """
@@ -210,7 +206,7 @@ def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
     assert {r.variant for r in before} == {"stock", "naive-gemm"}
     result = tune(trials=len(before) + 16, out=tmp_path, resume=True)
     assert list(result.records[: len(before)]) == before
-    assert len(set(_keys(result))) == len(before) + 16
+    assert len(set(fakes.keys(result))) == len(before) + 16
 
 
 def test_the_report_names_the_template_and_its_parameters() -> None:

@@ -18,6 +18,9 @@ from tests.server.api.conftest import (  # noqa: F401  (fixtures)
 from tests.server.conftest import db  # noqa: F401  (a fixture)
 from tests.support.dashboard.browser import chromium, page, site  # noqa: F401  (fixtures)
 
+#: Pages of a job, after its address.
+TABS = ("", "/trials", "/search", "/code", "/log", "/log?all=1")
+
 
 @pytest.fixture
 def url(tmp_path: pathlib.Path) -> str:
@@ -45,6 +48,11 @@ class Pages:
         response = self.client.get(address)
         assert response.status_code == status, (response.status_code, response.text[:2000])
         return response.text
+
+    @property
+    def key_id(self) -> int:
+        """Of the key that may submit, with which `pages` is logged in."""
+        return self.service.keys["submit"].key.id
 
     @property
     def csrf(self) -> str:

@@ -8,20 +8,13 @@ import re
 
 import pytest
 
-from server import errors
-from server.store import artifacts, control, keys, plot_points, progress, trials
+from server.store import artifacts, control, plot_points, progress, trials
 from server.store.tuners import device_reports, workers
-from tests.server.dashboard.conftest import Pages, words
+from tests.server.dashboard.conftest import TABS, Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
 
 HOSTILE = """<script>alert('1')</script>"><img src=x onerror=alert(2)> & {{ 7*7 }}"""
-TABS = ("", "/trials", "/search", "/code", "/log", "/log?all=1")
-
-
-def key_id(pages: Pages) -> int:
-    """The key of whoever is logged in."""
-    return pages.service.keys["submit"].key.id
 
 
 @pytest.mark.parametrize(
@@ -40,7 +33,7 @@ def test_empty_pages_say_what_to_do(pages: Pages, address: str) -> None:
 
 def test_table_shows_figures_and_filters(pages: Pages) -> None:
     service = pages.service
-    done = api_rows.finished(service.db, service.blobs, key_id(pages), name="fast one")
+    done = api_rows.finished(service.db, service.blobs, pages.key_id, name="fast one")
     api_rows.queued(service.db, name="slow one", tags=("nightly",), target_key="cuda/sm_90/X")
     text = words(pages.get("/dashboard"))
     assert "fast one" in text and "slow one" in text
@@ -73,7 +66,7 @@ def test_table_pages_by_number(pages: Pages) -> None:
 
 
 def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
-    service, key = pages.service, key_id(pages)
+    service, key = pages.service, pages.key_id
     cancelled = api_rows.queued(service.db, key)
     with service.db.write() as tx:
         control.cancel(tx, cancelled.id)
@@ -91,7 +84,7 @@ def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
 
 def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, key_id(pages), n_tasks=2, trials=64)
+    api_rows.queued(pages.service.db, pages.key_id, n_tasks=2, trials=64)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(20)
     job = grows.finish(pages.service.blobs)
@@ -106,7 +99,7 @@ def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
 
 
 def test_points_are_the_measured_trials(pages: Pages) -> None:
-    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=8)
+    claim = api_rows.running(pages.service.db, pages.key_id, n_trials=8)
     response = pages.client.get(f"/dashboard/data/jobs/{claim.job.id}/points?task=0").json()
     assert response["trial"] == [1, 2, 3, 5, 6, 7]
     assert response["latency_us"][0] == 100.0 and response["elapsed_s"][0] == 1.0
@@ -115,7 +108,7 @@ def test_points_are_the_measured_trials(pages: Pages) -> None:
 
 def test_trials_page_filters_and_pages(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, key_id(pages), trials=200)
+    api_rows.queued(pages.service.db, pages.key_id, trials=200)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(120)
     at = f"/dashboard/jobs/{grows.claim.job.id}/trials"
@@ -132,10 +125,10 @@ def test_trials_page_filters_and_pages(pages: Pages) -> None:
 
 def test_search_page_judges_the_cost_model(pages: Pages) -> None:
     service = pages.service
-    good = api_rows.running(service.db, key_id(pages), n_trials=24)  # predictions in order
+    good = api_rows.running(service.db, pages.key_id, n_trials=24)  # predictions in order
     text = words(pages.get(f"/dashboard/jobs/{good.job.id}/search"))
     assert "Rank correlation 1.000 over 18 trials: the cost model orders" in text
-    bad = api_rows.running(service.db, key_id(pages), n_trials=0)
+    bad = api_rows.running(service.db, pages.key_id, n_trials=0)
     with service.db.write() as tx:
         for number in range(20):
             new = service_fakes.new_trial(number, 10.0 + number, predicted_us=90.0 - number)
@@ -145,7 +138,7 @@ def test_search_page_judges_the_cost_model(pages: Pages) -> None:
 
 def test_code_is_marked_and_whole(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, key_id(pages))
+    api_rows.queued(pages.service.db, pages.key_id)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(2)
     job = grows.finish(pages.service.blobs)
@@ -157,7 +150,7 @@ def test_code_is_marked_and_whole(pages: Pages) -> None:
 
 def test_assembly_stands_beside_the_generated_code(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, key_id(pages))
+    api_rows.queued(pages.service.db, pages.key_id)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(2)
     job = grows.finish(pages.service.blobs)
@@ -169,7 +162,7 @@ def test_assembly_stands_beside_the_generated_code(pages: Pages) -> None:
 
 
 def test_ptx_stands_beside_cuda_code(pages: Pages) -> None:
-    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=1)
+    claim = api_rows.running(pages.service.db, pages.key_id, n_trials=1)
     source, ptx = 'extern "C" __global__ void main_kernel() {}', ".visible .entry main_kernel()\n"
     with pages.service.db.write() as tx:
         artifacts.store_code(tx, claim.fence, 0, growing.SCHEDULE, source, ptx)
@@ -182,7 +175,7 @@ def test_ptx_stands_beside_cuda_code(pages: Pages) -> None:
 
 def test_decisions_have_names(pages: Pages) -> None:
     db = pages.service.db
-    claim = api_rows.running(db, key_id(pages), n_trials=1)
+    claim = api_rows.running(db, pages.key_id, n_trials=1)
     labels = {"1": [("tile of i in <gemm>", 2), ("unroll_explicit", 1), ("location of pad", 1)]}
     with db.write() as tx:
         progress.opened(tx, claim.fence, 0, 2, 0.1, labels)
@@ -208,7 +201,7 @@ def test_decisions_have_names(pages: Pages) -> None:
 
 def test_parameters_of_a_template_have_names(pages: Pages) -> None:
     db = pages.service.db
-    claim = api_rows.running(db, key_id(pages), n_trials=1)
+    claim = api_rows.running(db, pages.key_id, n_trials=1)
     labels = {"7": [("generated kernel gemm-<x>", 0), ("rows of a block", 1), ("stages", 1)]}
     with db.write() as tx:
         progress.opened(tx, claim.fence, 0, 8, 0.1, labels)
@@ -226,7 +219,7 @@ def test_parameters_of_a_template_have_names(pages: Pages) -> None:
 
 def test_log_is_paged_newest_first(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, key_id(pages), trials=400)
+    api_rows.queued(pages.service.db, pages.key_id, trials=400)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(230)
     at = f"/dashboard/jobs/{grows.claim.job.id}/log"
@@ -242,8 +235,8 @@ def test_log_is_paged_newest_first(pages: Pages) -> None:
 
 def test_compare_takes_numbers_in_any_writing(pages: Pages) -> None:
     service = pages.service
-    one = api_rows.finished(service.db, service.blobs, key_id(pages), name="first")
-    two = api_rows.running(service.db, key_id(pages), name="second").job
+    one = api_rows.finished(service.db, service.blobs, pages.key_id, name="first")
+    two = api_rows.running(service.db, pages.key_id, name="second").job
     page = pages.get(f"/dashboard/compare?job={one.id}&job=%23{two.id},+77")
     assert f'data-jobs="{one.id},{two.id}"' in page
     assert "There is no job 77" in page and "first" in page and "second" in page
@@ -284,7 +277,7 @@ def test_devices_tell_how_each_one_is(pages: Pages) -> None:
 
 def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     service = pages.service
-    mine = api_rows.queued(service.db, key_id(pages))
+    mine = api_rows.queued(service.db, pages.key_id)
     other = api_rows.queued(service.db, service.keys["admin"].key.id)
 
     def verbs(job_id: int) -> set[str]:
@@ -306,31 +299,10 @@ def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     assert service_fakes.get(service.db, other.id).state == "queued"
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong"])
-def test_actions_need_the_token(pages: Pages, token: str | None) -> None:
-    job = api_rows.queued(pages.service.db, key_id(pages))
-    data = {} if token is None else {"csrf_token": token}
-    for address in (f"/dashboard/jobs/{job.id}/cancel", "/dashboard/submit", "/dashboard/logout"):
-        assert pages.client.post(address, data=data).status_code == 403
-    assert service_fakes.get(pages.service.db, job.id).state == "queued"
-    pages.get("/dashboard")  # still logged in
-
-
-def test_readers_see_but_do_nothing(pages: Pages) -> None:
-    job = api_rows.queued(pages.service.db, key_id(pages))
-    pages.log_in("read")
-    assert "data-verb" not in pages.get(f"/dashboard/jobs/{job.id}")
-    assert "Your key may only read" in words(pages.get("/dashboard/submit"))
-    csrf = {"csrf_token": pages.csrf}
-    assert pages.client.post(f"/dashboard/jobs/{job.id}/cancel", data=csrf).status_code == 403
-    form = {**csrf, "op": "gemm", "p.m": "8", "p.n": "8", "p.k": "8"}
-    assert pages.client.post("/dashboard/submit", data=form).status_code == 403
-
-
 def test_hostile_names_are_text(pages: Pages) -> None:
     service = pages.service
     claim = api_rows.running(
-        service.db, key_id(pages), n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
+        service.db, pages.key_id, n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
         op=HOSTILE, workload={"params": {HOSTILE: HOSTILE}, "left_out": [HOSTILE]},
     )  # fmt: skip
     with service.db.write() as tx:
@@ -359,7 +331,7 @@ def test_hostile_names_are_text(pages: Pages) -> None:
     ],
 )  # fmt: skip
 def test_missing_things_are_pages(pages: Pages, address: str) -> None:
-    api_rows.queued(pages.service.db, key_id(pages))
+    api_rows.queued(pages.service.db, pages.key_id)
     page = pages.get(address, 404)
     assert (
         "<h1>Not found</h1>" in page and 'href="/dashboard"' in page and "<!doctype html>" in page
@@ -393,85 +365,9 @@ def test_assets_are_cached_by_browsers_and_packed(logged_out: Pages) -> None:
         assert response.status_code in (303, 404)
 
 
-def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
-    service = logged_out.service
-    job = api_rows.finished(service.db, service.blobs)
-    for address in (
-        "/dashboard", "/dashboard/compare?job=1", "/dashboard/devices", "/dashboard/submit",
-        *(f"/dashboard/jobs/{job.id}{tab}" for tab in TABS),
-    ):  # fmt: skip
-        response = logged_out.client.get(address)
-        assert response.status_code == 303
-        assert response.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
-        assert job.name not in response.text
-    assert logged_out.client.get(f"/dashboard/data/jobs/{job.id}/points").status_code == 401
-    response = logged_out.client.post(f"/dashboard/jobs/{job.id}/cancel")
-    assert response.status_code == 303 and response.headers["location"] == "/dashboard/login"
-
-
-def test_log_in_and_out(logged_out: Pages) -> None:
-    key = logged_out.service.keys["read"].text
-    form = {"key": f" {key}\n", "next": "/dashboard/devices"}
-    response = logged_out.client.post("/dashboard/login", data=form)
-    assert response.status_code == 303 and response.headers["location"] == "/dashboard/devices"
-    cookie = response.headers["set-cookie"].lower()
-    assert "httponly" in cookie and "samesite=lax" in cookie and key not in cookie
-    logged_out.get("/dashboard/devices")
-    response = logged_out.client.get("/dashboard/login?next=/dashboard/compare")
-    assert response.headers["location"] == "/dashboard/compare"
-    response = logged_out.client.post("/dashboard/logout", data={"csrf_token": logged_out.csrf})
-    assert response.status_code == 303
-    assert logged_out.client.get("/dashboard").status_code == 303
-
-
-def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
-    for _ in range(10):
-        response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
-        assert response.status_code == 401 and "This key is unknown" in response.text
-    response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
-    assert response.status_code == 429 and "wait a minute" in response.text.lower()
-    response = logged_out.client.post("/dashboard/login", data={})
-    assert response.status_code == 429
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
-     {"Origin": "https://evil.example"}, {"Origin": "null"}],
-)  # fmt: skip
-def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[str, str]) -> None:
-    data = {"key": logged_out.service.keys["read"].text}
-    response = logged_out.client.post("/dashboard/login", data=data, headers=headers)
-    assert response.status_code == 403 and "set-cookie" not in response.headers
-
-
-@pytest.mark.parametrize(
-    "after",
-    ["https://evil.example", "//evil.example", "/\\evil.example", "/dashboardevil",
-     "/dashboard/\\evil", "/v1/jobs", "javascript:alert(1)", ""],
-)  # fmt: skip
-def test_login_leads_nowhere_else(logged_out: Pages, after: str) -> None:
-    data = {"key": logged_out.service.keys["read"].text, "next": after}
-    response = logged_out.client.post("/dashboard/login", data=data)
-    assert response.headers["location"] == "/dashboard"
-
-
-def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
-    with pages.service.db.write() as tx:
-        keys.revoke(tx, key_id(pages))
-    assert pages.client.get("/dashboard").status_code == 303
-    with pytest.raises(errors.Unauthenticated), pages.service.db.read() as tx:
-        keys.find(tx, pages.service.keys["submit"].text)
-
-
-def test_the_address_of_the_service_leads_here(logged_out: Pages) -> None:
-    response = logged_out.client.get("/")
-    assert response.status_code == 303 and response.headers["location"] == "/dashboard"
-
-
 @pytest.mark.parametrize("address", ["/dashboard", "/dashboard/submit", "/dashboard/jobs/1"])
 def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> None:
-    api_rows.running(pages.service.db, key_id(pages), n_tasks=2)
+    api_rows.running(pages.service.db, pages.key_id, n_tasks=2)
     page = pages.get(address)
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)), sorted(one for one in ids if ids.count(one) > 1)
@@ -483,7 +379,7 @@ def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> No
 
 def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     service = pages.service
-    mine = api_rows.finished(service.db, service.blobs, key_id(pages), name="before")
+    mine = api_rows.finished(service.db, service.blobs, pages.key_id, name="before")
     other = api_rows.queued(service.db, service.keys["admin"].key.id)
     at, csrf = f"/dashboard/jobs/{mine.id}", {"csrf_token": pages.csrf}
     form = {**csrf, "name": "after", "tags": "b, a,", "priority": "7", "note": "why <b>"}
@@ -501,13 +397,13 @@ def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     response = pages.client.post(f"{at}/delete", data=csrf)
     assert response.status_code == 303 and response.headers["location"] == "/dashboard"
     pages.get(at, 404)
-    running = api_rows.running(service.db, key_id(pages)).job
+    running = api_rows.running(service.db, pages.key_id).job
     response = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
     assert response.status_code == 409 and "cancel it first" in words(response.text).lower()
 
 
 def test_of_many_trials_a_share_is_drawn_and_all_improvements(pages: Pages) -> None:
-    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=0)
+    claim = api_rows.running(pages.service.db, pages.key_id, n_trials=0)
     with pages.service.db.write() as tx:
         for number in range(40):
             new = service_fakes.new_trial(number, 50.0 if number == 36 else 100.0 + number)

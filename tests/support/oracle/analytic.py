@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import tvm
 
 from felix.target import Hardware
-from tests.support.oracle.programs import Nest, Site, element_bytes
+from tests.support.oracle.expressions import element_bytes
+from tests.support.oracle.programs import Nest, Site
 
 Values = Mapping[str, float]
 Buffers = tuple[dict[str, tuple[int, ...]], dict[str, Site]]

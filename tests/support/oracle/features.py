@@ -17,8 +17,9 @@ from tvm.ir.expr import Call
 from felix.features import spec
 from felix.sketch.trace_sketch import TraceSketch
 from felix.target import Hardware, hardware
-from tests.support.oracle import analytic, code, pipelines, programs
-from tests.support.oracle.programs import Access, Axis, Nest, Site, element_bytes
+from tests.support.oracle import analytic, code, expressions, pipelines, programs
+from tests.support.oracle.expressions import element_bytes
+from tests.support.oracle.programs import Access, Axis, Nest, Site
 
 SECTOR_BYTES, BANK_BYTES, WARP_LANES = 32, 128, (1, 2, 4, 8, 16)
 
@@ -89,15 +90,15 @@ def _operations(nest: Nest) -> dict[str, float]:
              tirx.Div: "float_div", tirx.Mod: "float_div", tirx.FloorDiv: "float_div",
              tirx.FloorMod: "float_div", tirx.Min: "float_cmp",
              tirx.Max: "float_cmp"}  # fmt: skip
-    for node in programs.walk(nest.store.value):
+    for node in expressions.walk(nest.store.value):
         is_float = not isinstance(node, tirx.Var) and str(node.ty).startswith(("float", "bfloat"))
-        if programs.is_if(node) or isinstance(node, tirx.Select):
+        if expressions.is_if(node) or isinstance(node, tirx.Select):
             counts["select_ops"] += 1
         elif isinstance(node, (tirx.And, tirx.Or, tirx.Not)):
             counts["bool_ops"] += 1
         elif isinstance(node, tirx.Cast):
             counts["cast_ops"] += 1
-        elif isinstance(node, programs.COMPARISONS):
+        elif isinstance(node, expressions.COMPARISONS):
             counts["int_ops"] += 1
         elif isinstance(node, Call):
             counts["float_math" if is_float else "int_ops"] += 1
@@ -112,7 +113,7 @@ def _operations(nest: Nest) -> dict[str, float]:
 
 def _loops(nest: Nest) -> dict[str, float]:
     axes = nest.axes
-    feeding = programs.used(nest.reduce)
+    feeding = expressions.used(nest.reduce)
     feeds = [a for a in axes if any(v.same_as(a.variable) for v in feeding)]
     live = [a for a in axes if a.extent > 1]
     steps = [a.unroll for a in axes if a.unroll is not None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm.ir.expr import TensorLoad
 
-from tests.support.oracle import programs
+from tests.support.oracle import expressions
 from tests.support.oracle.programs import Nest
 
 STAGES, ASYNC = "software_pipeline_stage", "software_pipeline_async_stages"
@@ -32,7 +32,7 @@ def features(nest: Nest, counted: Mapping[str, float]) -> dict[str, float]:
 def _copied(nest: Nest, counted: Mapping[str, float]) -> float:
     value: Any = nest.store.value
     lanes = int(counted["vector_extent"])
-    if programs.is_if(value):
+    if expressions.is_if(value):
         value, lanes = value.args[1], 1
     if not isinstance(value, TensorLoad):
         return 0
@@ -42,5 +42,5 @@ def _copied(nest: Nest, counted: Mapping[str, float]) -> float:
         return 0
     if lanes > 1 and counted["buf1.vector_stride"] != 1:
         return 0
-    element = programs.element_bytes(nest.store.buffer)
+    element = expressions.element_bytes(nest.store.buffer)
     return nest.trip * element if lanes * element in (4, 8, 16) else 0

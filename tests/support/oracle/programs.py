@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir.expr import Call, TensorLoad
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
 
 from felix.sketch.trace_sketch import TraceSketch
+from tests.support.oracle import expressions
 
 UNROLL = "pragma_auto_unroll_max_step"
 
@@ -80,12 +81,12 @@ class Nest:
     def foreign(self) -> list[Any]:
         """Loop variables in bindings and predicate that are not of its own axes."""
         of_axes = {v for a in self.axes for v in (a.variable, *a.other_variables)}
-        return list(set(used([self.predicate, *self.iterators.values()])) - of_axes)
+        return list(set(expressions.used([self.predicate, *self.iterators.values()])) - of_axes)
 
     @functools.cached_property
     def named(self) -> list[Any]:
         """Variables in the bindings of iterators, as often as they occur."""
-        return used([*self.iterators.values()])
+        return expressions.used([*self.iterators.values()])
 
     @functools.cached_property
     def _enumerated(self) -> dict[tuple[int, ...], Points]:
@@ -237,7 +238,7 @@ def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest
         distinct.append(dataclasses.replace(axis, other_variables=names, child=child))
     result = []
     if block.init is not None:
-        feeding = used(reduce)
+        feeding = expressions.used(reduce)
         spatial = [a for a in distinct if not any(v.same_as(a.variable) for v in feeding)]
         result += [
             Nest(
@@ -270,108 +271,20 @@ def _unbound(body: Any) -> list[Any]:
     return [_Store(s.buffer, s.indices, values.get(s.value, s.value)) for s in stores]
 
 
-# ---------------------------------------------------------------- expressions
-
-_BINARY = {
-    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide, tirx.FloorMod: np.mod, tirx.Min: np.minimum,
-    tirx.Max: np.maximum, tirx.LT: np.less, tirx.LE: np.less_equal, tirx.GT: np.greater,
-    tirx.GE: np.greater_equal, tirx.EQ: np.equal, tirx.NE: np.not_equal,
-    tirx.And: np.logical_and, tirx.Or: np.logical_or,
-}  # fmt: skip
-COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-
-
-def children(node: Any) -> list[Any]:
-    """Operands of an expression, without the indices of loads."""
-    if isinstance(node, TensorLoad):
-        return []
-    if isinstance(node, Call):
-        return list(node.args)
-    if isinstance(node, tirx.Select):
-        return [node.condition, node.true_value, node.false_value]
-    if isinstance(node, tirx.Cast):
-        return [node.value]
-    if isinstance(node, tirx.Not):
-        return [node.a]
-    return [node.a, node.b] if hasattr(node, "a") else []
-
-
-def walk(node: Any) -> Iterator[Any]:
-    yield node
-    for child in children(node):
-        yield from walk(child)
-
-
-def variables(node: Any) -> list[Any]:
-    return [n for n in walk(node) if isinstance(n, tirx.Var)]
-
-
-def used(nodes: Sequence[Any]) -> list[Any]:
-    return [v for n in nodes for v in variables(n)]
-
-
-def is_if(node: Any) -> bool:
-    return isinstance(node, Call) and str(node.op.name).endswith("if_then_else")
-
-
 def loads(node: Any, conditions: tuple[tuple[Any, bool], ...]) -> Iterator[Access]:
     """Loads of a value, operands before results, with the conditions they run under."""
-    if is_if(node):
+    if expressions.is_if(node):
         test, then, other = node.args
         yield from loads(test, conditions)
         yield from loads(then, (*conditions, (test, True)))
         yield from loads(other, (*conditions, (test, False)))
         return
-    for child in children(node):
+    for child in expressions.children(node):
         yield from loads(child, conditions)
     if isinstance(node, TensorLoad):
         yield Access(node.source, tuple(node.indices), conditions)
         for index in node.indices:
             yield from loads(index, conditions)
-
-
-def positions(index: Any) -> list[Any]:
-    """Where an index that depends on data is loaded from, and what else it is made of."""
-    if isinstance(index, TensorLoad):
-        return [part for inner in index.indices for part in positions(inner)]
-    if reads_data(index):
-        return [part for child in children(index) for part in positions(child)]
-    return [index] if variables(index) else []
-
-
-def evaluate(node: Any, env: dict[Any, np.ndarray]) -> np.ndarray:
-    """An integer or truth-valued expression over arrays of variables."""
-    if isinstance(node, (int, np.integer)):
-        return np.asarray(int(node))
-    if isinstance(node, tirx.IntImm):
-        return np.asarray(int(node.value))
-    if isinstance(node, tirx.Var):
-        return env[node]
-    if isinstance(node, tirx.Cast):
-        return evaluate(node.value, env)
-    if isinstance(node, tirx.Not):
-        return np.logical_not(evaluate(node.a, env))
-    if isinstance(node, tirx.Select):
-        return np.where(*(evaluate(child, env) for child in children(node)))
-    return _BINARY[type(node)](evaluate(node.a, env), evaluate(node.b, env))
-
-
-def reads_data(node: Any) -> bool:
-    return any(isinstance(n, TensorLoad) for n in walk(node))
-
-
-def can_hold(node: Any, truth: bool, env: dict[Any, np.ndarray]) -> np.ndarray:
-    """Where the condition can be `truth`; what depends on loaded data can be either."""
-    if isinstance(node, tirx.Not):
-        return can_hold(node.a, not truth, env)
-    if isinstance(node, (tirx.And, tirx.Or)):
-        a, b = can_hold(node.a, truth, env), can_hold(node.b, truth, env)
-        both = isinstance(node, tirx.And) == truth
-        return np.logical_and(a, b) if both else np.logical_or(a, b)
-    if reads_data(node):
-        return np.asarray(True)
-    return np.equal(evaluate(node, env).astype(bool), truth)
 
 
 # ---------------------------------------------------------------- enumeration
@@ -394,10 +307,10 @@ class Points:
             env.update(dict.fromkeys((axis.variable, *axis.other_variables), value))
         for v in nest.foreign:
             env[v] = np.zeros((1,) * max(1, len(running)), dtype=np.int64)
-        self.env = {v: evaluate(b, env) for v, b in nest.iterators.items()}
+        self.env = {v: expressions.evaluate(b, env) for v, b in nest.iterators.items()}
         self.shape = self.shape or (1,)
         self.passing = np.broadcast_to(
-            np.asarray(evaluate(nest.predicate, env)).astype(bool), self.shape
+            np.asarray(expressions.evaluate(nest.predicate, env)).astype(bool), self.shape
         )
 
     def indices(self, access: Access) -> list[np.ndarray]:
@@ -406,27 +319,29 @@ class Points:
         return [np.broadcast_to(self._index(i, int(extent)), self.shape) for i, extent in pairs]
 
     def _index(self, index: Any, extent: int) -> np.ndarray:
-        if not reads_data(index):
-            return evaluate(index, self.env)
-        places = [evaluate(part, self.env) for part in positions(index)]
+        if not expressions.reads_data(index):
+            return expressions.evaluate(index, self.env)
+        places = [expressions.evaluate(part, self.env) for part in expressions.positions(index)]
         return np.asarray(sum(places) * max(1, extent // 2))
 
     def width(self, index: Any, extent: int) -> int:
         """Values between the least and the greatest, or as many as data can take."""
-        if reads_data(index):
-            return min(extent, math.prod(self.width(p, extent) for p in positions(index)))
-        values = np.broadcast_to(evaluate(index, self.env), self.shape)[self.passing]
+        if expressions.reads_data(index):
+            return min(
+                extent, math.prod(self.width(p, extent) for p in expressions.positions(index))
+            )
+        values = np.broadcast_to(expressions.evaluate(index, self.env), self.shape)[self.passing]
         return int(values.max() - values.min()) + 1
 
     def env_of(self, index: Any) -> np.ndarray:
         """An index that does not depend on data."""
-        return evaluate(index, self.env)
+        return expressions.evaluate(index, self.env)
 
     def executed(self, access: Access) -> np.ndarray:
         """Where the access happens."""
         happens = self.passing
         for condition, truth in access.conditions:
-            happens = happens & can_hold(condition, truth, self.env)
+            happens = happens & expressions.can_hold(condition, truth, self.env)
         return happens
 
     def hull(self, accesses: Sequence[Access]) -> list[int]:
@@ -442,7 +357,7 @@ def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
     points = nest.points(nest.axes)
     shape = [int(extent) for extent in accesses[0].buffer.shape]
     is_touched = np.zeros(math.prod(shape), dtype=bool)
-    if any(reads_data(i) for a in accesses for i in a.indices):
+    if any(expressions.reads_data(i) for a in accesses for i in a.indices):
         total = sum(_gathered(points, access) for access in accesses)
         return total if len(accesses) == 1 else min(math.prod(shape), total)
     for access in accesses:
@@ -458,8 +373,13 @@ def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
 def _gathered(points: Points, access: Access) -> int:
     """min(table, visits), where nothing but iterators and data choose the element."""
     shape = [int(extent) for extent in access.buffer.shape]
-    data = [i for i, index in enumerate(access.indices) if reads_data(index)]
-    names = {v for index in access.indices for part in positions(index) for v in variables(part)}
+    data = [i for i, index in enumerate(access.indices) if expressions.reads_data(index)]
+    names = {
+        v
+        for index in access.indices
+        for part in expressions.positions(index)
+        for v in expressions.variables(part)
+    }
     visits = _tuples([points.env[v] for v in sorted(names, key=str)], points)
     plain = [points.env_of(x) for i, x in enumerate(access.indices) if i not in data]
     return min(_tuples(plain, points) * math.prod(shape[i] for i in data), visits)
@@ -487,10 +407,6 @@ def address(nest: Nest, access: Access, shape: Sequence[int], axis: Axis | None,
 
 
 Site = tuple[Axis, ...]
-
-
-def element_bytes(buffer: Any) -> int:
-    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
 
 
 def buffers(module: tvm.IRModule) -> tuple[dict[str, tuple[int, ...]], dict[str, Site]]:

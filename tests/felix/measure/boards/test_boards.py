@@ -19,7 +19,7 @@ from felix.measure.boards import board_runs, pool, server, tracker
 from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
-from tests.felix.measure.pool import test_local as programs
+from tests.support import pool_programs as programs
 
 AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
 GEMM = tvm.IRModule({"main": programs.gemm})
@@ -97,10 +97,10 @@ def test_interrupting_ends_what_runs(board: board_runs.Board) -> None:
         assert measurer.submit(GEMM).result(60).ok
 
 
-def test_a_run_measures_on_a_board(boards: board_fixture.Boards, tmp_path: pathlib.Path) -> None:
+def test_a_run_measures_on_a_board(board: board_runs.Board, tmp_path: pathlib.Path) -> None:
     tuned = subprocess.run(
-        [sys.executable, "-m", "felix", "tune", "gemm:32,32,32", f"--tracker={boards.tracker}",
-         "--key=first", "--trials=8", "--round=4", f"--out={tmp_path / 'out'}"],
+        [sys.executable, "-m", "felix", "tune", "gemm:32,32,32", f"--tracker={board.tracker}",
+         f"--key={board.key}", "--trials=8", "--round=4", f"--out={tmp_path / 'out'}"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert tuned.returncode == 0, tuned.stderr

@@ -20,7 +20,7 @@ from felix.measure.pool import candidates, local
 from felix.measure.pool.stages import device_stage, dispatch
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
-from tests.felix.measure.pool import test_local as programs
+from tests.support import pool_programs as programs
 
 QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
 GEMM = tvm.IRModule({"main": programs.gemm})

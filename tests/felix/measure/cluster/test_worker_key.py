@@ -8,7 +8,7 @@ import pytest
 
 from felix import errors
 from felix.measure.cluster import node, worker_key
-from tests.felix.measure.pool import test_local as programs
+from tests.support import pool_programs as programs
 
 KEY = "felix_0a1b2c3d4e5f_secret_with_underscores"
 

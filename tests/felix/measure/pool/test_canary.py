@@ -12,8 +12,8 @@ from felix.measure import protocol
 from felix.measure.pool import candidates, local
 from felix.measure.pool.stages import canary, device_stage
 from tests.felix.measure import contract
-from tests.felix.measure.pool import test_local as programs
 from tests.felix.measure.pool import test_several_devices as several
+from tests.support import pool_programs as programs
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from felix.measure import protocol
 from felix.measure.pool import candidates, rights, staged
 from felix.measure.pool.stages import build_stage, device_stage, references
 from tests.felix.measure import contract
-from tests.felix.measure.pool import test_local as programs
 from tests.felix.measure.pool import test_several_devices as several
+from tests.support import pool_programs as programs
 
 GEMM = tvm.IRModule({"main": programs.gemm})
 MADE = candidates.Built("reference.so", "a description")

@@ -23,7 +23,7 @@ from server.tuner import places
 from server.tuner.cluster import calls, relay, relayed
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
-from tests.felix.measure.pool import test_local as programs
+from tests.support import pool_programs as programs
 
 GEMM = tvm.IRModule({"main": programs.gemm})
 

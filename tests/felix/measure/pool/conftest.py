@@ -1,0 +1,22 @@
+"""A local pool with real processes, and the task it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from felix.measure.pool import local
+from felix.task import Task
+from tests.support import pool_programs as programs
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return Task.from_prim_func(programs.gemm, "llvm -num-cores 2", name="gemm")
+
+
+@pytest.fixture(scope="module")
+def pool(task: Task) -> Iterator[local.LocalPool]:
+    with local.LocalPool(task, programs.OPTIONS) as opened:
+        yield opened

@@ -1,0 +1,135 @@
+"""What compiled models keep in memory, and inputs of other sizes."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+from torch import nn
+
+from felix.network.backend import entry, tuned
+from tests.support import backend
+
+
+class TestMemory:
+    def test_input_changed_in_place(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.mul_(2).add_(1)
+            return torch.relu(x - y)
+
+        tensors = [torch.randn(3, 4) for _ in range(2)]
+        copies = [each.clone() for each in tensors]
+        fast = backend.compiled(call, everything_known)
+        for _ in range(2):
+            backend.assert_close(fast(*tensors), call(*copies))
+            backend.assert_close(tensors[0], copies[0])
+        assert backend.tuned_operators() >= {"mul", "add"}
+
+    def test_buffer_changed_by_the_model(self, everything_known: pathlib.Path) -> None:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+                self.register_buffer("total", torch.zeros(4))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.total: torch.Tensor
+                self.total.add_(1.0)
+                return self.linear(x) * self.total
+
+        model, reference, x = Counting(), Counting(), torch.randn(2, 4)
+        reference.load_state_dict(model.state_dict())
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad():
+            for number in range(tuned.MAX_REFRESHES + 3):
+                backend.assert_close(fast(x), reference(x))
+                assert torch.equal(model.total, torch.full((4,), number + 1.0))
+        assert "linear" in backend.tuned_operators()  # the buffer is no parameter of a part
+
+    def test_outputs_that_alias(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = torch.relu(x)
+            return x, x.t(), y, y.view(-1), y[0], y.t() @ y, y.clone(), x.clone(), x.split(2)[1]
+
+        x = torch.randn(3, 4)
+        outputs, expected = backend.compiled(call, everything_known)(x), call(x)
+        assert backend.tuned_operators()
+        for output, reference in zip(outputs, expected, strict=True):
+            backend.assert_close(output, reference)
+            assert output.stride() == reference.stride()
+        x.add_(1)  # what aliases the input follows it, copies do not
+        for output, reference in zip(outputs, expected, strict=True):
+            backend.assert_close(output, reference)
+        for each in (outputs, expected):
+            each[2].zero_()
+        for output, reference in zip(outputs, expected, strict=True):
+            backend.assert_close(output, reference)
+
+    def test_earlier_outputs_stay(self, everything_known: pathlib.Path) -> None:
+        model, x = nn.Linear(4, 4), torch.randn(3, 4)
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad():
+            first = fast(x)
+            copy = first.clone()
+            fast(x * 2)
+        assert torch.equal(first, copy)
+
+    def test_inputs_as_views(self, everything_known: pathlib.Path) -> None:
+        model = nn.Linear(4, 2)
+        fast, base = backend.compiled(model, everything_known), torch.randn(4 * 6 + 1)
+        with torch.no_grad():
+            for view in (base[:-1].view(4, 6).t(), base[1:].view(6, 4), base[0].expand(3, 4)):
+                backend.assert_close(fast(view), model(view))
+        assert backend.tuned_operators() == {"linear"}
+
+    def test_layouts_are_those_of_pytorch(self, everything_known: pathlib.Path) -> None:
+        x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        out = backend.compiled(lambda x: torch.relu(x) * 2, everything_known)(x)
+        assert backend.tuned_operators()
+        assert out.stride() == x.stride() and torch.equal(out, torch.relu(x) * 2)
+
+    def test_the_same_output_twice(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.sigmoid(x)
+            return y, y
+
+        first, second = backend.compiled(call, everything_known)(torch.randn(4))
+        assert first is second and backend.tuned_operators() == {"sigmoid"}
+
+    def test_empty_tensors(self, everything_known: pathlib.Path) -> None:
+        fast = backend.compiled(torch.relu, everything_known, dynamic=False)
+        assert fast(torch.randn(0, 3)).shape == (0, 3)
+
+    def test_complex_numbers(self, everything_known: pathlib.Path) -> None:
+        x = torch.randn(4, dtype=torch.complex64)
+        fast = backend.compiled(lambda x: torch.view_as_real(x * 2) + 1, everything_known)
+        backend.assert_close(fast(x), torch.view_as_real(x * 2) + 1)
+        assert "aten.mul.Tensor" in entry.backend_report().graphs[0].sizes[0].pytorch
+
+
+class TestSizes:
+    @pytest.mark.parametrize("dynamic", [None, True])
+    def test_batches(self, everything_known: pathlib.Path, dynamic: bool | None) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+        fast = backend.compiled(model, everything_known, dynamic=dynamic, max_sizes=2)
+        with torch.no_grad():
+            for batch in (3, 5, 7, 9, 5, 9):
+                x = torch.randn(batch, 4)
+                backend.assert_close(fast(x), model(x))
+        graphs = entry.backend_report().graphs
+        sizes = [[each.sizes for each in graph.sizes] for graph in graphs]
+        assert sizes == ([["3x4", "5x4"]] if dynamic else [["3x4"], ["5x4", "7x4"]])
+        assert graphs[-1].n_more_sizes == (3 if dynamic else 2)
+        assert all(each.is_tuned for each in backend.parts())
+        assert "more sizes than the limit" in str(entry.backend_report())
+
+    def test_sizes_in_the_computation(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x).reshape(x.shape[0] * 2, -1) * x.shape[0]
+
+        fast = backend.compiled(call, everything_known, dynamic=True)
+        for batch in (2, 3, 4):
+            x = torch.randn(batch, 6)
+            backend.assert_close(fast(x), call(x))
+        assert "relu" in backend.tuned_operators()

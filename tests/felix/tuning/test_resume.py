@@ -1,0 +1,184 @@
+"""Runs that are interrupted, and sessions that go on."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from felix import errors, events, records
+from felix.tuning import session
+from tests.support import tuning_fakes as fakes
+
+
+@pytest.fixture(autouse=True)
+def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.use(monkeypatch)
+
+
+def test_interrupt_keeps_what_was_measured(tmp_path: pathlib.Path) -> None:
+    class Impatient(fakes.Pool):
+        def for_task(self, task: Any) -> Any:
+            measurer = super().for_task(task)
+            submit = measurer.submit
+
+            def interrupting(mod: Any) -> Any:
+                if len(self.measured) == 20:
+                    raise KeyboardInterrupt
+                return submit(mod)
+
+            measurer.submit = interrupting  # type: ignore[method-assign]
+            return measurer
+
+    pool = Impatient()
+    result = fakes.tune(pool=pool, out=tmp_path, trials=64)
+    assert result.reason == "interrupted"
+    assert len(result.records) == 20
+    assert len(records.read(tmp_path / "tuning" / "records.jsonl")) == 20
+    assert pool.closed
+    resumed = fakes.tune(out=tmp_path, trials=40, resume=True)
+    assert len(resumed.records) == 40 == len(set(fakes.keys(resumed)))
+    assert fakes.keys(resumed)[:20] == fakes.keys(result)
+
+
+_VICTIM = """
+import pathlib, sys
+import felix
+from felix.tuning.opening import task_search
+from tests.support import tuning_fakes as fakes
+task_search.sketches_of = fakes.sketches
+options = fakes.small(fakes.Pool(seconds=0.03))
+felix.tune(fakes.task(), trials=400, model=fakes.Model(), options=options, out=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
+    root = pathlib.Path(__file__).parents[3]
+    victim = subprocess.Popen(
+        [sys.executable, "-c", _VICTIM, str(tmp_path)], cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    log = tmp_path / "tuning" / "records.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and victim.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= 21:
+            break
+        time.sleep(0.02)
+    assert victim.poll() is None, "the victim ended by itself"
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    before = records.read(log)
+    assert len(before) >= 20
+    assert (tmp_path / "tuning" / "state.json").exists()
+    pool = fakes.Pool()
+    trials = len(before) + 24
+    result = fakes.tune(pool=pool, out=tmp_path, trials=trials, resume=True)
+    assert list(result.records[: len(before)]) == before
+    assert len(result.records) == trials == len(set(fakes.keys(result)))
+    assert len(pool.measured) == 24
+    assert records.read(log) == list(result.records)
+    assert result.records[-1].round > before[-1].round
+    assert result.records[len(before)].elapsed_s >= before[-1].elapsed_s
+    again = fakes.tune(out=tmp_path, trials=trials, resume=True)
+    assert again.records == result.records and again.best.decisions == result.best.decisions
+
+
+def test_resumes_without_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    first = fakes.tune(out=tmp_path, trials=16)
+    (tmp_path / "tuning" / "state.json").unlink()
+    result = fakes.tune(out=tmp_path, trials=32, resume=True)
+    assert result.records[:16] == first.records
+    assert len(set(fakes.keys(result))) == 32
+
+
+def test_resume_of_several_tasks(tmp_path: pathlib.Path) -> None:
+    tasks = [fakes.task(64), fakes.task(128)]
+    first = fakes.tune(tasks, out=tmp_path, trials=24)
+    result = fakes.tune(tasks, out=tmp_path, trials=48, resume=True)
+    for before, after in zip(first.results, result.results, strict=True):
+        assert after.records[: len(before.records)] == before.records
+        assert after.unscheduled_us == fakes.UNSCHEDULED_US
+    assert sum(len(r.records) for r in result.results) == 48
+
+
+def test_a_new_run_keeps_the_old_session(tmp_path: pathlib.Path) -> None:
+    first = fakes.tune(out=tmp_path, trials=8)
+    fakes.tune(out=tmp_path, trials=8, seed=1)
+    assert records.read(tmp_path / "tuning-1" / "records.jsonl") == list(first.records)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": fakes.task(128)}, "another workload or target"),
+        ({"seed": 5}, "another seed"),
+        ({"strategy": "random"}, "another strategy"),
+    ],
+)
+def test_resume_refuses_another_run(
+    tmp_path: pathlib.Path, change: dict[str, Any], message: str
+) -> None:
+    fakes.tune(out=tmp_path, trials=8)
+    with pytest.raises(errors.RecordError, match=message):
+        fakes.tune(out=tmp_path, resume=True, **change)
+    assert len(records.read(tmp_path / "tuning" / "records.jsonl")) == 8
+
+
+def test_another_feature_version_goes_on_from_the_records_alone(tmp_path: pathlib.Path) -> None:
+    fakes.tune(out=tmp_path, trials=8)
+    path = tmp_path / "tuning" / "session.json"
+    written = path.read_text()
+    path.write_text(written.replace('"features_version": ', '"features_version": 9'))
+    (tmp_path / "tuning" / "state.json").write_text("of other features")
+    result = fakes.tune(out=tmp_path, resume=True, trials=16)
+    assert len(result.records) == 16
+    assert path.read_text() == written
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "n_records": 8, "jobs": 3}'])
+def test_resume_refuses_a_damaged_state(tmp_path: pathlib.Path, text: str) -> None:
+    fakes.tune(out=tmp_path, trials=8)
+    (tmp_path / "tuning" / "state.json").write_text(text)
+    with pytest.raises(errors.RecordError):
+        fakes.tune(out=tmp_path, resume=True, trials=16)
+    assert len(records.read(tmp_path / "tuning" / "records.jsonl")) == 8
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: pathlib.Path) -> None:
+    identity = session.Identity(
+        task_keys=("a",),
+        strategy="random",
+        seed=0,
+        features_version=1,
+        template_features_version=1,
+        versions={},
+    )
+    first = session.Session(tmp_path / "tuning", [], identity, resume=False)
+    with pytest.raises(errors.OutputError, match="another run"):
+        session.Session(tmp_path / "tuning", [], identity, resume=True)
+    first.close()
+    session.Session(tmp_path / "tuning", [], identity, resume=True).close()
+
+
+def test_a_resumed_session_keeps_its_strategy(tmp_path: pathlib.Path) -> None:
+    arguments: dict[str, Any] = {"out": tmp_path, "options": {"search": None}}
+    fakes.tune(trials=8, strategy="local", **arguments)
+    emitted: list[events.Event] = []
+    resumed = fakes.tune(trials=16, resume=True, on_event=emitted.append, **arguments)
+    started = [event for event in emitted if isinstance(event, events.Started)]
+    assert len(resumed.records) == 16 and started[0].strategy == "local"
+    assert session.strategy_of(tmp_path) == "local"
+    assert session.strategy_of(tmp_path / "elsewhere") is None
+    silent = tmp_path / "silent" / "tuning"
+    silent.mkdir(parents=True)
+    (silent / "session.json").write_text("{}")
+    assert session.strategy_of(silent.parent) is None
+    fakes.tune(trials=8, **arguments)  # another session: the default again
+    assert session.strategy_of(tmp_path) == "gradient"

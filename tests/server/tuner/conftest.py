@@ -1,0 +1,45 @@
+"""A tuner with an engine that needs no device."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from server import settings
+from server.database import database
+from server.store import blobs
+from server.tuner import tuner
+from tests.support import service_fakes
+
+FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3)
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> blobs.LocalStore:
+    return blobs.LocalStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+def engine() -> service_fakes.Engine:
+    return service_fakes.Engine()
+
+
+@pytest.fixture
+def working(
+    db: database.Database, store: blobs.LocalStore, engine: service_fakes.Engine
+) -> Iterator[tuner.Tuner]:
+    made = tuner.Tuner(db, store, engine, FAST, "test tuner")
+    yield made
+    made.close()
+    assert engine.closed
+
+
+def meanwhile(working: tuner.Tuner, engine: service_fakes.Engine, act: Callable[[], None]) -> None:
+    """Work on one job, and act once it has begun."""
+    thread = threading.Thread(target=lambda: (engine.begun.wait(20), act()))
+    thread.start()
+    assert working.work_once()
+    thread.join()

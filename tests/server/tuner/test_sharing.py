@@ -1,0 +1,222 @@
+"""Tuners that share a queue: leases, devices, turns of several keys."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+
+import pytest
+from sqlalchemy import orm
+
+from felix import errors as engine_errors
+from server import states
+from server.database import database
+from server.store import blobs, events, jobs, keys, leases
+from server.store.across_jobs import job_lists
+from server.store.sharing import usage
+from server.store.tuners import workers
+from server.tuner import heartbeat, tuner
+from tests.server.tuner.conftest import FAST, meanwhile
+from tests.support import service_fakes
+
+State = states.State
+
+
+def test_a_lost_lease_ends_the_work(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=10_000)
+    engine.pause_s = 0.01
+
+    def steal() -> None:
+        with db.write() as tx:
+            tx.get_one(jobs.models.Job, job.id).lease_token = "another tuner's"
+
+    meanwhile(working, engine, steal)
+    n_written = service_fakes.get(db, job.id).n_trials
+    assert len(engine.measured) <= n_written + 1
+    assert service_fakes.get(db, job.id).state is State.RUNNING
+
+
+def test_several_tuners_share_the_queue(db: database.Database, store: blobs.LocalStore) -> None:
+    for _ in range(6):
+        service_fakes.create(db, trials=4)
+    engines = [service_fakes.Engine(pause_s=0.005) for _ in range(3)]
+    tuners = [tuner.Tuner(db, store, engine, FAST) for engine in engines]
+    threads = [threading.Thread(target=each.run) for each in tuners]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        with db.read() as tx:
+            if job_lists.counts(tx)[State.SUCCEEDED] == 6:
+                break
+        time.sleep(0.05)
+    for each in tuners:
+        each.leaving.set()
+    for thread in threads:
+        thread.join()
+    for each in tuners:
+        each.close()
+    measured = [pair for engine in engines for pair in engine.measured]
+    assert len(measured) == len(set(measured)) == 24
+    with db.read() as tx:
+        assert all(not w.is_alive for w in workers.every(tx, 60))
+
+
+def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
+    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL it may hold the job's row, and the next claim would pass that over."""
+    service_fakes.create(db)
+    beat = leases.beat
+    begun, ends, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Instruction:
+        instruction = beat(tx, fence, lease_s)
+        begun.set()
+        assert ends.wait(10)
+        time.sleep(0.2)
+        over.set()
+        return instruction
+
+    with db.write() as tx:
+        claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
+    assert claim is not None
+    monkeypatch.setattr(leases, "beat", slow)
+    beating = heartbeat.Heartbeat(db, working.worker_id, 0.02, 20.0, devices=list, reports=list)
+    with beating.monitor(claim.fence):
+        assert begun.wait(10)
+        ends.set()
+    assert over.is_set()
+    beating.close()
+
+
+def test_a_job_waits_for_a_device_and_says_so(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    device = engine.device
+    job = service_fakes.create(db, trials=4)
+
+    def waits_for() -> str | None:
+        with db.read() as tx:
+            return workers.missing(workers.every(tx, 60), job.target_key)
+
+    def comes_to_wait_for(text: str | None) -> bool:
+        deadline_s = time.monotonic() + 20
+        while waits_for() != text and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return waits_for() == text
+
+    assert waits_for() is None
+    engine.device = None
+    assert not working.work_once()
+    assert comes_to_wait_for(f"a device of {job.target_key}: the tuners have no device")
+    assert device is not None
+    engine.device = device | {"fault": "too hot"}
+    assert not working.work_once()
+    assert comes_to_wait_for(f"a device of {job.target_key}: test cpu: too hot")
+    engine.device = device
+    assert comes_to_wait_for(None) and working.work_once()
+    assert service_fakes.get(db, job.id).state is State.SUCCEEDED
+
+
+def test_a_job_whose_device_goes_is_put_back_without_losing_an_attempt(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=4)
+    engine.error = engine_errors.NoDevice("the node does not answer")
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.attempts, after.n_trials) == (State.QUEUED, 0, 1)
+    with db.read() as tx:
+        last = events.after(tx, job.id, 0)[-1]
+    assert last.payload["message"] == "the node does not answer"
+    engine.error = None
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.n_trials) == (State.SUCCEEDED, 4)
+
+
+def test_a_watch_gives_up_before_the_lease_ends() -> None:
+    monitor = heartbeat.LeaseMonitor(leases.Fence(1, "t"), lease_s=0.2)
+    assert monitor.instruction is states.Instruction.CONTINUE
+    monitor.renewed(states.Instruction.PAUSE, time.monotonic())
+    assert monitor.instruction is states.Instruction.PAUSE
+    time.sleep(0.19)
+    assert monitor.instruction is states.Instruction.LEASE_LOST
+
+
+def submit_as(db: database.Database, name: str, **changes: object) -> int:
+    """Queue a job of a new key."""
+    job_id = service_fakes.create(db, **changes).id
+    with db.write() as tx:
+        key_id = keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
+        tx.get_one(jobs.models.Job, job_id).key_id = key_id
+    return job_id
+
+
+def test_two_keys_share_a_tuner_and_nothing_is_lost(
+    db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
+) -> None:
+    engine.pause_s = 0.01
+    first, second = (submit_as(db, name, trials=100) for name in ("first", "second"))
+    sharing = FAST.model_copy(update={"slice_s": 0.2})
+    with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
+        for _ in range(50):
+            working.work_once()
+            if service_fakes.get(db, second).state is State.SUCCEEDED:
+                break
+    turns = [job_id for job_id, _ in itertools.groupby(job_id for job_id, _ in engine.measured)]
+    assert turns[:4] == [first, second, first, second]
+    assert len(engine.measured) == len(set(engine.measured))
+    with db.read() as tx:
+        for job_id in (first, second):
+            job, log = jobs.get(tx, job_id), events.after(tx, job_id)
+            yielded = [event for event in log if event.payload.get("yielded")]
+            assert job.attempts <= 1 and job.error is None
+            assert yielded and "waited for its turn" in yielded[0].payload["message"]
+            assert (yielded[0].from_state, yielded[0].to_state) == ("running", "queued")
+        assert all(seconds > 0.5 for seconds in usage.by_key(tx).values())
+
+
+def test_a_key_alone_keeps_its_tuner(
+    db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
+) -> None:
+    engine.pause_s = 0.01
+    job_id = submit_as(db, "only", trials=60)
+    other = service_fakes.create(db, trials=1)
+    with db.write() as tx:
+        tx.get_one(jobs.models.Job, other.id).key_id = jobs.get(tx, job_id).key_id
+    sharing = FAST.model_copy(update={"slice_s": 0.05})
+    with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
+        assert working.work_once()
+    assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+
+
+def test_a_slice_doubles_with_each_turn_that_gave_nothing(
+    db: database.Database, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db)
+    slices = []
+    for _ in range(3):
+        claim = service_fakes.claim(db)
+        slices.append(working._sharing(claim.job).slice_s)
+        with db.write() as tx:
+            leases.release(tx, claim.fence, is_attempt=True)
+    assert slices == [FAST.slice_s, 2 * FAST.slice_s, 4 * FAST.slice_s]
+    fence = service_fakes.claim(db).fence
+    service_fakes.add(db, fence, service_fakes.new_trial(0))
+    assert service_fakes.get(db, job.id).attempts == 1
+
+
+def test_no_job_is_claimed_for_an_engine_that_is_not_ready(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    job = service_fakes.create(db)
+    monkeypatch.setattr(engine, "is_ready", lambda: False)
+    assert not working.work_once()
+    assert service_fakes.get(db, job.id).state is State.QUEUED
