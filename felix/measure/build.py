@@ -28,7 +28,7 @@ from tvm.support import cc
 from felix.measure import payload as payloads
 from felix.measure.cpu import preparation
 from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import embedded, tvm_module
+from felix.measure.cuda.building import embedded, powers, tvm_module
 from felix.templates.generated import GeneratedProgram
 
 if TYPE_CHECKING:
@@ -167,14 +167,13 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     Raises:
         MeasureError: for a GPU, and NVRTC or headers are missing here (`cuda.build.module`).
     """
-    if target.kind.name == "cuda":
-        return cuda_build.module(mod, target)
-    return tvm.tirx.build(prepared(mod, target), target)
+    compile_ = cuda_build.module if target.kind.name == "cuda" else tvm.tirx.build
+    return compile_(prepared(mod, target), target)
 
 
 def prepared(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """What TVM compiles of a scheduled module."""
-    return mod if target.kind.name == "cuda" else preparation.prepared(mod)
+    return powers.PREPARED(mod) if target.kind.name == "cuda" else preparation.prepared(mod)
 
 
 def module_of_task(

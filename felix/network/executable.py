@@ -22,6 +22,7 @@ from tvm import relax
 from felix import errors
 from felix.measure.cpu import preparation
 from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import powers
 from felix.network.passes import (
     default_schedules,
     intermediates,
@@ -237,13 +238,13 @@ def compile_networks(
 def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     """What is left to do with a lowered network; operators are fused already.
 
-    On a GPU programs without threads get a schedule of TVM's rules; on a CPU they are prepared as
-    those that are measured.
+    Programs are prepared as those that are measured; on a GPU those without threads get a schedule
+    of TVM's rules before.
     """
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     is_gpu = full.kind.name == "cuda"
     if is_gpu:
-        schedule += [default_schedules.default_schedules(), intermediates.Lift()]
+        schedule += [default_schedules.default_schedules(), powers.PREPARED, intermediates.Lift()]
     else:
         schedule.append(preparation.PREPARED)
     return tvm.transform.Sequential(

@@ -62,6 +62,12 @@ def most_shared_bytes(program: Program) -> int:
     return max((int(kernel.shared_bytes) for kernel in kernels(program)), default=0)
 
 
+def fewest_threads(top: Loop | ir.Block) -> int:
+    """Threads that VerifyGPUCode wants a block of a kernel to have."""
+    limits = [block.annotations.get(LOW, 1) for block in ir.blocks_under(top)]
+    return max(limits, default=1)
+
+
 def _axes(top: Loop | ir.Block) -> dict[str, Scalar]:
     """Extent of every thread axis bound in the tree, outermost binding first."""
     extents: dict[str, Scalar] = {}

@@ -63,7 +63,7 @@ def cooperative_fetch(program: Program) -> None:
             program.conditions.append(scalar.equal(lanes, 3))
         if _is_padded_byte(block):
             program.conditions.append(scalar.less(_BROADCAST_BYTES, lanes))
-        program.conditions += async_copies.violations(loops, block, lanes)
+        program.conditions += async_copies.violations(loops, block, threads, lanes)
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):
             factors.append(lanes)

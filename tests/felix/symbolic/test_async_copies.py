@@ -1,4 +1,4 @@
-"""Legal decisions have no vector that TVM's asynchronous copies would read from elsewhere."""
+"""Legal decisions have no asynchronous copies that TVM would write wrongly, or not at all."""
 
 from __future__ import annotations
 
@@ -99,6 +99,40 @@ def test_vectors_of_legal_decisions_are_neighbours_at_aligned_addresses(
             wrong[legal] += counts[0]
             right += counts[1] if legal else 0
     assert wrong[True] == 0 and wrong[False] > 0 and right > 0
+
+
+def is_built(task: Task, mod: tvm.IRModule) -> bool:
+    """Whether TVM's CUDA can be written; what it cannot write has to be a copy of a DMA engine."""
+    try:
+        build.lower(mod, task.target)
+    except tvm.error.InternalError as error:
+        assert "dma_" in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "has_other_limits"),
+    [
+        ("gemm:1,16,32,dtype=int8", False),  # one row of A, whole rows of B
+        ("gemm:7,3,24", True),
+        ("conv2d:1,5,5,8,2,3,stride=2", True),  # pixels with all their channels
+    ],
+)
+def test_a_run_that_one_thread_copies_is_not_legal(text: str, has_other_limits: bool) -> None:
+    """TVM takes its loop for the work of a DMA engine, which its CUDA cannot write."""
+    sketch = pipelined(text)[0]
+    legal, built = [], []
+    for decisions in filter(None, map(sketch.tvm_sample, range(1, 41))):
+        try:
+            built.append(is_built(sketch.task, sketch.schedule(decisions).mod))
+        except InvalidSchedule:
+            continue
+        values = sketch.formulas.constraints_exact(np.asarray([decisions]))
+        legal.append(bool(legality.is_legal(values)[0]))
+    pairs = set(zip(legal, built, strict=True))
+    assert {(True, True), (False, False)} <= pairs and (True, False) not in pairs
+    assert has_other_limits or (False, True) not in pairs
 
 
 def test_a_fetch_at_indices_from_data_is_judged() -> None:

@@ -23,7 +23,7 @@ from tvm_ffi import structural
 from felix import launch_plan
 from felix.measure import payload as payloads
 from felix.measure.cuda import program_file
-from felix.measure.cuda.building import cubin_cache, launches, nvrtc
+from felix.measure.cuda.building import cubin_cache, launches, nvrtc, powers
 from felix.measure.cuda.building import source as cuda_source
 from felix.templates.generated import GeneratedProgram
 
@@ -61,7 +61,7 @@ def handle(
     if isinstance(program, GeneratedProgram):
         lowered = of_generated(program)
     else:
-        mod = program.mod
+        mod = powers.PREPARED(program.mod)
         lowered = lower(
             mod if explicit or pipelined(mod) else implicit(mod), program.target, scalars
         )

@@ -16,6 +16,7 @@ from felix import errors
 from felix.measure import protocol
 from felix.measure.pool import local
 from felix.task import Task
+from tests.support import in_place
 from tests.support import pool_programs as programs
 
 
@@ -68,6 +69,18 @@ def test_a_bad_candidate_costs_only_itself(
     assert message in bad.message
     assert bad.latency_us is None and bad.build_s > 0
     assert before.ok and after.ok
+
+
+@pytest.mark.parametrize("name", in_place.PROGRAMS)
+def test_each_candidate_finds_unchanged_what_it_changes_in_place(name: str) -> None:
+    right = programs.module(in_place.program(name))
+    wrong = programs.module(in_place.program("added" if name == "scaled" else "scaled"))
+    task = Task.from_prim_func(right["main"], "llvm -num-cores 2")
+    with local.LocalPool(task, programs.OPTIONS) as pool:
+        first, bad, second = pool.measure([right, wrong, right.with_attr("felix.fresh", 1)])
+    assert bad.error is protocol.ErrorClass.WRONG_RESULT
+    for each in (first, second):
+        assert each.ok and each.checked, each
 
 
 def test_a_build_that_takes_too_long_is_cut(pool: local.LocalPool) -> None:

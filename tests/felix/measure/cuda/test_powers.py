@@ -1,0 +1,86 @@
+"""Powers with a whole exponent, which fast math makes NaN of a negative base, are products."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+import felix
+from felix.measure import build, payload
+from felix.measure.cuda import program_file
+from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import nvrtc, powers
+from felix.network import executable
+from felix.task import Task
+
+GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+BASE = np.array([-3.0, -1.5, -1.0, -0.25, 0.5, 2.0])
+
+
+def power(dtype: str, exponent: float) -> tvm.IRModule:
+    x = te.placeholder((BASE.size,), dtype, "x")
+    out = te.compute(x.shape, lambda i: tirx.pow(x[i], tirx.const(exponent, dtype)))
+    return tvm.IRModule({"main": te.create_prim_func([x, out])})
+
+
+def sum_of_powers(exponent: float) -> Task:
+    """A program from outside: the sums of powers of what is left of an exponential."""
+    x = te.placeholder((32, 256), name="x")
+    k = te.reduce_axis((0, 256), "k")
+    y = te.compute((32,), lambda i: te.sum(te.power(te.exp(x[i, k]) - 1.0, exponent), k))
+    return Task.from_te([x, y], target="h200")
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, 16, 61, -1, -4])
+def test_a_product_has_the_value_of_the_power(exponent: int) -> None:
+    made = powers.PREPARED(power("float32", exponent))
+    assert "T.pow" not in made.script()
+    out = tvm.runtime.tensor(np.zeros(BASE.size, "float32"))
+    tvm.compile(made, target="llvm")["main"](tvm.runtime.tensor(BASE.astype("float32")), out)
+    np.testing.assert_allclose(out.numpy(), BASE**exponent, rtol=1e-5)
+
+
+def test_of_16_bits_it_is_rounded_once() -> None:
+    made = powers.PREPARED(power("float16", 5))
+    x, out = BASE.astype("float16"), tvm.runtime.tensor(np.zeros(BASE.size, "float16"))
+    tvm.compile(made, target="llvm")["main"](tvm.runtime.tensor(x), out)
+    np.testing.assert_array_equal(out.numpy(), (x.astype("float64") ** 5).astype("float16"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"), [("float32", 0.5), ("float32", 2.5), ("float32", 65), ("float64", 2)]
+)
+def test_other_powers_stay(dtype: str, exponent: float) -> None:
+    mod = power(dtype, exponent)
+    assert powers.PREPARED(mod).script() == mod.script()
+
+
+def test_candidates_and_what_ships_have_products(tmp_path: pathlib.Path) -> None:
+    """Measured, exported and as a script, in each sketch; sums across threads among them."""
+    task = sum_of_powers(3.0)
+    assert "T.pow" in task.mod.script()  # the user's program stays what it is
+    for number, sketch in enumerate(felix.trace_sketches(task)):
+        mod = sketch.schedule(sketch.sample(1, seed=0)[0]).mod
+        reply = cuda_build.handle(
+            payload.of(mod, task.target), str(tmp_path / str(number)), max_source_bytes=10**6,
+            explicit=True, scalars=True, options=nvrtc.FAST,
+        )  # fmt: skip
+        _, cubin = program_file.read(reply["library"])
+        source = build.module(mod, task.target).imports[0].inspect_source()
+        assert "expf(" in source and "pow" not in source
+        assert cubin == cuda_build.cubin(source, task.target)
+        script = build.prepared(mod, task.target).script()
+        again = cuda_build.lower(tvm.script.from_source(script), task.target).source
+        assert cubin == nvrtc.compile_cubin(again.text, "sm_90", headers=again.headers)
+
+
+def test_networks_have_products_on_a_gpu_alone() -> None:
+    def names(target: tvm.target.Target) -> list[str]:
+        return [each.info.name for each in executable._pipeline(target).passes]
+
+    assert names(GPU).count("felix.PreparedForCUDA") == 1
+    assert "felix.PreparedForCUDA" not in names(tvm.target.Target("llvm"))
