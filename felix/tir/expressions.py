@@ -171,7 +171,9 @@ class ExpressionReader:
 
     def _use(self, index: int) -> Any:
         name = quoted(self._name(self._graph.fields(index, ("ty", "name"))["name"]))
-        check(index in self._variables, f"the variable {name} has no value where it is used")
+        check(index in self._variables,
+              f"the variable {name} is used where no loop, iterator or let defines it; in a block "
+              "use an iterator that is bound to it")  # fmt: skip
         value = self._variables[index]
         if index in self._let_sizes:
             self._size += self._let_sizes[index]

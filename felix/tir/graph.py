@@ -76,10 +76,11 @@ class Graph:
 
     def operator(self, index: int) -> str:
         """The name of a node of type Op."""
-        value = self._data(index)
-        if self.type_of(index) != "ir.Op" or not isinstance(value, str):
-            raise _broken("an operator has no name")
-        return value
+        return self._name(index, "ir.Op", "an operator")
+
+    def axis(self, index: int) -> str:
+        """The name of a node of type Axis."""
+        return self._name(index, "tirx.Axis", "an axis")
 
     def array(self, index: int) -> list[int]:
         """The indices of the items of an array."""
@@ -99,6 +100,12 @@ class Graph:
     def is_none(self, index: int) -> bool:
         """Whether the node is None."""
         return self.type_of(index) == "None"
+
+    def _name(self, index: int, kind: str, what: str) -> str:
+        value = self._data(index)
+        if self.type_of(index) != kind or not isinstance(value, str):
+            raise _broken(f"{what} has no name")
+        return value
 
     def _data(self, index: int) -> Any:
         return self._node(index).get("data")

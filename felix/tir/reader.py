@@ -10,8 +10,7 @@ a few of TVM's own.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,15 +18,12 @@ import tvm
 from tvm import s_tir, tirx
 
 from felix import errors
-from felix.tir import grammar
+from felix.tir import forms, grammar
 from felix.tir import graph as json_graph
-from felix.tir.expressions import INDEX_DTYPES, ExpressionReader
+from felix.tir.buffers import BufferReader
+from felix.tir.expressions import INDEX_DTYPES
 from felix.tir.grammar import check
 from felix.tir.graph import quoted
-
-MAX_BUFFER_BYTES = 2**40
-#: Bytes to which memory of a buffer is aligned.
-_ALIGNMENT = 64
 
 #: What every root block is called; TVM's structural equality does not see names of blocks.
 _ROOT = "root"
@@ -42,9 +38,6 @@ _MODULE = ("functions", "global_var_map_", "source_map", "attrs", "global_infos"
 _FUNCTION = ("ty", "attrs", "params", "ret_type", "body")
 _BLOCK = ("iter_vars", "reads", "writes", "name_hint", "alloc_buffers", "match_buffers",
           "annotations", "init", "body")  # fmt: skip
-_FOR = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations", "step")
-_BUFFER = ("dtype", "storage_scope", "shape", "strides", "elem_offset", "data_alignment",
-           "offset_factor", "layout", "allocated_addr")  # fmt: skip
 
 
 def read(text: str, *, clamp: bool = False) -> tirx.PrimFunc:
@@ -73,13 +66,14 @@ def read(text: str, *, clamp: bool = False) -> tirx.PrimFunc:
     return _Reader(graph, clamp).function(index)
 
 
-class _Reader(ExpressionReader):
+class _Reader(BufferReader):
     """One reading of the program of one graph."""
 
     def __init__(self, graph: json_graph.Graph, clamp: bool) -> None:
         super().__init__(graph, clamp)
-        self._buffer_names: set[str] = set()
         self._block_names: set[str] = {_ROOT}
+        #: The block that is read, if it is not the root block.
+        self._outer: str | None = None
         self._stores = 0
 
     def function(self, index: int) -> tirx.PrimFunc:
@@ -87,9 +81,10 @@ class _Reader(ExpressionReader):
         fields = self._graph.fields(index, _FUNCTION)
         parameters = self._graph.array(fields["params"])
         check(parameters, "the program has no parameters")
-        buffers = [self._declare_buffer(item) for item in parameters]
-        check(self._graph.type_of(fields["body"]) == "s_tir.SBlockRealize",
-              "the program has no root block (is it plain or lowered TIR?)")  # fmt: skip
+        buffers = [self._declare_buffer(item, is_parameter=True) for item in parameters]
+        check(self._graph.type_of(fields["body"]) == forms.BLOCK_REALIZE,
+              "the program has no root block (is it plain or lowered TIR?); give each store a "
+              "block with iterators")  # fmt: skip
         body = self._statement(fields["body"])
         check(self._stores, "the program stores nothing")
         function = tirx.PrimFunc(buffers, body, tvm.ir.TupleType([]))
@@ -109,62 +104,11 @@ class _Reader(ExpressionReader):
                     return graph.string(value)
         return "main"
 
-    # Buffers
-
-    def _declare_buffer(self, index: int) -> Any:
-        graph = self._graph
-        fields = graph.fields(index, ("ty", "name"))
-        name = self._name(fields["name"], self._buffer_names)
-        label = quoted(name)
-        check(index not in self._buffers, f"buffer {label} is declared twice")
-        check(graph.type_of(fields["ty"]) == "tirx.BufferType",
-              f"parameter {label} is a scalar; dynamic shapes and scalar arguments are not "
-              "supported")  # fmt: skip
-        parts = graph.fields(fields["ty"], _BUFFER)
-        shape = [self._extent(item, f"buffer {label}") for item in graph.array(parts["shape"])]
-        dtype = self._dtype(parts["dtype"])
-        check(dtype in grammar.DTYPES, f"buffer {label} has the unsupported dtype "
-              f"{quoted(dtype)[1:-1]}; supported: {', '.join(grammar.DTYPES)}")  # fmt: skip
-        elements = math.prod(int(extent) for extent in shape)
-        check(elements * grammar.element_bytes(dtype) <= MAX_BUFFER_BYTES,
-              f"buffer {label} is larger than 1 TiB")  # fmt: skip
-        self._check_memory(parts, label)
-        start = tirx.IntImm(grammar.dtype(shape[0]) if shape else "int32", 0)
-        buffer = tirx.decl_buffer(shape, dtype, name, elem_offset=start, scope="global",
-                                  data_alignment=_ALIGNMENT, offset_factor=1,
-                                  layout=None)  # fmt: skip
-        self._buffers[index] = buffer
-        return buffer
-
-    def _check_memory(self, parts: Mapping[str, Any], label: str) -> None:
-        """A buffer is compact, starts where its memory starts, and lies in plain memory."""
-        graph = self._graph
-        scope = graph.string(parts["storage_scope"])
-        check(scope in ("", "global"), f"buffer {label} has the storage scope {quoted(scope)}")
-        check(not graph.array(parts["strides"]),
-              f"buffer {label} has explicit strides; it must be compact")  # fmt: skip
-        check(not graph.array(parts["allocated_addr"]), f"buffer {label} has a fixed address")
-        offset = parts["elem_offset"]
-        if not graph.is_none(offset):
-            check(graph.type_of(offset) == "ir.IntImm" and int(self._constant(offset)) == 0,
-                  f"buffer {label} has an element offset, as in TVM's scans, sorts and scatters; "
-                  "such programs are not tuned")  # fmt: skip
-        check(graph.is_none(parts["layout"]), f"buffer {label} has a layout; it must be compact")
-
-    def _extent(self, index: int, owner: str) -> Any:
-        check(self._graph.type_of(index) == "ir.IntImm",
-              f"{owner} has a dynamic shape; every extent must be a constant")  # fmt: skip
-        extent = self._constant(index)
-        check(int(extent) > 0, f"{owner} has an extent below 1: {int(extent)}")
-        check(grammar.dtype(extent) in INDEX_DTYPES,
-              f"{owner} has an extent that is neither int32 nor int64")  # fmt: skip
-        return extent
-
     # Statements
 
     def _statement(self, index: int) -> Any:
         rules: dict[str, Callable[[int], Any]] = {
-            "s_tir.SBlockRealize": self._realize,
+            forms.BLOCK_REALIZE: self._realize,
             "tirx.For": self._loop,
             "tirx.SeqStmt": self._sequence,
             "tirx.BufferStore": self._store,
@@ -211,7 +155,7 @@ class _Reader(ExpressionReader):
 
     def _loop(self, index: int) -> Any:
         graph = self._graph
-        fields = graph.fields(index, _FOR)
+        fields = graph.fields(index, forms.FOR)
         name = quoted(self._name(graph.fields(fields["loop_var"], ("ty", "name"))["name"]))
         serial = int(tirx.ForKind.SERIAL)
         check(json_graph.raw_integer(fields["kind"]) == serial
@@ -256,6 +200,7 @@ class _Reader(ExpressionReader):
         graph = self._graph
         realize = graph.fields(index, ("iter_values", "predicate", "block"))
         block = graph.fields(realize["block"], _BLOCK)
+        forms.check_block(graph, block, self._outer)
         is_root = self._depth == 1
         name = _ROOT if is_root else self._name(block["name_hint"], self._block_names)
         values = [self._expression(item) for item in graph.array(realize["iter_values"])]
@@ -274,12 +219,13 @@ class _Reader(ExpressionReader):
         buffers = dict(self._buffers)
         allocated = [self._declare_buffer(item) for item in graph.array(block["alloc_buffers"])]
         variables = self._variables
+        self._outer = None if is_root else name
         spatial = {i: v.var for i, v in iterators.items() if v.iter_type == tirx.IterVar.DataPar}
         self._variables = spatial
         init = None if graph.is_none(block["init"]) else self._init(block["init"])
         self._variables = {i: v.var for i, v in iterators.items()}
         body = self._statement(block["body"])
-        self._variables = variables
+        self._variables, self._outer = variables, None
         made = s_tir.SBlock(list(iterators.values()), [], [], name, body, init, allocated,
                             annotations=annotations)  # fmt: skip
         if is_root and len(self._block_names) == 1:

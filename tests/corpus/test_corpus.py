@@ -17,15 +17,23 @@ MODELLED = (
     "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares", "dense_int8",
     "dense_bfloat16_in_float32", "large_conv1d_of_data", "large_neighbours",
     "tir_masked_index", "tir_two_halves", "tir_sum_and_count",
-    "tir_two_sums",
+    "tir_two_sums", "tir_variable_offset", "tir_variable_offsets", "tir_strides_of_its_shape",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {
+    "argsort": "in place of iterators",
+    "blockized_product": "give the program before blockize",
+    "cumsum": "in place of iterators",
     "grid_sample": "is not proved to fit int32",
     "input_twice": "declared twice",
+    "scatter_nd": "in place of iterators",
     "tir_begins_with_branches": "must be one store",
+    "tir_block_in_a_block": "blocks in blocks are not supported",
+    "tir_constant_offset": "give it the element offset 0",
     "tir_fused_binding": "give each iterator a loop of its own",
+    "tir_strided": "give it the shape of its memory",
     "tir_without_beginning": "give it T.init",
+    "topk": "in place of iterators",
 }
 
 

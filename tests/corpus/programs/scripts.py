@@ -15,7 +15,8 @@ _GRID = (
 
 def programs() -> dict[str, Builder]:
     """Name -> builder."""
-    texts = _maps() | _sums() | _beginnings() | _tuples() | _chains() | _data() | _others()
+    texts = _maps() | _sums() | _beginnings() | _tuples() | _chains() | _data()
+    texts |= _declarations() | _others()
     return {
         f"tir_{name}": lambda body=body, parameters=parameters: tir_programs.function(
             body, *map(_parameter, parameters)
@@ -24,13 +25,14 @@ def programs() -> dict[str, Builder]:
     }
 
 
-#: Body, and parameters as "name dtype extents".
+#: Body, and parameters as "name dtype extents", or with options of T.Buffer after a comma.
 _Text = tuple[str, tuple[str, ...]]
 
 
 def _parameter(text: str) -> str:
-    name, dtype, *extents = text.split()
-    return f'{name}: T.Buffer(({", ".join(extents)},), "{dtype}")'
+    kind, _, options = text.partition(",")
+    name, dtype, *extents = kind.split()
+    return f'{name}: T.Buffer(({", ".join(extents)},), "{dtype}", {options})'
 
 
 def _map(value: str, rows: int = 33, columns: int = 47, block: str = "t") -> str:
@@ -229,6 +231,20 @@ def _data() -> dict[str, _Text]:
                       (_A, "I int32 33", _B)),
         "shifts_by_data": (_map("T.shift_left(A[v, w], I[v] % 32)"),
                            ("A int32 33 47", "I int32 33", "B int32 33 47")),
+    }  # fmt: skip
+
+
+def _declarations() -> dict[str, _Text]:
+    """Parameters with an element offset or strides."""
+    product = _product(17, 23, 31)
+    others = ("B float32 31 23", "C float32 17 23")
+    return {
+        "variable_offset": (product, ("A float32 17 31, offset_factor=4", *others)),
+        "variable_offsets": (product, tuple(f"{each}, offset_factor=1" for each in
+                                            ("A float32 17 31", *others))),
+        "strides_of_its_shape": (product, ("A float32 17 31, strides=(31, 1)", *others)),
+        "constant_offset": (product, ("A float32 17 31, elem_offset=8", *others)),
+        "strided": (product, ("A float32 17 31, strides=(32, 1)", *others)),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import te, tirx, topi
+from tvm import s_tir, te, tirx, topi
 
 from tests.corpus.programs.build import Builder, apply, tensor
 
@@ -34,6 +34,7 @@ def programs() -> dict[str, Builder]:
         "long_chain": _long_chain,
         "diamond": _diamond,
         "two_products_of_one_input": _two_products,
+        "blockized_product": _blockized_product,
         "uint8_to_float": apply(
             lambda x: topi.divide(topi.cast(x, "float32"), 255.0), (33, 47), dtype="uint8"
         ),
@@ -146,3 +147,13 @@ def _diamond() -> list[te.Tensor]:
 def _two_products() -> list[te.Tensor]:
     x, y, z = tensor(24, 40), tensor(32, 40, name="y"), tensor(32, 40, name="z")
     return [x, y, z, topi.nn.dense(x, y), topi.nn.dense(x, z)]
+
+
+def _blockized_product() -> tirx.PrimFunc:
+    x, y = tensor(16, 32), tensor(24, 32, name="y")
+    sch = s_tir.Schedule(te.create_prim_func([x, y, topi.nn.dense(x, y)]))
+    loops = sch.get_loops(sch.get_sblock("T_matmul_NT"))
+    outer, inner = zip(*(sch.split(loop, [None, 8]) for loop in loops), strict=True)
+    sch.reorder(*outer, *inner)
+    sch.blockize(inner[0])
+    return sch.mod["main"]

@@ -307,7 +307,7 @@ HOSTILE = {
         edited("tirx.For", lambda doc, data: doc.update(root_index=10**9)), "invalid node index"),
     "a cycle": (
         edited("tirx.For", lambda doc, data: data.update(body=doc["root_index"])), "."),
-    "an empty body": (edited("tirx.For", lambda doc, data: data.update(body=0)), "NoneType"),
+    "an empty body": (edited("s_tir.SBlock", lambda doc, data: data.update(body=0)), "NoneType"),
     "an unknown kind of iterator": (
         edited("tirx.IterVar", lambda doc, data: data.update(iter_type=7)),
         "neither spatial nor a reduction",

@@ -121,16 +121,6 @@ for i in range(16):
         v = T.axis.spatial(16, i)
         B[v] = C[v]
 """, tir_programs.A16, tir_programs.B16),
-    "a block inside a block": lambda: function(
-        """
-for i in range(4):
-    with T.sblock("outer"):
-        v = T.axis.spatial(4, i)
-        for j in range(5):
-            with T.sblock("inner"):
-                w = T.axis.spatial(16, v * 4 + j)
-                B[w] = A[w]
-""", tir_programs.A16, tir_programs.B16),
     "a loop inside a block": lambda: function(
         """
 for i in range(4):
@@ -256,16 +246,6 @@ for i, j, r, s in T.grid(4, 4, 3, 3):
 """, tir_programs.A16, tir_programs.B16),
     "a guarded quotient": lambda: copy("T.if_then_else(v // 2 >= 1, A[(v // 2 - 1) * 2 + v % 2], "
                                "T.float32(0))"),
-    "a block inside a block": lambda: function(
-        """
-for i in range(4):
-    with T.sblock("outer"):
-        v = T.axis.spatial(4, i)
-        for j in range(4):
-            with T.sblock("inner"):
-                w = T.axis.spatial(16, v * 4 + j)
-                B[w] = A[w]
-""", tir_programs.A16, tir_programs.B16),
 }  # fmt: skip
 
 

@@ -117,6 +117,15 @@ def _index(make):
     return doc.text()
 
 
+def _in_block(kind, make):
+    """A text whose block has a statement of a type as its body, of fields that `make` makes."""
+    doc = document()
+    block = next(each for each in doc.all("s_tir.SBlock") if doc.nodes[each["iter_vars"]]["data"])
+    block["body"] = index = doc.add(kind, {})
+    doc.nodes[index]["data"] = make(doc, index)
+    return doc.text()
+
+
 REFUSED = {
     "a call of a variable named like an operator": (
         lambda: _callee(lambda d: _variable(d, "tirx.exp")), "calls a Var"),
@@ -192,9 +201,11 @@ REFUSED = {
         lambda: _index(lambda d: d.number(3, "int32x4")), "a type that is no integer"),
     "an index of 8 bits": (
         lambda: _index(lambda d: d.number(3, "int8")), "neither int32 nor int64"),
-    "a variable from elsewhere": (lambda: _index(lambda d: _variable(d, "q")), "has no value"),
+    "a variable from elsewhere": (
+        lambda: _index(lambda d: _variable(d, "q")), "'q' is used where no loop"),
     "a loop variable inside a block": (
-        lambda: _index(lambda d: d.all("tirx.For")[0]["loop_var"]), "has no value"),
+        lambda: _index(lambda d: d.all("tirx.For")[0]["loop_var"]),
+        "'i' is used where no loop, iterator or let defines it"),
     "an unknown field": (lambda: changed("tirx.For", more=1), "has not the fields"),
     "a missing field": (lambda: _without("tirx.For", "body"), "has not the fields"),
     "a field that is a list": (lambda: changed("tirx.For", body=[1]), "neither a number nor"),
@@ -203,14 +214,13 @@ REFUSED = {
     "a node that is not there": (
         lambda: changed("tirx.For", body=10**30), "invalid node index beyond 2"),
     "a negative node": (lambda: changed("tirx.For", body=-1), "invalid node index -1"),
-    "a circle of statements": (
-        lambda: changed("tirx.For", body=lambda d: d.nodes.index(
-            next(n for n in d.nodes if n["type"] == "tirx.For"))), "levels deep"),
+    "a circle of statements": (lambda: _in_block("tirx.IfThenElse", lambda d, index: {
+        "span": 0, "condition": d.number(1, "bool"), "then_case": index, "else_case": d.none()}),
+        "levels deep"),
     "a statement of its own kind": (
-        lambda: changed("tirx.For", body=lambda d: d.add("tirx.Evaluate", {
-            "span": 0, "value": d.extern()})), "unsupported statement 'Evaluate'"),
-    "a while loop": (
-        lambda: changed("tirx.For", body=lambda d: d.add("tirx.While", {})), "'While'"),
+        lambda: _in_block("tirx.Evaluate", lambda d, _: {"span": 0, "value": d.extern()}),
+        "unsupported statement 'Evaluate'"),
+    "a while loop": (lambda: _in_block("tirx.While", lambda d, _: {}), "'While'"),
     "a let of nothing": (lambda: _index(lambda d: d.add("prim.Let", {})), "not the fields"),
     "a shift of nothing": (lambda: _index(lambda d: d.add("prim.LShift", {})), "not the fields"),
     "a huge name of a type": (
