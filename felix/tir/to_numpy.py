@@ -6,10 +6,12 @@ numpy statement a block, which the artifact contains and a person can read, e.g.
     matmul = np.einsum("ik,kj->ij", A, B)
     relu = np.maximum(at(matmul, "ij", "ij"), np.float32(0))
 
-Understood: blocks that store at plain iterators (or constant 0), operands loaded at plain
-iterators or constants, arithmetic, maxima and minima, common math functions, and reductions by
-sum, maximum or minimum. A sum of a product of loads becomes an einsum (BLAS), so every GEMM
-with its epilogue is covered, and softmax, normalisations, reductions and elementwise chains.
+Understood: blocks that store at plain iterators (or constant 0) and visit each of their points
+once, operands loaded at plain iterators or constants, arithmetic, maxima and minima, common math
+functions, and reductions by sum, maximum or minimum, from any start. A sum of a product of loads
+becomes an einsum (BLAS), so every GEMM with its epilogue is covered, and softmax, normalisations,
+reductions and elementwise chains. An argument may be changed in place, each element from its own
+old value; `inputs` stay as they are.
 Narrow types are loaded, converted and stored; sums of products of int8 are computed in float64,
 where they are exact and BLAS is fast.
 Not understood (None): padding, strided windows, gathers, tuple reductions, arithmetic in types
@@ -21,14 +23,14 @@ to `order` and broadcasts over the letters it lacks.
 
 from __future__ import annotations
 
+import math
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from tvm import s_tir
-from tvm_ffi import structural
 
-from felix.tir import grammar
+from felix.tir import grammar, plain_blocks
 
 _PRELUDE = '''"""The program in numpy, written from its TIR; see `compute`."""
 
@@ -52,7 +54,6 @@ def erf(x):
 
 '''
 
-_REDUCTION = 2
 _BINARY = {"Add": "({} + {})", "Sub": "({} - {})", "Mul": "({} * {})", "Div": "({} / {})"}
 _BINARY |= {"Max": "np.maximum({}, {})", "Min": "np.minimum({}, {})"}
 _CALLS = {
@@ -76,29 +77,40 @@ class _Unknown(Exception):
 def source(mod: tvm.IRModule) -> str | None:
     """Python text with `compute(inputs: dict) -> dict` of outputs, or None."""
     func = mod["main"]
-    blocks: list[Any] = []
-    structural.structural_walk(func.body, ((s_tir.SBlock, blocks.append),), order="pre")
+    blocks = plain_blocks.of(func)
+    if blocks is None:
+        return None
+    names = _Names()
+    params = {names.of(param): str(param.name) for param in func.params}
     try:
-        names = _Names()
-        params = [names.of(param) for param in func.params]
-        lines, written = [], []
-        for block in blocks:
-            if len(block.iter_vars):
-                name, text = _statement(block, names)
-                lines.append(f"{name} = {text}")
-                written.append(name)
+        assigned, made = _assignments(blocks, set(params), names)
     except _Unknown:
         return None
-    if len(set(written)) != len(written):
-        return None  # a buffer that is stored twice is more than one assignment
-    keys = [str(param.name) for param in func.params]
-    pairs = list(zip(keys, params, strict=True))
-    outputs = ", ".join(f"{key!r}: {name}" for key, name in pairs if name in written)
-    body = [f"{name} = inputs[{key!r}]" for key, name in pairs if name not in written] + lines
-    text = "".join(f"    {line}\n" for line in body)
+    outputs = ", ".join(f"{key!r}: {name}" for name, key in params.items() if name in assigned)
+    given = [f"{name} = inputs[{key!r}]" for name, key in params.items() if name not in made]
+    lines = [*given, *(f"{name} = {text}" for name, text in assigned.items())]
+    text = "".join(f"    {line}\n" for line in lines)
     head = 'def compute(inputs):\n    """Outputs by name, from the inputs by name."""\n'
     imports = "import ml_dtypes\n" if "ml_dtypes." in text else ""
     return f"{_PRELUDE.replace('{imports}', imports)}{head}{text}    return {{{outputs}}}\n"
+
+
+def _assignments(
+    blocks: Sequence[Any], params: set[str], names: _Names
+) -> tuple[dict[str, str], set[str]]:
+    """Expressions by buffer, in program order, and the buffers that are written before read."""
+    assigned: dict[str, str] = {}
+    read: set[str] = set()
+    made: set[str] = set()
+    for block in blocks:
+        read |= {names.of(region.source) for region in block.reads}
+        name, text = _statement(block, names)
+        if name in assigned or not read <= params | assigned.keys():
+            raise _Unknown  # a second assignment, or memory that nothing has written
+        if name not in read:
+            made.add(name)
+        assigned[name] = text
+    return assigned, made
 
 
 class _Names:
@@ -124,12 +136,12 @@ class _Names:
 def _statement(block: Any, names: _Names) -> tuple[str, str]:
     """Name and numpy expression of the buffer a block stores."""
     store = block.body
-    if type(store).__name__ != "BufferStore" or str(store.buffer.dtype) not in _DTYPES:
+    if str(store.buffer.dtype) not in _DTYPES:
         raise _Unknown
     if len(block.iter_vars) > len(string.ascii_letters):
         raise _Unknown
     letters = {v.var: string.ascii_letters[i] for i, v in enumerate(block.iter_vars)}
-    reduced = [letters[v.var] for v in block.iter_vars if v.iter_type == _REDUCTION]
+    reduced = [letters[v.var] for v in block.iter_vars if v.iter_type == plain_blocks.REDUCTION]
     axes, indexer = _axes(store.indices, letters)
     spatial = [letter for letter in letters.values() if letter not in reduced]
     if sorted(axes) != sorted(spatial) or len(set(axes)) != len(axes):
@@ -138,7 +150,7 @@ def _statement(block: Any, names: _Names) -> tuple[str, str]:
     if not reduced:
         text = _expression(store.value, letters, order, names)
     else:
-        text = _reduction(store, letters, axes, "".join(reduced), names)
+        text = _reduction(block, letters, axes, "".join(reduced), names)
     shape = tuple(int(extent) for extent in store.buffer.shape)
     extents = {letters[v.var]: int(v.dom.extent) for v in block.iter_vars}
     plain = [extents[axis] for axis in axes]
@@ -149,15 +161,21 @@ def _statement(block: Any, names: _Names) -> tuple[str, str]:
     return names.of(store.buffer), f"np.broadcast_to({text}, {tuple(plain)}).reshape({shape})"
 
 
-def _reduction(store: Any, letters: Any, axes: str, reduced: str, names: _Names) -> str:
-    kind = type(store.value).__name__
-    if kind not in _REDUCERS or type(store.value.a).__name__ != "TensorLoad":
+def _reduction(block: Any, letters: Any, axes: str, reduced: str, names: _Names) -> str:
+    value = block.body.value
+    kind = type(value).__name__
+    if kind not in _REDUCERS or grammar.dtype(value) not in _WIDE:
         raise _Unknown
-    accumulator, term = store.value.a, store.value.b
-    if grammar.dtype(store.value) not in _WIDE:
-        raise _Unknown
-    if not accumulator.source.same_as(store.buffer):
-        raise _Unknown
+    text = _terms(kind, value.b, letters, axes + reduced, reduced, names)
+    start = plain_blocks.start(block)
+    if start is None:
+        return text
+    return _BINARY[kind].format(_expression(start, letters, axes, names), text)
+
+
+def _terms(kind: str, term: Any, letters: Any, order: str, reduced: str, names: _Names) -> str:
+    """The sum, maximum or minimum of terms over the last axes of `order`, which are `reduced`."""
+    axes = order.removesuffix(reduced)
     factors = _factors(term)
     if kind == "Add" and len(factors) > 1:
         is_integer = grammar.dtype(term) == "int32"
@@ -166,8 +184,8 @@ def _reduction(store: Any, letters: Any, axes: str, reduced: str, names: _Names)
         operands = ", ".join(load[0] for load in loads)
         text = f'np.einsum("{spec}", {operands}, optimize=True)'
         return f"{text}.astype(np.int32)" if is_integer else text
-    inner = _expression(term, letters, axes + reduced, names)
-    last = tuple(range(len(axes), len(axes) + len(reduced)))
+    inner = _expression(term, letters, order, names)
+    last = tuple(range(len(axes), len(order)))
     return f"{inner}.{_REDUCERS[kind]}(axis={last})"
 
 
@@ -214,11 +232,14 @@ def _expression(expr: Any, letters: Any, order: str, names: _Names) -> str:
         sides = [_expression(side, letters, order, names) for side in (expr.a, expr.b)]
         return _BINARY[kind].format(*sides)
     if kind == "FloatImm":
-        return f"np.{expr.ty.dtype}({float(expr.value)!r})"
+        value = float(expr.value)
+        return f"np.{expr.ty.dtype}({repr(value) if math.isfinite(value) else repr(str(value))})"
     if kind == "IntImm":
         return f"np.{expr.ty.dtype}({int(expr.value)})"
     if kind == "TensorLoad":
         text, axes = _load(expr, letters, names)
+        if len(set(axes)) != len(axes):
+            raise _Unknown  # a diagonal
         return f'at({text}, "{axes}", "{order}")'
     if kind == "Call":
         name = str(expr.op.name).removeprefix("tirx.")

@@ -14,9 +14,9 @@ features    do the formulas of the symbolic program, evaluated at the row, give 
 
 A buffer dimension where TVM's size exceeds ours is not settled by either side: TVM's interval
 arithmetic bounds `c // 6 * 4` by more than it can reach, so that it allocates 16 channels of a
-grouped convolution where 4 are touched. The indices are then enumerated. If ours is what the
-program touches, the row is listed under `loose` (TVM allocates more than it uses) and not as a
-mismatch; byte counts that include such a buffer are compared by the enumerated size.
+grouped convolution where 4 are touched. What the program touches is then counted (`touched`). If
+that is ours, the row is listed under `loose` (TVM allocates more than it uses) and not as a
+mismatch; byte counts that include such a buffer are compared by the counted size.
 
 Rows that TVM rejects are counted as `invalid`; there should be next to none.
 """
@@ -38,7 +38,7 @@ from felix.features import spec
 from felix.symbolic import allocation, ir, parallelize
 from felix.task import Task
 from felix.tir.design_space import shared_memory
-from felix.verify import tvm_schedule
+from felix.verify import touched, tvm_schedule
 
 if TYPE_CHECKING:
     from felix.sketch.trace_sketch import TraceSketch
@@ -282,7 +282,7 @@ class _Comparison:
     def _shape(self, name: str, theirs: tvm_schedule.Allocated, ours: tuple[int, ...]) -> None:
         used_shape = list(theirs.shape)
         for d, (a, b) in enumerate(zip(theirs.shape, ours, strict=True)):
-            if a > b and tvm_schedule.touched(self.module, name, d) == b:
+            if a > b and touched.count(self.module, name, d) == b:
                 self.loose.append(Loose(self.sketch.index, self.decisions, name, d, a, b))
                 used_shape[d] = b
             elif a != b:

@@ -6,27 +6,24 @@ those TVM's own passes give.
 
 Notation
     site    the loops around the place where TVM allocates a buffer, outermost first
-    touched number of values between the least and the greatest index met inside the site
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
-from numpy.typing import NDArray
 from tvm import tirx
-from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir import transform
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir
+from felix.verify import expressions
 
 PRAGMA_STEP = "pragma_auto_unroll_max_step"
 PIPELINE = "software_pipeline_stage"
@@ -37,8 +34,6 @@ _KINDS = {
     int(tirx.ForKind.UNROLLED): "unrolled",
     int(tirx.ForKind.THREAD_BINDING): "thread",
 }
-#: Thread loops outside of the site that a buffer of the scope spans all the same.
-_SPANNED = {"shared": ("threadIdx", "vthread"), "local": ()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +141,7 @@ def reduction_loops(stage: Stage) -> set[int]:
         v
         for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
         if int(iv.iter_type) == tirx.IterVar.CommReduce
-        for v in variables(value)
+        for v in expressions.variables(value)
     }
     return {i for i, v in enumerate(stage.variables) if v in used}
 
@@ -252,185 +247,3 @@ def _allocations(module: tvm.IRModule, known: Collection[str]) -> dict[str, Allo
     visit(module["main"].body, (), -1)
     named = labels(b for b in [*stored, *entries] if b in entries and str(b.name) in known)
     return {label: entries[buffer] for buffer, label in named.items()}
-
-
-# ---------------------------------------------------------------- counting by enumeration
-
-
-def touched(module: tvm.IRModule, label: str, dimension: int) -> int:
-    """Values between the least and the greatest index one allocation of a buffer meets.
-
-    Every iteration of the loops that the index depends on is evaluated; iterations that a
-    boundary predicate skips do not count. The largest over all allocations is the result.
-    """
-    placed = allocated(module)[label]
-    buffer = next(b for b, other in labels_of(module).items() if other == label)
-    depth = len(placed.site)
-    spanned = _SPANNED.get(placed.scope.split(".")[0], ("threadIdx", "vthread", "blockIdx"))
-    order = _outer_axes(module, depth)
-    lows, highs = [], []
-    for stage in stages(module):
-        relaxed = [
-            i >= depth or bool(spanned and (lp.thread or "").startswith(spanned))
-            for i, lp in enumerate(stage.loops)
-        ]
-        for index in _indices(stage, buffer, dimension):
-            low, high = _bounds(stage, index, relaxed, order)
-            lows.append(low)
-            highs.append(high)
-    low, high = (functools.reduce(f, x) for f, x in ((np.minimum, lows), (np.maximum, highs)))
-    return int((high - low).max()) + 1
-
-
-def _outer_axes(module: tvm.IRModule, depth: int) -> list[Any]:
-    axes: dict[Any, None] = {}
-    for stage in stages(module):
-        axes.update(dict.fromkeys(stage.variables[:depth]))
-    return list(axes)
-
-
-def _indices(stage: Stage, buffer: Any, dimension: int) -> list[Any]:
-    """Index expressions, in the block's iterators, of the stage's accesses to the buffer."""
-    indices = [
-        store.indices[dimension]
-        for store in (*stage.stores, *stage.inits)
-        if store.buffer.same_as(buffer)
-    ]
-    for value in stage.values:
-        for node in walk(value):
-            if isinstance(node, TensorLoad) and node.source.same_as(buffer):
-                indices.append(node.indices[dimension])
-    return indices
-
-
-def _bounds(
-    stage: Stage, index: Any, relaxed: Sequence[bool], order: list[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(least, greatest) index per iteration of the outer loops, one axis each as in `order`.
-
-    Args:
-        relaxed: for each loop of the stage, whether one allocation sees all its iterations.
-    """
-    realize = stage.realize
-    bindings = {
-        iv.var: value
-        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    }
-    roots = [index, *(bindings[v] for v in variables(index)), realize.predicate]
-    used = set().union(*(variables(root) for root in roots))
-    axes = [*order, *(v for v in stage.variables if v not in order)]
-    extents = dict(zip(stage.variables, (lp.extent for lp in stage.loops), strict=True))
-    grid = {
-        v: np.arange(extents[v]).reshape([-1 if a is v else 1 for a in axes])
-        for v in axes
-        if v in used
-    }
-    iterators = {v: evaluate(bindings[v], grid) for v in variables(index)}
-    values = np.asarray(evaluate(index, iterators))
-    keep = np.asarray(evaluate(realize.predicate, grid)).astype(bool)
-    ones = np.ones((1,) * len(axes), dtype=np.int64)
-    values, keep, _ = np.broadcast_arrays(values, keep, ones)
-    free = {v for v, r in zip(stage.variables, relaxed, strict=True) if r}
-    inner = tuple(i for i, a in enumerate(axes) if a in free)
-    far = np.iinfo(np.int64).max // 4
-    least = np.where(keep, values, far).min(axis=inner, keepdims=True)
-    most = np.where(keep, values, -far).max(axis=inner, keepdims=True)
-    head = (slice(None),) * len(order) + (0,) * (len(axes) - len(order))
-    return least[head], most[head]
-
-
-def walk(node: Any) -> Iterator[Any]:
-    """All nodes of an expression, parents first; indices of loads included."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
-
-
-def children(node: Any) -> list[Any]:
-    """Operands of an expression node."""
-    if isinstance(node, TensorLoad):
-        return list(node.indices)
-    if isinstance(node, Call):
-        return list(node.args)
-    if isinstance(node, tirx.Select):
-        return [node.condition, node.true_value, node.false_value]
-    if isinstance(node, tirx.Cast):
-        return [node.value]
-    if isinstance(node, (tirx.Not, tirx.BitwiseNot)):
-        return [node.a]
-    return [node.a, node.b] if type(node) in _OPERATIONS or hasattr(node, "b") else []
-
-
-def variables(node: Any) -> list[Any]:
-    """Distinct variables of an expression, in order of first use."""
-    return list(dict.fromkeys(n for n in walk(node) if isinstance(n, tirx.Var)))
-
-
-_OPERATIONS: dict[type[Any], Any] = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-    tirx.And: np.logical_and,
-    tirx.Or: np.logical_or,
-    tirx.Mod: np.fmod,
-    tirx.Not: np.logical_not,
-    tirx.BitwiseAnd: np.bitwise_and,
-    tirx.LShift: np.left_shift,
-    tirx.RShift: np.right_shift,
-    tirx.Select: np.where,
-}
-
-
-def _quotient(node: Any, a: Any, b: Any) -> Any:
-    """a / b, of integers towards 0."""
-    return np.trunc(a / b).astype(np.int64) if _is_integer(node) else a / b
-
-
-def _is_integer(node: Any) -> bool:
-    return str(node.ty).startswith(("int", "uint"))
-
-
-#: Functions of one float; an index rounds as C does, halves away from 0.
-_FUNCTIONS: dict[str, Any] = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "nearbyint": np.rint,
-    "round": lambda value: np.copysign(np.floor(np.abs(value) + 0.5), value),
-    "likely": np.asarray,
-    "if_then_else": np.where,
-}
-
-
-def evaluate(node: Any, grid: Mapping[Any, NDArray[np.int64]]) -> Any:
-    """A TIR expression of an index or a condition over arrays of loop variables."""
-    if isinstance(node, (int, bool)):
-        return np.asarray(node)
-    if isinstance(node, tirx.IntImm):
-        return np.asarray(int(node.value))
-    if isinstance(node, tirx.Var):
-        return grid[node]
-    if isinstance(node, tirx.FloatImm):
-        return np.asarray(float(node.value), dtype=np.float32)
-    if isinstance(node, tirx.Cast):
-        value = evaluate(node.value, grid)
-        return np.trunc(value).astype(np.int64) if _is_integer(node) else value.astype(np.float32)
-    operands = [evaluate(child, grid) for child in children(node)]
-    if isinstance(node, tirx.Div):
-        return _quotient(node, *operands)
-    operation = _OPERATIONS.get(type(node))
-    if isinstance(node, Call):
-        operation = _FUNCTIONS.get(str(node.op.name).rpartition(".")[2])
-    if operation is None:
-        raise UnsupportedSchedule(f"index expression {node} cannot be enumerated")
-    return operation(*operands)

@@ -13,7 +13,7 @@ from felix.features import iterators
 from felix.sketch import sketch as sketching
 from felix.symbolic.indices import index_expr
 from felix.task import Task
-from felix.verify import compare, tvm_schedule
+from felix.verify import compare, expressions
 from tests.corpus import outcome
 from tests.support import legal_rows
 
@@ -58,7 +58,7 @@ def test_an_index_has_the_values_it_has_in_tir(index: Any) -> None:
     symbol = index_expr.iter_symbol("v")
     points = np.arange(EXTENT)
     read = index_expr.load_index(index, {V: symbol})
-    expected = tvm_schedule.evaluate(index, {V: points})
+    expected = expressions.evaluate(index, {V: points})
     np.testing.assert_array_equal(index_expr.evaluate(read, {symbol: points}), expected)
 
 

@@ -10,7 +10,9 @@ from tvm import te, topi
 from felix import workloads
 from felix.measure import task_program
 from felix.measure.checking import reference
+from felix.task import Task
 from felix.tir import to_numpy
+from tests.support import in_place, tir_programs
 
 
 def _compute(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -83,3 +85,59 @@ def test_reference_text_is_importable_without_tvm() -> None:
     assert text is not None and "tvm" not in text
     got, want = _compute(mod)
     assert np.allclose(*got.values(), *want.values())
+
+
+@pytest.mark.parametrize("name", in_place.PROGRAMS)
+def test_numpy_changes_no_input_of_a_program_that_does(name: str) -> None:
+    mod = Task.from_prim_func(in_place.program(name)).mod
+    got, want = _compute(mod)  # which calls numpy first, then TVM with copies of the same arrays
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        assert reference.mismatch(got[key], value, 1e-5) is None
+
+
+@pytest.mark.parametrize(
+    "start, update",
+    [
+        ("x[v]", "y[v] + w[v, r]"),
+        ("T.float32(1)", "y[v] + w[v, r] * w[v, r]"),
+        ("T.float32(0)", "T.max(y[v], w[v, r])"),
+        ("T.float32('-inf')", "T.max(y[v], w[v, r])"),
+        ("T.min_value('float32')", "T.max(y[v], w[v, r])"),
+    ],
+)
+def test_a_reduction_begins_with_what_the_program_says(start: str, update: str) -> None:
+    body = f"""
+for i, k in T.grid(16, 4):
+    with T.sblock("y"):
+        v, r = T.axis.remap("SR", [i, k])
+        with T.init():
+            y[v] = {start}
+        y[v] = {update}
+"""
+    shapes = {"x": "16,", "w": "16, 4", "y": "16,"}
+    params = [f'{name}: T.Buffer(({shape}), "float32")' for name, shape in shapes.items()]
+    mod = tvm.IRModule({"main": tir_programs.function(body, *params)})
+    got, want = _compute(mod)
+    assert reference.mismatch(got["y"], want["y"], 1e-6) is None
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        tir_programs.copy("A[v]", where="i < 10"),
+        tir_programs.copy("A[v]", loop=8),
+        tir_programs.copy("A[v]", binding="i // 2"),
+        tir_programs.copy("B[v] + B[0]"),
+        tir_programs.copy("B[15 - v]"),
+    ],
+    ids=["predicate", "few points", "points twice", "one element", "reversed"],
+)
+def test_what_depends_on_the_points_visited_has_no_reference(func: tvm.tirx.PrimFunc) -> None:
+    assert to_numpy.source(tvm.IRModule({"main": func})) is None
+
+
+def test_a_diagonal_has_no_reference() -> None:
+    x = te.placeholder((8, 8), name="x")
+    func = te.create_prim_func([x, te.compute((8,), lambda i: x[i, i] * 2.0)])
+    assert to_numpy.source(tvm.IRModule({"main": func})) is None

@@ -1,0 +1,210 @@
+"""How much of a dimension one allocation of a buffer touches, counted exactly.
+
+touched: number of values between the least and the greatest index that one allocation meets.
+Iterations that a boundary predicate skips do not count.
+
+Iterations are too many to visit: they multiply with each loop. But an index and the conditions of
+a predicate are sums of terms, and loops that share no term add to them independently of each
+other. So distinct sums are kept in place of iterations, and loops are added one after the other.
+There are about as many as an index has values: how far a condition is met does not matter.
+
+Notation, beside that of `accesses`
+    group   loops that share terms
+    U, R, C iterations of a group's outer loops and of its inner loops; columns of a piece
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from felix.errors import UnsupportedSchedule
+from felix.verify import accesses, expressions
+from felix.verify.accesses import Piece
+
+Sums: TypeAlias = NDArray[np.int64]
+
+#: Numbers that an array may have: 256 MiB.
+_MAX_NUMBERS = 2**25
+#: Above all indices: the least of none.
+_FAR = np.iinfo(np.int64).max // 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """What a group adds to the columns of a piece: base [U, C] + patterns[pattern[U]] [R, C]."""
+
+    base: Sums
+    pattern: Sums
+    patterns: Sums
+
+
+def count(module: tvm.IRModule, label: str, dimension: int) -> int:
+    """What the largest allocation of a buffer touches of a dimension.
+
+    Raises:
+        UnsupportedSchedule: an index depends on data, or on too many loops at once.
+    """
+    limited = [
+        [piece for piece in pieces if piece.has_index or not _is_always_possible(piece)]
+        for pieces in accesses.of(module, label, dimension)
+    ]
+    bounds = iter(_bounds([piece for pieces in limited for piece in pieces]))
+    lows, highs = [], []
+    for pieces in limited:
+        low, high = next(bounds)
+        for _ in pieces[1:]:
+            skipped = next(bounds)[0] == _FAR
+            low, high = np.where(skipped, _FAR, low), np.where(skipped, -_FAR, high)
+        lows.append(low)
+        highs.append(high)
+    spans = functools.reduce(np.maximum, highs) - functools.reduce(np.minimum, lows)
+    return int(spans.max()) + 1
+
+
+def _is_always_possible(piece: Piece) -> bool:
+    """Whether each iteration of the outer loops meets the conditions of a piece somewhere."""
+    ((low, _),) = _bounds([piece])
+    return bool((low < _FAR).all())
+
+
+def _bounds(pieces: Sequence[Piece]) -> list[tuple[Sums, Sums]]:
+    """(least, greatest) first column of each piece where its conditions hold.
+
+    There is one for each distinct row of sums that iterations of the outer loops give all pieces.
+    """
+    outer: dict[Any, int] = {}
+    for piece in pieces:
+        outer |= piece.outer_extents
+    groups = _groups(pieces)
+    parts = [[_part(piece, group, outer) for group in groups] for piece in pieces]
+    rows = _outer_sums(pieces, parts)
+    widths = [len(piece.columns) + len(groups) for piece in pieces]
+    own = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+    return [_piece_bounds(*each) for each in zip(pieces, parts, own, strict=True)]
+
+
+def _groups(pieces: Iterable[Piece]) -> list[list[Any]]:
+    """Loops that share terms, directly or not; first none, which is where constants belong."""
+    terms = [term for piece in pieces for column in piece.columns for _, term in column]
+    used = [loops for term in terms if (loops := expressions.variables(term))]
+    shared = accesses.connected(used)
+    return [[], *(list(dict.fromkeys(v for i in numbers for v in used[i])) for numbers in shared)]
+
+
+def _part(piece: Piece, group: Sequence[Any], outer: Mapping[Any, int]) -> _Part:
+    """What a group adds to a piece; `outer` are the extents of the outer loops of all pieces."""
+    outside = [v for v in group if v in outer]
+    inside = [v for v in group if v in piece.extents and v in piece.inner]
+    shape = [*(outer[v] for v in outside), *(piece.extents[v] for v in inside)]
+    size, columns = math.prod(shape), len(piece.columns)
+    _check_size(size * columns)
+    places = np.indices(shape, dtype=np.int64, sparse=True)
+    grid = dict(zip([*outside, *inside], places, strict=True))
+    table = np.zeros((*shape, columns), np.int64)
+    for number, column in enumerate(piece.columns):
+        for factor, term in column:
+            own = set(expressions.variables(term))
+            if own <= set(group) and bool(own) == bool(group):
+                table[..., number] += factor * expressions.evaluate(term, grid)
+    n_outer = math.prod(shape[: len(outside)])
+    table = table.reshape(n_outer, -1, columns)
+    base = table[:, 0]
+    patterns, pattern = _distinct((table - base[:, None]).reshape(n_outer, -1))
+    return _Part(base, pattern, patterns.reshape(-1, *table.shape[1:]))
+
+
+def _outer_sums(pieces: Sequence[Piece], parts: Sequence[Sequence[_Part]]) -> Sums:
+    """What outer loops add to the columns of each piece, and after them the pattern of each group.
+
+    A group's pattern has a place to which other groups add nothing.
+    """
+    n_groups = len(parts[0])
+    tables: list[list[Sums]] = [[] for _ in range(n_groups)]
+    is_condition, around = [], []
+    no_patterns = np.zeros(n_groups, np.int64)
+    for piece, own in zip(pieces, parts, strict=True):
+        for number, part in enumerate(own):
+            patterns = np.zeros((len(part.base), n_groups), np.int64)
+            patterns[:, number] = part.pattern
+            tables[number] += [part.base, patterns]
+        inner = (
+            sum(part.patterns.min(axis=(0, 1)) for part in own),
+            sum(part.patterns.max(axis=(0, 1)) for part in own),
+        )
+        is_condition += [piece.is_condition, no_patterns > 0]
+        around += [np.stack(inner), np.stack([no_patterns, no_patterns])]
+    return _distinct_sums(
+        [np.concatenate(each, axis=1) for each in tables],
+        np.concatenate(is_condition),
+        np.concatenate(around, axis=1),
+    )
+
+
+def _distinct_sums(tables: Sequence[Sums], is_condition: NDArray[np.bool_], around: Sums) -> Sums:
+    """[n, columns] the distinct sums of a row of each table [*, columns].
+
+    Conditions are cut to what decides whether they hold, whichever row of `around` is added.
+    """
+    left = [*tables, around]
+    for number, table in enumerate(tables):
+        left[number] = _cut(table, left[:number] + left[number + 1 :], is_condition)
+    rows = left.pop(0)
+    while len(left) > 1:
+        added = left.pop(0)
+        _check_size(len(rows) * added.size)
+        sums = (rows[:, None] + added).reshape(-1, rows.shape[1])
+        rows = _cut(sums, left, is_condition)
+    return rows
+
+
+def _cut(table: Sums, others: Sequence[Sums], is_condition: NDArray[np.bool_]) -> Sums:
+    """The distinct rows, conditions no further from 1 than a row of each other table reaches."""
+    least = sum(other.min(axis=0) for other in others)
+    most = sum(other.max(axis=0) for other in others)
+    return _distinct(np.where(is_condition, np.clip(table, -most, 1 - least), table))[0]
+
+
+def _distinct(rows: Sums) -> tuple[Sums, NDArray[np.intp]]:
+    """The distinct rows, and for each row its number among them."""
+    low = rows.min(axis=0)
+    extents = (rows.max(axis=0) - low + 1).tolist()
+    if math.prod(extents) >= _FAR:
+        distinct, number = np.unique(rows, axis=0, return_inverse=True)
+        return distinct, number.reshape(-1)
+    # One number a row: these are sorted faster.
+    keys = (rows - low) @ np.cumprod([1, *extents[:-1]])
+    _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return rows[first], number
+
+
+def _piece_bounds(piece: Piece, parts: Sequence[_Part], rows: Sums) -> tuple[Sums, Sums]:
+    """`_bounds` of one piece, from its columns and patterns in each row of outer sums."""
+    columns = len(piece.columns)
+    distinct, number = _distinct(rows)
+    low, high = np.full(len(distinct), _FAR), np.full(len(distinct), -_FAR)
+    for chosen in _distinct(distinct[:, columns:])[0]:
+        (places,) = np.nonzero((distinct[:, columns:] == chosen).all(axis=1))
+        patterns = [part.patterns[i] for part, i in zip(parts, chosen, strict=True)]
+        inner = _distinct_sums(patterns, piece.is_condition, distinct[places, :columns])
+        for some in np.array_split(places, math.ceil(len(places) * inner.size / _MAX_NUMBERS)):
+            sums = distinct[some, None, :columns] + inner
+            keep = (sums[..., piece.is_condition] >= 1).all(axis=-1)
+            low[some] = np.where(keep, sums[..., 0], _FAR).min(axis=1)
+            high[some] = np.where(keep, sums[..., 0], -_FAR).max(axis=1)
+    return low[number], high[number]
+
+
+def _check_size(numbers: int) -> None:
+    if numbers > _MAX_NUMBERS:
+        raise UnsupportedSchedule(
+            f"indices of a buffer depend on too many loops to count what is touched: "
+            f"{numbers:.1e} sums, of at most {_MAX_NUMBERS:.1e}"
+        )
