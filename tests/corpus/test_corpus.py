@@ -15,7 +15,7 @@ MODELLED = (
     "replicate_pad", "sparse_to_dense", "concatenate_itself", "compute_named_root", "diamond",
     "large_extents", "take", "gather", "argmax", "fast_exp", "floor_divide_int32",
     "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares", "dense_int8",
-    "dense_bfloat16_in_float32", "large_conv1d_of_data", "large_neighbours",
+    "dense_bfloat16_in_float32", "large_conv1d_of_data", "large_neighbours", "pool_pool",
     "tir_masked_index", "tir_two_halves", "tir_sum_and_count",
     "tir_two_sums", "tir_variable_offset", "tir_variable_offsets", "tir_strides_of_its_shape",
 )  # fmt: skip

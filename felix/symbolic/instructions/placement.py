@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import sympy
 
 from felix.symbolic import ir, regions, scalar
 from felix.symbolic.instructions import loop_transforms
 from felix.symbolic.ir import Affine, Block, IterComponent, Loop, Program
+
+_Terms = dict[IterComponent, ir.Scalar]
 
 
 def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> None:
@@ -16,7 +20,8 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
     a consumer there, covering what its producers there write.
     """
     partners = _partners(program, block, loop, reverse)
-    domains = _domains(program, block, loop, partners, reverse)
+    needed = _domains(program, block, loop, partners, reverse)
+    domains = _covered(program, block, loop, partners, reverse, needed)
     program.conditions += [i.dynamic for i in domains if not scalar.is_static(i.dynamic, 0)]
     remove(program, block)
     components = [IterComponent(f"ax{i}", interval.extent) for i, interval in enumerate(domains)]
@@ -29,7 +34,9 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
         for component, interval in zip(components, domains, strict=True)
     ]
     block.guards = (
-        _guards(block, partners) + _overhangs(program, partners, loop) if reverse else []
+        _guards(block, partners) + _overhangs(program, partners, loop)
+        if reverse
+        else _excess(block, components, domains, needed)
     )
     place = len(loop.body)
     for i, node in enumerate(loop.body):
@@ -37,6 +44,46 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
             place = i
             break
     loop.body.insert(place, loop_transforms.nest(components, block))
+
+
+def _covered(
+    program: Program,
+    block: Block,
+    loop: Loop,
+    partners: list[Block],
+    reverse: bool,
+    needed: list[regions.Interval],
+) -> list[regions.Interval]:
+    """What TVM has the block cover: more than `needed` where loops of its partners overhang.
+
+    A domain that is needed as a whole stays as it is, for TVM cuts longer ones.
+    """
+    if not any(partner.guards for partner in partners):
+        return needed
+    reached = _domains(program, block, loop, partners, reverse, predicates=False)
+    return [
+        need if regions.whole(need, it.extent) else reach
+        for it, need, reach in zip(block.iters, needed, reached, strict=True)
+    ]
+
+
+def _excess(
+    block: Block,
+    components: list[IterComponent],
+    domains: list[regions.Interval],
+    needed: list[regions.Interval],
+) -> list[tuple[Affine, ir.Scalar]]:
+    """What keeps a block in its domain that covers more than needed.
+
+    TVM's predicate is of minimum + loop. Of the loop alone no more pass than the domain has.
+    """
+    return [
+        (Affine({component: 1}), scalar.minimum(domain.extent, it.extent))
+        for it, component, domain, need in zip(
+            block.iters, components, domains, needed, strict=True
+        )
+        if domain.extent != need.extent
+    ]
 
 
 def _guards(block: Block, producers: list[Block]) -> list[tuple[Affine, ir.Scalar]]:
@@ -88,8 +135,14 @@ def _partners(program: Program, block: Block, loop: Loop, reverse: bool) -> list
 
 
 def _domains(
-    program: Program, block: Block, loop: Loop, partners: list[Block], reverse: bool
+    program: Program,
+    block: Block,
+    loop: Loop,
+    partners: list[Block],
+    reverse: bool,
+    predicates: bool = True,
 ) -> list[regions.Interval]:
+    """What each iterator has to cover; TVM's ComputeAt ignores the partners' `predicates`."""
     shared = block.reads if reverse else block.writes
     provided: list[tuple[sympy.Expr, regions.Interval, int]] = []
     required: dict[int, list[regions.Interval]] = {}
@@ -100,7 +153,8 @@ def _domains(
             scope = None if reverse else buffer.scope
             relaxed = regions.path_components(loops, loop, scope)
             accesses = partner.writes if reverse else partner.reads
-            intervals = regions.required_intervals(buffer, partner, accesses, relaxed)
+            seen = partner if predicates else _unguarded(partner, relaxed)
+            intervals = regions.required_intervals(buffer, seen, accesses, relaxed)
             if intervals is None:
                 continue
             before = required.get(id(buffer))
@@ -110,6 +164,36 @@ def _domains(
         if id(buffer) in required:
             provided += zip(access.indices, required[id(buffer)], buffer.shape, strict=True)
     return regions.solve_domains(block, provided)
+
+
+def _unguarded(block: Block, relaxed: set[IterComponent]) -> Block:
+    """The block as TVM's ComputeAt bounds what it touches: by loops alone, not by predicates."""
+    flats = [flat.terms for flat, _ in block.guards]
+    if not flats:
+        return block
+    bindings = [
+        dataclasses.replace(
+            b, terms={_reaching(comp, flats, relaxed): c for comp, c in b.terms.items()}
+        )
+        for b in block.bindings
+    ]
+    return dataclasses.replace(block, bindings=bindings, guards=[])
+
+
+def _reaching(
+    component: IterComponent, overhanging: list[_Terms], relaxed: set[IterComponent]
+) -> IterComponent:
+    """The component with as many values as the loops that it is computed of give it.
+
+    A quotient of loops that overhang has more than its extent, a remainder has not.
+    """
+    source = component.source
+    if source is None or not source.outermost or source.flat.terms not in overhanging:
+        return component
+    if not regions.is_relaxed(component, relaxed):
+        return component
+    reach = regions.relax(source.flat, relaxed).extent
+    return dataclasses.replace(component, extent=scalar.ceil_div(reach, source.inner))
 
 
 def remove(program: Program, block: Block) -> None:

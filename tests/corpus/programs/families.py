@@ -281,7 +281,13 @@ def _pools() -> dict[str, Builder]:
         return apply(nn.pool2d, shape, kernel=(3, 2), stride=(2, 3), dilation=(1, 1),
                      padding=(1, 0, 1, 1), pool_type=kind, layout=layout, **more)  # fmt: skip
 
+    def chained(x: te.Tensor) -> te.Tensor:
+        for _ in range(2):
+            x = nn.pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")
+        return x
+
     return {
+        "pool_pool": apply(chained, (1, 5, 13, 17)),
         "max_pool_nhwc": pool((1, 13, 17, 5), "max", "NHWC"),
         "avg_pool_nhwc": pool((1, 13, 17, 5), "avg", "NHWC"),
         "max_pool_ceil": pool((1, 5, 13, 17), "max", "NCHW", ceil_mode=True),

@@ -49,6 +49,22 @@ def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
         assert report.invalid <= len(rows) // 4
 
 
+@pytest.mark.parametrize(("kernels", "shape"), [((3, 3), (1, 8, 14, 14)), ((5, 2, 3), (2, 3, 9))])
+def test_pools_computed_at_a_pool_across_threads(
+    kernels: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """TVM covers what all threads would read, although only a window of them passes."""
+    pool, layout = {3: (topi.nn.pool1d, "NCW"), 4: (topi.nn.pool2d, "NCHW")}[len(shape)]
+    x = y = te.placeholder(shape, name="x")
+    axes = len(shape) - 2
+    for kernel in kernels:
+        y = pool(y, (kernel,) * axes, (1,) * axes, (1,) * axes, (1,) * 2 * axes, "max",
+                 layout=layout)  # fmt: skip
+    report = compare.check(Task.from_te([x, y], "cuda"), n=3, seed=0)
+    assert report.mismatches == () and report.invalid == 0
+    assert report.checked >= 3 * 2 ** len(kernels)
+
+
 def gemm(target: str = "cuda") -> sketching.Sketch:
     return sketching.trace_sketches(workloads.gemm(64, 48, 32, target=target))[0]
 
