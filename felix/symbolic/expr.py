@@ -323,13 +323,19 @@ def resolved(expression: Expr, known: dict[SharedSubexpr, Expr] | None = None) -
 
 @functools.lru_cache(INTERNED)
 def expanded(value: Expr | int) -> Expr:
-    """The value with products and powers of sums multiplied out.
+    """The value with products and powers of sums multiplied out, inside of operators as well.
 
-    sympy's own `expand` also splits logarithms and exponents, which it looks for node by node.
+    sympy's own `expand` walks an expression as a tree, which takes minutes where large parts occur
+    many times in each other; here each part is expanded once. It also splits logarithms and
+    exponents, which it looks for node by node.
     """
     if isinstance(value, Expr) and all(map(is_monomial, sympy.Add.make_args(value))):
         return value
-    return sympy.expand(value, log=False, power_base=False, power_exp=False, basic=False)
+    value = sympy.sympify(value)
+    parts = tuple(map(expanded, value.args))
+    if parts != value.args:
+        value = value.func(*parts)
+    return value.expand(deep=False, log=False, power_base=False, power_exp=False, basic=False)
 
 
 def is_monomial(value: Expr) -> bool:

@@ -13,7 +13,7 @@ import dataclasses
 
 import sympy
 
-from felix.symbolic import ir, regions, scalar, usage
+from felix.symbolic import expr, ir, regions, scalar, usage
 from felix.symbolic.instructions import loop_transforms
 from felix.symbolic.ir import Affine, Block, Loop, Program, Scalar
 
@@ -125,7 +125,7 @@ def _least(accesses: list[ir.Access]) -> ir.Access:
         return accesses[0]
     indices = []
     for same in zip(*(a.indices for a in accesses), strict=True):
-        shifts = [sympy.expand(index - same[0]) for index in same]
+        shifts = [expr.expanded(index - same[0]) for index in same]
         known = all(s.is_Integer for s in shifts)
         least = min(range(len(same)), key=lambda i: int(shifts[i])) if known else 0
         indices.append(same[least] if known else sympy.Integer(0))
@@ -154,7 +154,7 @@ def _contiguity(block: Block, access: ir.Access, loops: list[Loop]) -> list[Scal
 def _equal(a: Scalar, b: Scalar) -> Scalar:
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
-    return 1 if sympy.expand(a - b) == 0 else scalar.equal(a, b)
+    return 1 if expr.expanded(a - b) == 0 else scalar.equal(a, b)
 
 
 def _visible(index: sympy.Expr, block: Block) -> tuple[Affine, Scalar]:

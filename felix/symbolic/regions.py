@@ -95,7 +95,7 @@ def _guarded(
         if component not in terms or component not in relaxed:
             return None
         factors.append(terms[component] / sympy.sympify(coefficient))
-    same = factors and all(sympy.expand(f - factors[0]) == 0 for f in factors)
+    same = factors and all(expr.expanded(f - factors[0]) == 0 for f in factors)
     return scalar.plain(factors[0]) if same else None
 
 
@@ -293,7 +293,7 @@ def whole(interval: Interval, extent: Scalar) -> bool:
 
 
 def _equal(a: Scalar, b: Scalar) -> bool:
-    return bool(a == b) or bool(sympy.expand(a - b) == 0)
+    return bool(a == b) or bool(expr.expanded(a - b) == 0)
 
 
 def _keyed(affine: Affine) -> dict[Hashable, Scalar]:
