@@ -53,6 +53,22 @@ def test_expanded_is_what_sympy_expands(value: sympy.Expr) -> None:
     assert expr.expanded(value) == sympy.expand(value)
 
 
+def test_expanding_makes_a_part_once_however_often_it_occurs() -> None:
+    value, depth = X * (Y + 1), 10
+    for _ in range(depth):
+        value = expr.Maximum(value + X, value * Y)
+    before = _n_operators()
+    made = expr.expanded(value)
+    assert _n_operators() - before == depth
+    assert made == sympy.expand(value)
+
+
+def _n_operators() -> int:
+    """How often an operator was asked for so far."""
+    asked = expr._interned.cache_info()
+    return asked.hits + asked.misses
+
+
 def test_one_value_is_at_least_another_where_no_coefficient_over_1_is_negative() -> None:
     """Every polynomial of small coefficients, against the expansion itself."""
     for a, b, c, d in itertools.product(range(-2, 3), repeat=4):
