@@ -12,7 +12,8 @@ Notation: all decision variables are positive integers; `a`, `b` are integer-val
 from __future__ import annotations
 
 import functools
-from typing import Any
+import weakref
+from typing import Any, cast
 
 import sympy
 from sympy import Expr, Integer
@@ -24,19 +25,29 @@ ZERO, ONE = Integer(0), Integer(1)
 INTERNED = 1 << 15
 
 
+#: (operator, its arguments) -> the operator of these arguments, while something holds it.
+_ALIVE: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+
+
 @functools.lru_cache(INTERNED)
 def _interned(operator: Any, *arguments: Any) -> Expr:
     """The operator of these arguments, or what it folds to; sympy's own way there is slow."""
     args = tuple(map(sympy.sympify, arguments))
-    value = operator.eval(*args)
-    return Expr.__new__(operator, *args) if value is None else value
+    made = _ALIVE.get((operator, *args))
+    if made is not None:
+        return made
+    folded = operator.eval(*args)
+    if folded is not None:
+        return cast(Expr, folded)
+    made = _ALIVE[(operator, *args)] = Expr.__new__(operator, *args)
+    return made
 
 
 class _Operator(sympy.Function):
     """Base of the operators: real valued, never rewritten by sympy after construction.
 
-    Equal operators are one object while they are among the last `INTERNED`, which makes
-    comparing the expressions they occur in cheap.
+    Equal operators are one object, which makes comparing the expressions they occur in cheap:
+    sympy compares different objects part by part, as often as a part occurs.
     """
 
     def __new__(cls, *args: Any) -> Any:
