@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -164,3 +169,22 @@ def tune(
 def keys(result: results.TuneResult) -> list[records.Key]:
     """Of the measured candidates, in their order."""
     return [record.key for record in result.records]
+
+
+def killed(script: str, out: pathlib.Path) -> list[records.Record]:
+    """Run Python text that tunes in `out`, its argument; kill it after 20 trials; its records."""
+    root = pathlib.Path(__file__).parents[2]
+    victim = subprocess.Popen(
+        [sys.executable, "-c", script, str(out)], cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    log = out / "tuning" / "records.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and victim.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= 21:
+            break
+        time.sleep(0.02)
+    assert victim.poll() is None, "the victim ended by itself"
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    return list(records.read(log))

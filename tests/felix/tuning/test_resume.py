@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
 
 from felix import errors, events, records
+from felix.measure import protocol
 from felix.tuning import session
 from tests.support import tuning_fakes as fakes
 
@@ -23,20 +19,12 @@ def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_interrupt_keeps_what_was_measured(tmp_path: pathlib.Path) -> None:
-    class Impatient(fakes.Pool):
-        def for_task(self, task: Any) -> Any:
-            measurer = super().for_task(task)
-            submit = measurer.submit
+    def interrupting(program: Any) -> float | protocol.ErrorClass:
+        if len(pool.measured) > 20:
+            raise KeyboardInterrupt
+        return fakes.latency_us(program)
 
-            def interrupting(mod: Any) -> Any:
-                if len(self.measured) == 20:
-                    raise KeyboardInterrupt
-                return submit(mod)
-
-            measurer.submit = interrupting  # type: ignore[method-assign]
-            return measurer
-
-    pool = Impatient()
+    pool = fakes.Pool(interrupting)
     result = fakes.tune(pool=pool, out=tmp_path, trials=64)
     assert result.reason == "interrupted"
     assert len(result.records) == 20
@@ -60,21 +48,7 @@ felix.tune(fakes.task(), trials=400, model=fakes.Model(), options=options, out=s
 
 @pytest.mark.slow
 def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
-    root = pathlib.Path(__file__).parents[3]
-    victim = subprocess.Popen(
-        [sys.executable, "-c", _VICTIM, str(tmp_path)], cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
-    log = tmp_path / "tuning" / "records.jsonl"
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and victim.poll() is None:
-        if log.exists() and log.read_bytes().count(b"\n") >= 21:
-            break
-        time.sleep(0.02)
-    assert victim.poll() is None, "the victim ended by itself"
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    before = records.read(log)
+    before = fakes.killed(_VICTIM, tmp_path)
     assert len(before) >= 20
     assert (tmp_path / "tuning" / "state.json").exists()
     pool = fakes.Pool()
@@ -83,7 +57,7 @@ def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
     assert list(result.records[: len(before)]) == before
     assert len(result.records) == trials == len(set(fakes.keys(result)))
     assert len(pool.measured) == 24
-    assert records.read(log) == list(result.records)
+    assert records.read(tmp_path / "tuning" / "records.jsonl") == list(result.records)
     assert result.records[-1].round > before[-1].round
     assert result.records[len(before)].elapsed_s >= before[-1].elapsed_s
     again = fakes.tune(out=tmp_path, trials=trials, resume=True)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import pathlib
-import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -188,21 +184,7 @@ def slow(program: Any) -> float | protocol.ErrorClass:
 
 @pytest.mark.slow
 def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
-    root = pathlib.Path(__file__).parents[3]
-    victim = subprocess.Popen(
-        [sys.executable, "-c", _VICTIM, str(tmp_path)], cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
-    log = tmp_path / "tuning" / "records.jsonl"
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and victim.poll() is None:
-        if log.exists() and log.read_bytes().count(b"\n") >= 21:
-            break
-        time.sleep(0.02)
-    assert victim.poll() is None, "the victim ended by itself"
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    before = records.read(log)
+    before = fakes.killed(_VICTIM, tmp_path)
     assert {r.variant for r in before} == {"stock", "naive-gemm"}
     result = tune(trials=len(before) + 16, out=tmp_path, resume=True)
     assert list(result.records[: len(before)]) == before

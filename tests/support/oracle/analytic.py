@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import tvm
 
 from felix.target import Hardware
+from tests.support.oracle.allocations import Site
 from tests.support.oracle.expressions import element_bytes
-from tests.support.oracle.programs import Nest, Site
+from tests.support.oracle.programs import Nest
 
 Values = Mapping[str, float]
 Buffers = tuple[dict[str, tuple[int, ...]], dict[str, Site]]

@@ -17,9 +17,10 @@ from tvm.ir.expr import Call
 from felix.features import spec
 from felix.sketch.trace_sketch import TraceSketch
 from felix.target import Hardware, hardware
-from tests.support.oracle import analytic, code, expressions, pipelines, programs
+from tests.support.oracle import allocations, analytic, code, expressions, pipelines, programs
+from tests.support.oracle.allocations import Site
 from tests.support.oracle.expressions import element_bytes
-from tests.support.oracle.programs import Access, Axis, Nest, Site
+from tests.support.oracle.programs import Access, Axis, Nest
 
 SECTOR_BYTES, BANK_BYTES, WARP_LANES = 32, 128, (1, 2, 4, 8, 16)
 
@@ -29,7 +30,7 @@ def features(sketch: TraceSketch, row: Sequence[int]) -> dict[tuple[str, str], d
     machine = hardware(sketch.task.target)
     real = sketch.schedule(row)
     nests = programs.described(sketch, row, real)
-    shapes, sites = programs.buffers(real.mod)
+    shapes, sites = allocations.buffers(real.mod)
     rows = [_store_features(nest, machine, shapes, sites) for nest in nests]
     for nest, values in zip(nests, rows, strict=True):
         values["code_copies"] = code.copies(nest, nests)

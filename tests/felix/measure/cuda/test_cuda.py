@@ -27,25 +27,10 @@ from felix.measure.pool import local
 from felix.measure.pool.locks import device_lock
 from felix.task import Task
 from tests.support import tir_programs
+from tests.support.pool_programs import N, gemm
 
-N = 64
 HAS_GPU = tvm.runtime.device("cuda", 0).exist
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
-
-
-@tir_programs.prim_func(s_tir=True)
-def gemm(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
-    T.func_attr({"tirx.noalias": True})
-    for i, j, k in T.grid(N, N, N):
-        with T.sblock("c"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                c[vi, vj] = T.float32(0)
-            c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
 
 
 @tir_programs.prim_func(s_tir=True)
