@@ -52,6 +52,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common, paired, subgraphs
+from benchmarks.support.searches import tuned
 
 #: Targets of the sets.
 TARGETS = {"traces": "h200", "templates": "h200", "cpu": "llvm"}
@@ -129,7 +130,7 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         FELIX: (search.LocalSearch, search.LocalOptions()),
         "more-polish": (
             search.LocalSearch,
-            search.LocalOptions(n_samples=128, n_template_samples=1024, n_polish=16),
+            dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["more-polish"]),
         ),
         "rank": (
             search.LocalSearch,

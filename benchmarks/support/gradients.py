@@ -20,7 +20,7 @@ TEMPERATURE = 0.05
 #: Neighbours of a polished point that are scored exactly.
 N_NEAR = 8
 #: A long descent from samples, then polishing.
-DESCENT = gradient.GradientOptions(n_before=0, n_polish=8, descent=descent.DescentOptions())
+DESCENT = gradient.GradientOptions(n_before=0, n_polish=16, descent=descent.DescentOptions())
 #: Draws around each seed of `LangevinDescent`; variance of a step in logarithms of tile sizes;
 #: nats of ln(latency) that count as one of its potential.
 N_DRAWS, STEP, HEAT = 16, 0.25, 0.1

@@ -42,8 +42,20 @@ def render(result: Mapping[str, Any]) -> str:
             parts.append(_behind(predictors))
         if after := [(each["label"], each["overall"]) for each in result.get("corrected", [])]:
             parts += ["After measurements of each workload, its other schedules:",
-                      _scores("model", after)]  # fmt: skip
+                      _scores("model", after), *_errors(result)]  # fmt: skip
     return "\n\n".join(parts)
+
+
+def _errors(result: Mapping[str, Any]) -> Iterator[str]:
+    """Which process the model's errors are most likely of; older files do not say it."""
+    if "errors" in result:
+        process = result["errors"]
+        yield (
+            f"The errors of the model on {process['tasks']} of these workloads are most likely of "
+            f"a [process](../../costmodel/online/gaussian_process.py) of length "
+            f"{process['length']:g}, amplitude {process['amplitude']:g} and noise "
+            f"{process['noise']:g}."
+        )
 
 
 def _origin(result: Mapping[str, Any]) -> Iterator[str]:

@@ -40,6 +40,29 @@ AWKWARD = {
     "layer-norm-odd": "layer_norm:509x1021",
     "rms-norm-odd": "rms_norm:333x4093",
 }
+#: Shapes on which no setting of a search was ever chosen, to confirm one.
+CONFIRMING = {
+    "gemm-64-rows": "gemm:64,4096,1024",
+    "gemm-16-rows": "gemm:16,5120,2048",
+    "gemm-384": "gemm:512,1536,384",
+    "gemm-tall": "gemm:2000,96,480",
+    "gemm-1111": "gemm:333,777,1111",
+    "attention-77": "gemm:77,77,96,batch=16",
+    "conv2d-28x28": "conv2d:1,28,28,160,224,3,padding=1",
+    "conv2d-5x5": "conv2d:1,112,112,24,32,5,stride=2,padding=2",
+    "conv2d-19x19": "conv2d:1,19,19,384,256,3,padding=1",
+    "conv2d-14x14": "conv2d:1,14,14,480,208,1",
+    "conv2d-batch": "conv2d:4,40,40,48,96,3,padding=1",
+    "conv2d-wide": "conv2d:1,41,41,64,64,3,padding=4,dilation=4",
+    "depthwise-5x5": "depthwise_conv2d:1,48,48,240,5,padding=2",
+    "conv3d-20x20": "conv3d:1,6,20,20,32,48,3,padding=1",
+    "transposed-4x4": "conv_transpose2d:1,4,4,384,192,4",
+    "transposed-20x20": "conv_transpose2d:1,20,20,128,64,4",
+    "transposed-48x48": "conv_transpose2d:1,48,48,32,16,4",
+    "softmax-1500": "softmax:777x1500",
+    "layer-norm-640": "layer_norm:1000x640",
+    "sum-of-rows": "reduce:300x20000,axes=1",
+}
 
 
 def _layer(rows: int, outputs: int, inputs: int, epilogue: str = "") -> str:
@@ -123,6 +146,7 @@ TENSOR_R3D18 = {
 SETS = {
     "common": SUBGRAPHS,
     "awkward": AWKWARD,
+    "confirming": CONFIRMING,
     "tensor-gemms": TENSOR_GEMMS,
     "tensor-fused": TENSOR_FUSED,
     "tensor-resnet50": TENSOR_RESNET50,

@@ -141,8 +141,10 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
     print(evaluation.table(reports, options.per_task))
     facts = _facts(command, dataset, features)
     if after:
-        print(evaluation.table(after))
+        process = corrected.process_of_errors(model, tasks)
+        print(evaluation.table(after), process, sep="\n")
         facts["corrected"] = [report.as_json() for report in after]
+        facts["errors"] = dataclasses.asdict(process)
     _write_reports(options, facts, options.part, reports)
 
 

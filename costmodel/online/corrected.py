@@ -10,6 +10,7 @@ schedules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,16 @@ from torch import nn
 from costmodel.data import features as task_features
 from costmodel.online import gaussian_process
 from costmodel.training import evaluate
+from felix import errors
 
 #: Schedules that have to be left of a task that is scored.
 AT_LEAST = 5
+#: Schedules of a task whose errors say what process they are of, at least; and the processes.
+N_OF_PROCESS = 30
+GRID = gaussian_process.CorrectionOptions(
+    lengths=(0.25, 0.5, 1.0, 2.0), amplitudes=(0.05, 0.1, 0.2, 0.4, 0.8),
+    noises=(0.0012, 0.0025, 0.005, 0.01, 0.04), max_records=128,
+)  # fmt: skip
 
 
 def reports(
@@ -58,6 +66,48 @@ def reports(
         evaluate.evaluate(f"before, left after {count}", plain, left, AT_LEAST),
         evaluate.evaluate(f"corrected by {count}", evaluate.by_task(corrected), left, AT_LEAST),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The process (`gaussian_process`) that a model's errors are most likely of.
+
+    Attributes:
+        length: l, in median distances of a task's schedules.
+        amplitude, noise: variances of ln(latency_us).
+        tasks: whose errors they are.
+    """
+
+    length: float
+    amplitude: float
+    noise: float
+    tasks: int
+
+
+def process_of_errors(module: nn.Module, tasks: Sequence[task_features.TaskData]) -> Process:
+    """The process that the errors of a model on tasks are most likely of.
+
+    Args:
+        module: predicts ln(latency_us).
+        tasks: that it never saw; those with fewer than `N_OF_PROCESS` schedules that ran are left
+            out.
+
+    Raises:
+        RecordError: no task has so many.
+    """
+    known = [task for task in tasks if task.measured.sum() >= N_OF_PROCESS]
+    if not known:
+        raise errors.RecordError(f"no task has {N_OF_PROCESS} schedules that ran")
+    total: dict[tuple[float, float, float], float] = {}
+    for task in known:
+        ran = task.measured
+        of_task = gaussian_process.likelihoods(
+            module, task.rows[ran], task.mask[ran], task.ln_latency[ran], GRID
+        )
+        for values, ln_likelihood in of_task.items():
+            total[values] = total.get(values, 0.0) + ln_likelihood
+    length, amplitude, noise = max(total, key=lambda values: total[values])
+    return Process(length, amplitude, noise, len(known))
 
 
 def _warm_up(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,11 @@ from felix import errors
 #: Kind of a stored state.
 KIND = "correction"
 #: Prior means of l, a and the noise variance, and the standard deviations of their logarithms.
-_PRIOR = ((1.0, 1.0), (0.2, 1.4), (0.04, 1.4))
+_PRIOR = ((0.5, 1.0), (0.2, 1.4), (0.0025, 1.0))
 #: A feature that varied less than this among the measured counts as if it varied so much.
 _FLOOR = 0.5
+#: Variance that keeps the covariance of like programs positive definite.
+_JITTER = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class CorrectionOptions:
 
     lengths: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     amplitudes: tuple[float, ...] = (0.05, 0.2, 0.8)
-    noises: tuple[float, ...] = (0.01, 0.04, 0.16)
+    noises: tuple[float, ...] = (0.0025, 0.01, 0.04, 0.16)
     shift: float = 4.0
     stretch: float = 0.05
     max_records: int = 384
@@ -110,6 +112,20 @@ class CorrectedModel(nn.Module):
             corrected = corrected - fit.options.lowered_by * self._deviation(f, covariance)
         return corrected.to(uncorrected.dtype)
 
+    @torch.no_grad()
+    def deviations(self, rows: Tensor, mask: Tensor, normals: Tensor) -> Tensor:
+        """Draws of programs' ln latencies from the posterior, less its mean, [B, n].
+
+        Args:
+            normals: standard normal numbers [B, n]. Each column is one draw, of all B at once.
+        """
+        fit, f = self.fit, self.base(rows, mask).double()
+        points = (summary(rows, mask) - fit.centre) * fit.scale
+        linear = fit.options.stretch * torch.outer(f - fit.mean_f, f - fit.mean_f)
+        prior = fit.options.shift + linear + fit.amplitude * _matern(points, points, fit.length)
+        covariance = self._covariance(rows, mask, f)
+        return _root(prior - covariance @ fit.inverse @ covariance.T) @ normals.double()
+
     def _deviation(self, f: Tensor, covariance: Tensor) -> Tensor:
         """Posterior standard deviations of programs [B], without noise."""
         fit, options = self.fit, self.fit.options
@@ -123,6 +139,28 @@ class CorrectedModel(nn.Module):
         points = (summary(rows, mask) - fit.centre) * fit.scale
         linear = options.stretch * torch.outer(f - fit.mean_f, fit.f - fit.mean_f)
         return options.shift + linear + fit.amplitude * _matern(points, fit.points, fit.length)
+
+
+class UnmeasuredModel(finetune.OffsetModel):
+    """A cost model of a task of which nothing was measured; same call as the model itself."""
+
+    @torch.no_grad()
+    def deviations(self, rows: Tensor, mask: Tensor, normals: Tensor) -> Tensor:
+        """Draws of programs' errors from the prior of the process [B, n].
+
+        All programs have the same shift. What counts as near is by the spread of these programs:
+        there should be random ones among them.
+
+        Args:
+            normals: standard normal numbers [B, n]. Each column is one draw, of all B at once.
+        """
+        z = summary(rows, mask)
+        centre, scale = _standardised(z)
+        points = (z - centre) * scale
+        (length, _), (amplitude, _), _ = _PRIOR
+        return (
+            _root(amplitude * _matern(points, points, length * _unit(points))) @ normals.double()
+        )
 
 
 class Corrector:
@@ -148,7 +186,7 @@ class Corrector:
             return CorrectedModel(self.model, fit).eval()
         shifts = [other.shift for other in self._fits.values()]
         shift = sum(shifts) / len(shifts) if shifts else 0.0
-        return finetune.OffsetModel(self.model, shift).eval()
+        return UnmeasuredModel(self.model, shift).eval()
 
     def update(
         self,
@@ -162,7 +200,7 @@ class Corrector:
         tasks = np.unique(task_ids[ran])
         for task in tasks.tolist():
             of_task = ran & (task_ids == task)
-            new = self._summarised(rows[of_task], mask[of_task], ln_latency[of_task])
+            new = self.summarised(rows[of_task], mask[of_task], ln_latency[of_task])
             old = self._records.get(task)
             self._records[task] = new if old is None else old.joined(new)
             self._fits[task] = fit(self._records[task], self.options)
@@ -197,12 +235,13 @@ class Corrector:
             raise errors.CheckpointError("the stored corrections are of another model") from error
 
     @torch.no_grad()
-    def _summarised(
+    def summarised(
         self,
         rows: NDArray[np.floating[Any]],
         mask: NDArray[np.generic],
         ln_latency: NDArray[np.floating[Any]],
     ) -> _Records:
+        """What is kept of measured schedules."""
         values = torch.from_numpy(np.asarray(rows, np.float32))
         real = torch.from_numpy((np.asarray(mask) != 0).astype(np.float32))
         f = self.model(values, real).double()
@@ -244,35 +283,78 @@ def summary(rows: Tensor, mask: Tensor) -> Tensor:
 def fit(records: _Records, options: CorrectionOptions) -> Fit:
     """The process given the records of one task."""
     records = records.limited(options.max_records)
-    n = len(records.y)
-    centre = records.z.mean(dim=0)
-    scale = 1.0 / (records.z.std(dim=0, correction=0).clamp(min=_FLOOR) * math.sqrt(len(centre)))
+    n, error = len(records.y), records.y - records.f
+    centre, scale = _standardised(records.z)
     points = (records.z - centre) * scale
-    mean_f = float(records.f.mean())
-    centred_f = records.f - mean_f
+    best = max(
+        _processes(records, options), key=lambda each: each.ln_likelihood + _ln_prior(*each.values)
+    )
+    length, amplitude, _ = best.values
+    weights = best.inverse @ error
+    return Fit(
+        centre=centre, scale=scale, points=points, inverse=best.inverse, weights=weights,
+        f=records.f, mean_f=float(records.f.mean()), length=length * _unit(points),
+        amplitude=amplitude, options=options, shift=options.shift * float(weights.sum()),
+        loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
+        loss_after=_rms(weights / best.inverse.diagonal()),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def likelihoods(
+    model: nn.Module,
+    rows: NDArray[np.floating[Any]],
+    mask: NDArray[np.generic],
+    ln_latency: NDArray[np.floating[Any]],
+    options: CorrectionOptions,
+) -> dict[tuple[float, float, float], float]:
+    """(l, a, noise variance) of the grid -> ln of how likely the model's errors of a task are."""
+    records = Corrector(model, options).summarised(rows, mask, ln_latency)
+    processes = _processes(records.limited(options.max_records), options)
+    return {each.values: each.ln_likelihood for each in processes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process of the grid.
+
+    Attributes:
+        values: l, a and the noise variance.
+        ln_likelihood: of the errors of the records, without its constant.
+        inverse: of their covariance [N, N].
+    """
+
+    values: tuple[float, float, float]
+    ln_likelihood: float
+    inverse: Tensor
+
+
+def _processes(records: _Records, options: CorrectionOptions) -> Iterator[_Process]:
+    """All processes of the grid, given records."""
+    error, centred_f = records.y - records.f, records.f - records.f.mean()
     linear = options.shift + options.stretch * torch.outer(centred_f, centred_f)
-    identity = torch.eye(n, dtype=torch.float64)
-    error = records.y - records.f
+    identity = torch.eye(len(error), dtype=torch.float64)
+    centre, scale = _standardised(records.z)
+    points = (records.z - centre) * scale
     unit = _unit(points)
-    best: tuple[float, float, float, Tensor] | None = None
     for length in options.lengths:
         similarity = _matern(points, points, length * unit)
         for amplitude, noise in itertools.product(options.amplitudes, options.noises):
             covariance = linear + amplitude * similarity + noise * identity
-            likelihood, inverse = _evidence(covariance, error)
-            likelihood += _ln_prior(length, amplitude, noise)
-            if best is None or likelihood > best[0]:
-                best = (likelihood, length * unit, amplitude, inverse)
-    assert best is not None  # the grid is not empty
-    _, length, amplitude, inverse = best
-    weights = inverse @ error
-    return Fit(
-        centre=centre, scale=scale, points=points, inverse=inverse, weights=weights, f=records.f,
-        mean_f=mean_f, length=length, amplitude=amplitude, options=options,
-        shift=options.shift * float(weights.sum()),
-        loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
-        loss_after=_rms(weights / inverse.diagonal()),
-    )  # fmt: skip
+            yield _Process((length, amplitude, noise), *_evidence(covariance, error))
+
+
+def _standardised(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and scale [D] of the summaries of programs [B, D]."""
+    deviation = z.std(dim=0, correction=0).clamp(min=_FLOOR)
+    return z.mean(dim=0), 1.0 / (deviation * math.sqrt(z.shape[1]))
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """A matrix whose product with its transpose is a covariance, but for a small noise."""
+    noise = _JITTER * torch.eye(len(covariance), dtype=covariance.dtype)
+    root: Tensor = torch.linalg.cholesky((covariance + covariance.T) / 2 + noise)
+    return root
 
 
 def _matern(a: Tensor, b: Tensor, length: float) -> Tensor:

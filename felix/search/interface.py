@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,18 @@ class Sketch(Protocol):
 CostModel = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 #: One model for all sketches, or one for each kind of features.
 CostModels = CostModel | Mapping[FeatureKind, CostModel]
+
+
+@runtime_checkable
+class ProbabilisticModel(Protocol):
+    """A cost model that knows how sure it is."""
+
+    def deviations(
+        self, rows: torch.Tensor, mask: torch.Tensor, normals: torch.Tensor, /
+    ) -> torch.Tensor:
+        """Draws of ln(latency_us) of B programs less its mean [B, n], of standard normal numbers
+        [B, n]; a column is one draw of all programs."""
+        ...
 
 
 def model_of(models: CostModels, kind: FeatureKind) -> CostModel:

@@ -180,6 +180,42 @@ class Scorer:
             result.put(legal, self._scores(sketch_index, decisions[legal], known))
         return result
 
+    def deviations(self, keys: Sequence[interface.Key], normals: Array) -> Array:
+        """Draws of what the models may be wrong about [B, n], of standard normal numbers [B, n].
+
+        A column is one draw, of all B candidates; zeros where a model does not know.
+        """
+        result = np.zeros_like(normals)
+        of_kind: dict[FeatureKind, list[int]] = {}
+        for position, (sketch_index, _) in enumerate(keys):
+            of_kind.setdefault(self.kind_of(sketch_index), []).append(position)
+        for kind, positions in of_kind.items():
+            model = self.model_of(kind)
+            if isinstance(model, interface.ProbabilisticModel):
+                rows = torch.from_numpy(self._padded([keys[p] for p in positions]))
+                drawn = model.deviations(
+                    rows, row_mask(rows), torch.from_numpy(normals[positions])
+                )
+                result[positions] = drawn.cpu().numpy()
+        return result
+
+    def _padded(self, keys: Sequence[interface.Key]) -> NDArray[np.float32]:
+        """Features [B, R, F] of candidates of one kind, with zeros for rows that one lacks."""
+        parts: list[tuple[list[int], Array]] = []
+        of_sketch: dict[int, list[int]] = {}
+        for position, (sketch_index, _) in enumerate(keys):
+            of_sketch.setdefault(sketch_index, []).append(position)
+        for sketch_index, positions in of_sketch.items():
+            decisions = np.asarray([keys[p][1] for p in positions], np.int64)
+            for structure, rows in self._by_structure(sketch_index, decisions):
+                values = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
+                parts.append(([positions[row] for row in rows.tolist()], values))
+        n_rows = max(values.shape[1] for _, values in parts)
+        result = np.zeros((len(keys), n_rows, parts[0][1].shape[2]), np.float32)
+        for positions, values in parts:
+            result[positions, : values.shape[1]] = values
+        return result
+
     def fingerprints(
         self, sketch_index: int, decisions: interface.Decisions
     ) -> NDArray[np.bytes_]:

@@ -29,6 +29,10 @@ from felix.features.kind import FeatureKind
 from felix.search import build_time, history, interface, scoring
 from felix.sketch import coordinates
 
+#: Candidates that `Pool.apart` looks at for each that it takes.
+LOOKED_AT = 32
+#: The best candidates that `Pool.drawn` draws of, random others beside them, and draws.
+DRAWN_FROM, DRAWN_BESIDE, N_DRAWS = 384, 256, 64
 #: Sketch index and structure.
 Kind = tuple[int, coordinates.Structure]
 
@@ -91,6 +95,9 @@ class SelectionOptions:
     variant_share: float = 0.85
     #: least that a kind of features gets of which nothing was proposed, while it has candidates
     kind_share: float = 0.25
+    #: how far candidates are taken by draws of what the model may be wrong about (`Pool.drawn`),
+    #: in its deviations; 0: by its mean
+    draw_scale: float = 0.0
 
 
 @dataclass(slots=True)
@@ -156,10 +163,53 @@ class Pool:
         """Lowest acquisition first; ties by key, so that the order is the same everywhere."""
         return _ranked(self.candidates.values())
 
+    def drawn(self, scale: float, rng: np.random.Generator) -> list[Candidate]:
+        """`ranked`, with those first that are the best in a draw of the model's posterior.
+
+        Thompson sampling (Biometrika 25, 1933) of a batch: each draw says what all latencies may
+        be, so picks are alike only as far as the model knows what it says of them.
+        """
+        ranked = self.ranked()
+        if not ranked:
+            return []
+        best = ranked[:DRAWN_FROM]
+        others = [ranked[i] for i in rng.permutation(len(ranked))[:DRAWN_BESIDE]]
+        among = list({c.key: c for c in (*best, *others)}.values())
+        normals = rng.standard_normal((len(among), N_DRAWS))
+        deviations = self.scorer.deviations([c.key for c in among], normals)
+        acquisition = np.array([[c.acquisition] for c in among])
+        values = acquisition + scale * deviations
+        first = {among[row].key: among[row] for row in values.argmin(axis=0).tolist()}
+        return [*first.values(), *(c for c in ranked if c.key not in first)]
+
     def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Candidate]:
         """The first n of `ranked` whose keys are not in `beside`, without sorting all."""
         others = (c for key, c in self.candidates.items() if key not in beside)
         return heapq.nsmallest(n, others, key=_order)
+
+    def apart(
+        self, n: int, n_moves: int, beside: Container[interface.Key] = ()
+    ) -> list[Candidate]:
+        """The best n of which those of one sketch are more than so many moves from each other.
+
+        Where the best `LOOKED_AT` n have fewer, the best others follow. With 0 moves it is `best`.
+        """
+        if not n_moves:
+            return self.best(n, beside)
+        chosen: dict[interface.Key, Candidate] = {}
+        others = []
+        for candidate in self.best(LOOKED_AT * n, beside):
+            if len(chosen) == n:
+                break
+            if _n_similar(candidate, chosen, n_moves * self.move_width(candidate)):
+                others.append(candidate)
+            else:
+                chosen[candidate.key] = candidate
+        return [*chosen.values(), *others[: n - len(chosen)]]
+
+    def move_width(self, candidate: Candidate) -> int:
+        """Values of a candidate that one move changes."""
+        return _MOVE[self.scorer.sketches[candidate.sketch_index].formulas.kind]
 
     def failures(self) -> dict[Kind, float]:
         """Share of the measured candidates that failed, of kinds with any: f / (n + 1)."""
@@ -176,7 +226,7 @@ def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
 ) -> list[Candidate]:
     """Up to n candidates: lowest acquisition first, random ones, fallbacks if need be."""
-    ranked = pool.ranked()
+    ranked = pool.drawn(options.draw_scale, rng) if options.draw_scale else pool.ranked()
     fallback = _ranked(pool.fallback.values())[: max(0, n - len(ranked))]
     n = min(n, len(ranked))
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0
@@ -202,8 +252,8 @@ def select(
                 continue
             is_full = taken.get(kind, 0) >= limits[kind]
             is_full = is_full or taken_of[variant] >= variant_limit
-            width = _MOVE[pool.scorer.sketches[candidate.sketch_index].formulas.kind]
-            if capped and (is_full or _has_similar(candidate, chosen, width, options)):
+            width = pool.move_width(candidate)
+            if capped and (is_full or _n_similar(candidate, chosen, width) >= options.max_similar):
                 continue
             chosen[key] = candidate
             taken[kind] = taken.get(kind, 0) + 1
@@ -259,16 +309,10 @@ def _order(candidate: Candidate) -> tuple[float, int, tuple[int, ...]]:
 _MOVE = {FeatureKind.TRACE: 2, FeatureKind.TEMPLATE: 1}
 
 
-def _has_similar(
-    candidate: Candidate,
-    chosen: dict[interface.Key, Candidate],
-    width: int,
-    options: SelectionOptions,
-) -> bool:
-    """Whether as many picks of the same sketch as are allowed differ in at most `width` values."""
-    n_similar = 0
-    for sketch_index, decisions in chosen:
-        if sketch_index == candidate.sketch_index:
-            differ = sum(a != b for a, b in zip(decisions, candidate.decisions, strict=True))
-            n_similar += differ <= width
-    return n_similar >= options.max_similar
+def _n_similar(candidate: Candidate, others: Iterable[interface.Key], width: int) -> int:
+    """How many others of the same sketch differ from a candidate in at most `width` values."""
+    return sum(
+        sum(a != b for a, b in zip(decisions, candidate.decisions, strict=True)) <= width
+        for sketch_index, decisions in others
+        if sketch_index == candidate.sketch_index
+    )

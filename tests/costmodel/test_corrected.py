@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -51,3 +53,25 @@ def test_half_of_the_measured_are_the_best_predicted() -> None:
     for seed in range(5):
         chosen = corrected._warm_up(predicted, 4, np.random.default_rng(seed))
         assert chosen[:2].tolist() == [1, 3] and len(set(chosen.tolist())) == 4
+
+
+class Smooth(torch.nn.Module):
+    """Reads the second feature, which is what the latency follows."""
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return rows[:, 0, 1]
+
+
+@pytest.mark.parametrize(("noise_of", "noise"), [(0.0, 0.0012), (0.2, 0.04)])
+def test_the_process_of_a_model_s_errors_is_found(noise_of: float, noise: float) -> None:
+    """A smooth error of known size, and noise of a known one."""
+    rng = np.random.default_rng(0)
+    every = task(corrected.N_OF_PROCESS + 60)
+    smooth = 0.6 * np.sin(1.5 * every.rows[:, 0, 0])
+    latencies = every.ln_latency + smooth + noise_of * rng.standard_normal(len(smooth))
+    wrong = dataclasses.replace(every, ln_latency=latencies)
+    process = corrected.process_of_errors(Smooth(), [wrong, task(corrected.N_OF_PROCESS - 1)])
+    assert process.tasks == 1 and process.noise == noise
+    assert 0.05 <= process.amplitude <= 0.8 and process.length >= 0.5
+    with pytest.raises(errors.RecordError, match="no task has 30 schedules that ran"):
+        corrected.process_of_errors(Smooth(), [task(5)])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from costmodel.online import gaussian_process
 from felix import errors
+from felix.search import interface
 
 Floats = NDArray[np.float64]
 
@@ -170,22 +171,54 @@ def test_a_prediction_is_surer_near_measurements() -> None:
     assert off[surest].mean() < off[~surest].mean()
 
 
-def test_the_deviation_is_the_posterior_of_the_process() -> None:
-    """Against conditioning a joint Gaussian of six records and one more program."""
-    one = gaussian_process.CorrectionOptions(lengths=(1.0,), amplitudes=(0.2,), noises=(0.04,))
-    lowered = gaussian_process.CorrectionOptions((1.0,), (0.2,), (0.04,), lowered_by=1.0)
-    records, _, _ = _programs(6, 1)
-    shown, _, _ = _programs(1, 9)
+def _posterior(shown: NDArray[np.float32], n: int = 6) -> Floats:
+    """Covariance of programs by conditioning a joint Gaussian of n records and them."""
+    records, _, _ = _programs(n, 1)
     every = np.concatenate([records, shown]).astype(np.float64)
     z = np.concatenate([every.sum(axis=1), every.max(axis=1)], axis=1)
-    scale = np.sqrt(z.shape[1]) * np.maximum(z[:6].std(axis=0), 0.5)
+    scale = np.sqrt(z.shape[1]) * np.maximum(z[:n].std(axis=0), 0.5)
     points = z / scale
     distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
-    r = math.sqrt(3) * distances / np.median(distances[:6, :6][np.triu_indices(6, 1)])
+    r = math.sqrt(3) * distances / np.median(distances[:n, :n][np.triu_indices(n, 1)])
     f = every.sum(axis=(1, 2))
-    f -= f[:6].mean()
+    f -= f[:n].mean()
     joint = 4.0 + 0.05 * np.outer(f, f) + 0.2 * (1 + r) * np.exp(-r)
-    across = joint[6, :6]
-    variance = joint[6, 6] - across @ np.linalg.solve(joint[:6, :6] + 0.04 * np.eye(6), across)
+    across = joint[n:, :n]
+    known = np.linalg.solve(joint[:n, :n] + 0.04 * np.eye(n), across.T)
+    covariance: Floats = joint[n:, n:] - across @ known
+    return covariance
+
+
+def test_the_deviation_is_the_posterior_of_the_process() -> None:
+    one = gaussian_process.CorrectionOptions(lengths=(1.0,), amplitudes=(0.2,), noises=(0.04,))
+    lowered = gaussian_process.CorrectionOptions((1.0,), (0.2,), (0.04,), lowered_by=1.0)
+    shown, _, _ = _programs(1, 9)
     deviation = _predicted(one, 6, shown) - _predicted(lowered, 6, shown)
-    assert deviation[0] == pytest.approx(math.sqrt(variance), rel=1e-3)
+    assert deviation[0] == pytest.approx(math.sqrt(_posterior(shown).item()), rel=1e-3)
+
+
+def test_draws_have_the_covariance_of_the_posterior() -> None:
+    """Of unit vectors as the random numbers, they are a root of it."""
+    one = gaussian_process.CorrectionOptions(lengths=(1.0,), amplitudes=(0.2,), noises=(0.04,))
+    corrector = gaussian_process.Corrector(Sum(), one)
+    rows, mask, y = _programs(6, 1)
+    corrector.update(rows, mask, y, np.zeros(6, np.int64))
+    shown, real, _ = _programs(5, 9)
+    model = corrector.for_task(0)
+    assert isinstance(model, interface.ProbabilisticModel)
+    root = model.deviations(torch.from_numpy(shown), torch.from_numpy(real), torch.eye(5)).numpy()
+    np.testing.assert_allclose(root @ root.T, _posterior(shown), rtol=1e-3, atol=1e-5)
+
+
+def test_programs_that_are_near_are_wrong_alike_before_anything_is_measured() -> None:
+    model = gaussian_process.Corrector(Sum()).for_task(0)
+    assert isinstance(model, interface.ProbabilisticModel)
+    rows, mask, _ = _programs(40, 3)
+    rows[1] = rows[0] + 0.01
+    root = model.deviations(torch.from_numpy(rows), torch.from_numpy(mask), torch.eye(40)).numpy()
+    covariance = root @ root.T
+    amplitude = 0.2
+    np.testing.assert_allclose(covariance.diagonal(), amplitude, rtol=1e-3)
+    assert covariance[0, 1] > 0.99 * amplitude
+    others = covariance[0, 2:]
+    assert 0 < others.min() < others.max() < 0.9 * amplitude

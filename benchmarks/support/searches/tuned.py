@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
-         "more-polish": "local", "gradient": "gradient", "gradient-drawn": "gradient",
-         "descent": "gradient", "evolution": "tvm-evolutionary",
-         "evolution-24": "tvm-evolutionary", "exact-evolution": "evolutionary",
-         "random": "random"}  # fmt: skip
+         "near-parents": "local", "less-polish": "local", "more-polish": "local",
+         "by-mean": "local",
+         "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
+         "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
+         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
+#: What local searches have that are not as the product's.
+LOCAL: dict[str, dict[str, int]] = {
+    "near-parents": {"n_moves_apart": 0},
+    "less-polish": {"n_samples": 64, "n_polish": 8, "n_warm_polish": 8},
+    "more-polish": {"n_samples": 256, "n_polish": 32, "n_warm_polish": 32},
+}
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
@@ -111,8 +118,10 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     options = search.LocalOptions()
     if strategy == "drawn-start":
         options = _drawn(options)
-    elif strategy == "more-polish":
-        options = search.LocalOptions(n_samples=128, n_template_samples=1024, n_polish=16)
+    elif strategy == "by-mean":
+        options = _by_mean(options)
+    elif strategy in LOCAL:
+        options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
         return None if options == search.LocalOptions() else options
     return dataclasses.replace(
@@ -120,6 +129,13 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
         warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
     )
+
+
+def _by_mean(options: Any) -> Any:
+    """Options of a local search that takes candidates by the model's mean."""
+    rules = [dataclasses.replace(rule, draw_scale=0.0)
+             for rule in (options.warm_selection, options.selection)]  # fmt: skip
+    return dataclasses.replace(options, warm_selection=rules[0], selection=rules[1])
 
 
 def _drawn(options: Any) -> Any:

@@ -31,9 +31,9 @@ class GradientOptions(local.LocalOptions):
     """Sizes of a round."""
 
     #: generations of polishing before the descent, which then starts from the best of all
-    n_before: int = 3
+    n_before: int = 6
     #: and after it
-    n_polish: int = 5
+    n_polish: int = 10
     #: seeds of a structure, and structures that are descended in one round; without polishing
     #: before both are of each sketch
     n_seeds: int = 8
@@ -111,7 +111,7 @@ class GradientSearch(local.LocalSearch):
     def _best(self, pool: selection.Pool) -> list[descent.Entry]:
         """Entries of the best candidates of all sketches, those of the best structures."""
         groups: dict[tuple[int, coordinates.Structure], list[tuple[int, ...]]] = {}
-        for candidate in pool.best(2 * self.options.n_seeds):
+        for candidate in pool.apart(2 * self.options.n_seeds, self.options.n_moves_apart):
             if not all(v.structural for v in self.sketches[candidate.sketch_index].variables):
                 key = (candidate.sketch_index, candidate.structure)
                 groups.setdefault(key, []).append(candidate.decisions)

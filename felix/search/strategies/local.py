@@ -39,22 +39,26 @@ class LocalOptions:
     #: sketches that are sampled anew in a round after the first
     n_resampled: int = 2
     #: legal samples of a sketch
-    n_samples: int = 64
+    n_samples: int = 128
     #: the same of a template: its formulas are small, and few of its rows are good
     n_template_samples: int = 512
     #: generations of polishing, and candidates of each that are surrounded
-    n_polish: int = 8
+    n_polish: int = 16
     n_polished: int = 8
+    #: moves that these are more than from each other; 0: however near
+    n_moves_apart: int = 2
     #: generations of polishing in a warm-up round
-    n_warm_polish: int = 8
+    n_warm_polish: int = 16
     #: best measured candidates that get neighbours, and how many each
     n_parents: int = 4
     n_neighbours: int = 24
     #: of the warm-up rounds
     warm_selection: selection.SelectionOptions = field(
-        default_factory=lambda: selection.SelectionOptions(random_share=0.25)
+        default_factory=lambda: selection.SelectionOptions(random_share=0.25, draw_scale=0.5)
     )
-    selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
+    selection: selection.SelectionOptions = field(
+        default_factory=lambda: selection.SelectionOptions(draw_scale=0.5)
+    )
 
 
 class LocalSearch(base.ModelSearch):
@@ -119,6 +123,8 @@ class LocalSearch(base.ModelSearch):
             self._polish(pool, self.options.n_warm_polish)
         else:
             self._improve(pool, rng)
+        if not (pool.candidates or pool.fallback):
+            self._surround_proposed(pool)
         self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)
         return selection.select(pool, n, rule, rng)
 
@@ -149,10 +155,17 @@ class LocalSearch(base.ModelSearch):
             near = self._moves[index].neighbours(decisions, self.options.n_neighbours, rng)
             pool.add(index, near, selection.Source.NEIGHBOUR)
 
+    def _surround_proposed(self, pool: selection.Pool) -> None:
+        """Add what samples and polishing missed of a small space: neighbours of all proposed."""
+        for index, decisions in sorted((*self.history.measured, *self.history.pending)):
+            pool.add(index, self._moves[index].around(decisions), selection.Source.NEIGHBOUR)
+
     def _polish(self, pool: selection.Pool, generations: int) -> None:
         """Surround the best candidates that have not been surrounded yet."""
         for _ in range(generations):
-            parents = pool.best(self.options.n_polished, pool.surrounded)
+            parents = pool.apart(
+                self.options.n_polished, self.options.n_moves_apart, pool.surrounded
+            )
             pool.surrounded.update(c.key for c in parents)
             for index in range(len(self.sketches)):
                 rows = [r for c in parents if c.sketch_index == index

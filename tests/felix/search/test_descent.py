@@ -186,7 +186,7 @@ def test_a_late_descent_has_few_structures_of_all_sketches(
         return run(entries)
 
     def before(pool: Any) -> Any:
-        best.extend(pool.best(2 * n_seeds))
+        best.extend(pool.apart(2 * n_seeds, search.options.n_moves_apart))
         return seeds(pool)
 
     monkeypatch.setattr(search._descent, "run", note)
@@ -235,7 +235,7 @@ def test_a_late_descent_starts_from_the_best_that_polishing_found(
 
     def before(pool: Any, generations: int) -> None:
         polish(pool, generations)
-        polished.append((generations, [c.decisions for c in pool.best(4)]))
+        polished.append((generations, [c.decisions for c in pool.apart(4, 2)]))
 
     monkeypatch.setattr(search._descent, "run", note)
     monkeypatch.setattr(search, "_polish", before)

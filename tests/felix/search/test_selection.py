@@ -61,6 +61,64 @@ def test_the_best_of_a_pool_are_the_first_of_its_ranking() -> None:
     assert pool.best(3, beside) == [ranked[0], *ranked[5:7]]
 
 
+def test_candidates_apart_are_the_best_with_few_values_in_common() -> None:
+    pool = empty_pool()
+    scored(pool, 4, structure=0, first=2.0)  # differ in four values from each other
+    for i in range(3):  # differ in one value from the best, and in two from each other
+        near = (0, *(i + 1 if j == i else 0 for j in range(4)))
+        pool.candidates[0, near] = dataclasses.replace(
+            pool.candidates[0, (0, 0, 0, 0, 0)], decisions=near, acquisition=2.1 + 0.1 * i
+        )
+    apart = pool.apart(3, 1)
+    assert [c.acquisition for c in apart] == [2.0, 3.0, 4.0]
+    assert pool.apart(3, 0) == pool.best(3)
+    beside = {apart[0].key}
+    assert [c.acquisition for c in pool.apart(3, 1, beside)] == [2.1, 3.0, 4.0]
+    # of four that are apart and three that are near, the near ones come last
+    assert [c.acquisition for c in pool.apart(7, 1)] == pytest.approx(
+        [2.0, 3.0, 4.0, 5.0, 2.1, 2.2, 2.3]
+    )
+
+
+class Unsure(synthetic.CostModel):
+    """Whatever is predicted, a draw may lower the program with the largest features by a lot."""
+
+    def deviations(
+        self, rows: torch.Tensor, mask: torch.Tensor, normals: torch.Tensor
+    ) -> torch.Tensor:
+        largest = (rows * mask.unsqueeze(-1)).sum(dim=(1, 2)).argmax()
+        lowered = torch.zeros_like(normals)
+        lowered[largest, ::2] = -100.0
+        return lowered
+
+
+def test_what_may_be_the_best_is_taken_beside_the_best_predicted() -> None:
+    pool = selection.Pool(
+        scoring.Scorer([synthetic.FakeSketch()], Unsure()), history_module.History()
+    )
+    pool.add(0, synthetic.FakeSketch().sample(64, seed=1).tolist(), selection.Source.SAMPLE)
+    ranked = pool.ranked()
+    drawn = pool.drawn(1.0, np.random.default_rng(0))
+    assert sorted(c.key for c in drawn) == sorted(c.key for c in ranked)
+    assert ranked[0] in drawn[:2] and drawn[2:] == [c for c in ranked if c not in drawn[:2]]
+    (other,) = (c for c in drawn[:2] if c != ranked[0])
+    rows = pool.scorer.features(0, (), np.asarray([c.decisions for c in ranked], np.float64))
+    assert other == ranked[int(rows.sum(axis=(1, 2)).argmax())]
+    assert pool.drawn(0.0, np.random.default_rng(0)) == ranked
+    assert not selection.Pool(pool.scorer, pool.past).drawn(1.0, np.random.default_rng(0))
+
+
+def test_a_model_that_does_not_know_how_sure_it_is_has_no_deviations() -> None:
+    sketches = [synthetic.FakeSketch(), synthetic.FakeSketch(extents=(64,), structural=(-1, 0))]
+    rows = [sketch.sample(4, seed=2) for sketch in sketches]
+    keys = [(index, tuple(row)) for index in (1, 0) for row in rows[index].tolist()]
+    normals = np.random.default_rng(0).standard_normal((8, 3))
+    plain = scoring.Scorer(sketches, synthetic.CostModel())
+    np.testing.assert_array_equal(plain.deviations(keys, normals), 0.0)
+    deviations = scoring.Scorer(sketches, Unsure()).deviations(keys, normals)
+    assert deviations.shape == (8, 3) and (deviations == -100.0).sum() == 2
+
+
 class LongCode:
     """A scorer of one sketch: all candidates as fast, code as long as the last tile says."""
 
