@@ -43,10 +43,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -112,6 +112,10 @@ class Job:
     cpu_s: float
 
 
+#: (sketches, cost model, job) -> piece.
+Run: TypeAlias = "Callable[[Sequence[Any], Any, Job], dict[str, Any]]"
+
+
 def strategies_of(set_name: str) -> list[str]:
     """The strategies that can search a set: TVM's know no templates."""
     return [each for each in STRATEGIES if set_name != "templates" or each not in OF_TVM]
@@ -175,8 +179,12 @@ def opened(set_name: str, name: str) -> tuple[list[Any], Any]:
     return sketches, cost_model.load(None, task.target, seed=0, kind=kind).module
 
 
-def of_task(jobs: Sequence[Job], n_processes: int) -> list[dict[str, Any]]:
-    """The searches of one task, each in a fork of this process that has its sketches."""
+def of_task(jobs: Sequence[Job], n_processes: int, run: Run | None = None) -> list[dict[str, Any]]:
+    """The searches of one task, each in a fork of this process that has its sketches.
+
+    Args:
+        run: what a fork does with a job (default: `piece`).
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -188,7 +196,9 @@ def of_task(jobs: Sequence[Job], n_processes: int) -> list[dict[str, Any]]:
             running = []
             for job in jobs[first : first + n_processes]:
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_tell, args=(theirs, sketches, model, job))
+                process = context.Process(
+                    target=_tell, args=(theirs, run or piece, sketches, model, job)
+                )
                 process.start()
                 theirs.close()
                 running.append((process, ours))
@@ -198,10 +208,10 @@ def of_task(jobs: Sequence[Job], n_processes: int) -> list[dict[str, Any]]:
     return results
 
 
-def _tell(theirs: Connection, sketches: Sequence[Any], model: Any, job: Job) -> None:
+def _tell(theirs: Connection, run: Run, sketches: Sequence[Any], model: Any, job: Job) -> None:
     with tempfile.TemporaryDirectory() as own:
         os.environ["FELIX_CACHE_DIR"] = own
-        theirs.send(piece(sketches, model, job))
+        theirs.send(run(sketches, model, job))
 
 
 def piece(sketches: Sequence[Any], model: Any, job: Job) -> dict[str, Any]:

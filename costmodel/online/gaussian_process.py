@@ -155,11 +155,11 @@ class UnmeasuredModel(finetune.OffsetModel):
             normals: standard normal numbers [B, n]. Each column is one draw, of all B at once.
         """
         z = summary(rows, mask)
-        centre, scale = _standardised(z)
+        centre, scale = standardised(z)
         points = (z - centre) * scale
         (length, _), (amplitude, _), _ = _PRIOR
         return (
-            _root(amplitude * _matern(points, points, length * _unit(points))) @ normals.double()
+            _root(amplitude * _matern(points, points, length * median_distance(points))) @ normals.double()
         )
 
 
@@ -284,7 +284,7 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     """The process given the records of one task."""
     records = records.limited(options.max_records)
     n, error = len(records.y), records.y - records.f
-    centre, scale = _standardised(records.z)
+    centre, scale = standardised(records.z)
     points = (records.z - centre) * scale
     best = max(
         _processes(records, options), key=lambda each: each.ln_likelihood + _ln_prior(*each.values)
@@ -293,7 +293,7 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     weights = best.inverse @ error
     return Fit(
         centre=centre, scale=scale, points=points, inverse=best.inverse, weights=weights,
-        f=records.f, mean_f=float(records.f.mean()), length=length * _unit(points),
+        f=records.f, mean_f=float(records.f.mean()), length=length * median_distance(points),
         amplitude=amplitude, options=options, shift=options.shift * float(weights.sum()),
         loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
         loss_after=_rms(weights / best.inverse.diagonal()),
@@ -334,9 +334,9 @@ def _processes(records: _Records, options: CorrectionOptions) -> Iterator[_Proce
     error, centred_f = records.y - records.f, records.f - records.f.mean()
     linear = options.shift + options.stretch * torch.outer(centred_f, centred_f)
     identity = torch.eye(len(error), dtype=torch.float64)
-    centre, scale = _standardised(records.z)
+    centre, scale = standardised(records.z)
     points = (records.z - centre) * scale
-    unit = _unit(points)
+    unit = median_distance(points)
     for length in options.lengths:
         similarity = _matern(points, points, length * unit)
         for amplitude, noise in itertools.product(options.amplitudes, options.noises):
@@ -344,7 +344,7 @@ def _processes(records: _Records, options: CorrectionOptions) -> Iterator[_Proce
             yield _Process((length, amplitude, noise), *_evidence(covariance, error))
 
 
-def _standardised(z: Tensor) -> tuple[Tensor, Tensor]:
+def standardised(z: Tensor) -> tuple[Tensor, Tensor]:
     """Centre and scale [D] of the summaries of programs [B, D]."""
     deviation = z.std(dim=0, correction=0).clamp(min=_FLOOR)
     return z.mean(dim=0), 1.0 / (deviation * math.sqrt(z.shape[1]))
@@ -364,7 +364,7 @@ def _matern(a: Tensor, b: Tensor, length: float) -> Tensor:
     return (1.0 + r) * torch.exp(-r)
 
 
-def _unit(points: Tensor) -> float:
+def median_distance(points: Tensor) -> float:
     """Median distance between different points; 1 if there are none."""
     distances = torch.pdist(points)
     distances = distances[distances > 1e-6]

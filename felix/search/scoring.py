@@ -192,14 +192,14 @@ class Scorer:
         for kind, positions in of_kind.items():
             model = self.model_of(kind)
             if isinstance(model, interface.ProbabilisticModel):
-                rows = torch.from_numpy(self._padded([keys[p] for p in positions]))
+                rows = torch.from_numpy(self.padded_features([keys[p] for p in positions]))
                 drawn = model.deviations(
                     rows, row_mask(rows), torch.from_numpy(normals[positions])
                 )
                 result[positions] = drawn.cpu().numpy()
         return result
 
-    def _padded(self, keys: Sequence[interface.Key]) -> NDArray[np.float32]:
+    def padded_features(self, keys: Sequence[interface.Key]) -> NDArray[np.float32]:
         """Features [B, R, F] of candidates of one kind, with zeros for rows that one lacks."""
         parts: list[tuple[list[int], Array]] = []
         of_sketch: dict[int, list[int]] = {}

@@ -119,7 +119,7 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     if strategy == "drawn-start":
         options = _drawn(options)
     elif strategy == "by-mean":
-        options = _by_mean(options)
+        options = by_mean(options)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -131,7 +131,7 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     )
 
 
-def _by_mean(options: Any) -> Any:
+def by_mean(options: Any) -> Any:
     """Options of a local search that takes candidates by the model's mean."""
     rules = [dataclasses.replace(rule, draw_scale=0.0)
              for rule in (options.warm_selection, options.selection)]  # fmt: skip

@@ -1,0 +1,237 @@
+"""What searches find where the cost model is wrong as it is about workloads that it never saw.
+
+    python benchmarks/search_simulated.py [--set traces cpu] [--seeds 3]
+
+As `search_ablation`, but a candidate that is proposed is "measured": its latency is what the model
+predicts and an error on top, drawn of the process that the model's errors on held-out workloads
+are most likely of (`python -m costmodel evaluate --measured`, `support/drawn_errors.py`). The
+correction learns it, as in a run: rounds of 8, 24, 24 and 16 candidates, where a round is searched
+while half of the one before is still being measured. So it says, without a GPU, how well a search
+copes with a model that is sure and wrong; it knows nothing of build times and of kernels that
+fail. Errors of one task and seed are the same for all searches.
+
+*felix* and *gradient* are the defaults on a GPU and on a CPU. *by-mean* takes candidates by the
+model's mean instead of by draws of its posterior, *near-parents* polishes the best however near
+each other, *less-polish* has half the samples and generations, *before* is all three and was the
+default before. *exact-evolution* is evolution on the same formulas, *evolution-drawn* the same
+with candidates taken by draws.
+
+*other / felix*: the lowest latency that this search found after so many candidates, over felix's;
+above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95
+% of such means over tasks and seeds drawn anew. Writes
+benchmarks/results/gpu-search/search_simulated.json after each task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from benchmarks import search_ablation
+from benchmarks.support import common, paired
+from benchmarks.support.searches import tuned
+
+FELIX = "felix"
+#: Strategies of `search_ablation`, and changes of the default's options.
+SEARCHES: dict[str, str | Callable[[Any], Any]] = {
+    "gradient": "gradient",
+    "by-mean": tuned.by_mean,
+    "near-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["near-parents"]),
+    "less-polish": functools.partial(dataclasses.replace, **tuned.LOCAL["less-polish"]),
+    "before": lambda options: dataclasses.replace(
+        tuned.by_mean(options), **tuned.LOCAL["near-parents"], **tuned.LOCAL["less-polish"]
+    ),
+    "exact-evolution": "exact-evolution",
+    "evolution-drawn": "exact-evolution",
+}
+STRATEGIES = (FELIX, *SEARCHES)
+ROUNDS = (8, 24, 24, 16)
+#: Results files that say what the model's errors are like.
+ERRORS = {"traces": "costmodel-evaluate-cuda", "templates": "costmodel-evaluate-templates",
+          "cpu": "costmodel-evaluate-llvm"}  # fmt: skip
+OUT = common.RESULTS / "gpu-search" / "search_simulated.json"
+
+
+def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
+    """The search of a strategy."""
+    from felix import search
+
+    how = SEARCHES.get(strategy, FELIX)
+    if callable(how):
+        return search.LocalSearch(sketches, model, how(search.LocalOptions()), seed)
+    made = search_ablation.make_search(how, sketches, model, seed)
+    if strategy == "evolution-drawn":
+        rule = search.LocalOptions().selection
+        options = dataclasses.replace(made.options, selection=rule)
+        return search.EvolutionarySearch(sketches, model, options, seed)
+    return made
+
+
+def piece(sketches: Sequence[Any], model: Any, job: search_ablation.Job) -> dict[str, Any]:
+    """One search: the lowest latency after each round, and the CPU seconds of each."""
+    from benchmarks.support import drawn_errors
+
+    latencies = drawn_errors.DrawnErrors(sketches, model, *errors_of(job.set), seed=job.seed)
+    run = Run(make_search(job.strategy, sketches, model, job.seed), model, latencies)
+    best_us, cpu_s = [math.inf], []
+    for number, count in enumerate(ROUNDS):
+        start = time.process_time()
+        suggestions = run.search.suggest(count)
+        cpu_s.append(time.process_time() - start)
+        measured_us = run.measure(suggestions, later=count // 2 if number else 0)
+        best_us.append(min([best_us[-1], *measured_us]))
+    return {
+        "set": job.set, "name": job.name, "strategy": job.strategy, "seed": job.seed,
+        "best_us": best_us[1:], "cpu_s": cpu_s,
+    }  # fmt: skip
+
+
+def errors_of(set_name: str) -> tuple[float, float, float]:
+    """Length, amplitude and noise of the process of the errors of a set's cost model."""
+    path = common.RESULTS / "cost-model" / f"{ERRORS[set_name]}.json"
+    errors = json.loads(path.read_text())["errors"]
+    return errors["length"], errors["amplitude"], errors["noise"]
+
+
+class Run:
+    """A search, the correction of its model, and what measures for it."""
+
+    def __init__(self, search: Any, model: Any, latencies: Any) -> None:
+        from costmodel.online import gaussian_process
+
+        self.search, self._latencies = search, latencies
+        self._corrector = gaussian_process.Corrector(model)
+        self._pending: list[tuple[Any, float]] = []
+        search.model = self._corrector.for_task(0)
+
+    def measure(self, suggestions: Sequence[Any], later: int) -> list[float]:
+        """Latencies in us of suggestions; the search learns all but the last so many of them, and
+        what it did not learn before."""
+        if not suggestions:
+            return []
+        features = self.search.scorer.padded_features([each.key for each in suggestions])
+        ln_latency = self._latencies.ln_latency(features).tolist()
+        known = [*self._pending, *zip(suggestions, ln_latency, strict=True)]
+        n_known = len(known) - later
+        self._learn(known[:n_known])
+        self._pending = known[n_known:]
+        return [math.exp(each) for each in ln_latency]
+
+    def _learn(self, known: Sequence[tuple[Any, float]]) -> None:
+        import numpy as np
+        import torch
+
+        from felix.measure import protocol
+        from felix.search import scoring
+
+        rows = self.search.scorer.padded_features([each.key for each, _ in known])
+        mask = scoring.row_mask(torch.from_numpy(rows)).numpy()
+        ln_latency = np.array([each for _, each in known])
+        self._corrector.update(rows, mask, ln_latency, np.zeros(len(known), np.int64))
+        self.search.model = self._corrector.for_task(0)
+        self.search.update([
+            (suggestion, protocol.Measurement(latency_us=math.exp(each)))
+            for suggestion, each in known
+        ])  # fmt: skip
+
+
+def over_felix(pieces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each set and strategy: its lowest latency after each round over felix's."""
+    ends = {(p["set"], p["strategy"], p["name"], p["seed"]): p for p in pieces}
+    rows = []
+    for set_name, strategy in dict.fromkeys((p["set"], p["strategy"]) for p in pieces):
+        own = [p for p in pieces if (p["set"], p["strategy"]) == (set_name, strategy)]
+        names = dict.fromkeys(p["name"] for p in own)
+        ratios = []
+        for after in range(len(ROUNDS)):
+            by_task = [
+                [math.log(p["best_us"][after] / felix["best_us"][after]) for p in own
+                 if p["name"] == name
+                 and (felix := ends.get((set_name, FELIX, name, p["seed"]))) is not None]
+                for name in names
+            ]  # fmt: skip
+            if both := [logs for logs in by_task if logs]:
+                ratios.append(paired.mean(both))
+        if ratios:
+            cpu_s = sum(sum(p["cpu_s"]) for p in own) / len(own)
+            rows.append({"set": set_name, "strategy": strategy, "searches": len(own),
+                         "ratios": ratios, "cpu_s": cpu_s})  # fmt: skip
+    return rows
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """One table."""
+    after = [sum(ROUNDS[: number + 1]) for number in range(len(ROUNDS))]
+    head = ["set", "strategy", "searches", "CPU s", *(f"after {count}" for count in after), "95 %"]
+    rows = [
+        [row["set"], row["strategy"], row["searches"], row["cpu_s"],
+         *(ratio.mean for ratio in row["ratios"]),
+         f"{row['ratios'][-1].low:.3f} to {row['ratios'][-1].high:.3f}"]
+        for row in over_felix(data["pieces"])
+    ]  # fmt: skip
+    return str(common.table(head, rows))
+
+
+def says(data: Mapping[str, Any]) -> str:
+    """The latency that each search ends with, over felix's."""
+    every = over_felix(data["pieces"])
+    sentences = []
+    for set_name in dict.fromkeys(row["set"] for row in every):
+        others = ", ".join(
+            f"`{row['strategy']}` {row['ratios'][-1]}"
+            for row in every if row["set"] == set_name and row["strategy"] != FELIX
+        )  # fmt: skip
+        sentences.append(
+            f"On {set_name}, after {sum(ROUNDS)} candidates, the lowest latency over felix's is: "
+            f"{others}."
+        )
+    return " ".join(sentences)
+
+
+def main() -> int:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--set", nargs="+", choices=tuple(ERRORS), default=["traces", "cpu"])
+    parser.add_argument("--only", nargs="+", help="tasks by name")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
+    args = parser.parse_args()
+    data: dict[str, Any] = common.header("search_simulated") | {
+        "errors": {set_name: errors_of(set_name) for set_name in args.set}, "pieces": [],
+    }  # fmt: skip
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+        for set_name in args.set:
+            for name in search_ablation.SETS[set_name]:
+                if args.only is None or name in args.only:
+                    jobs = [
+                        search_ablation.Job(set_name, name, strategy, seed, 0.0)
+                        for seed in range(args.seeds)
+                        for strategy in args.strategies
+                    ]
+                    of_task = pool.submit(search_ablation.of_task, jobs, args.processes, piece)
+                    data["pieces"] += of_task.result()
+                    common.write(args.out, data)
+                    print(set_name, name, flush=True)
+    print(render(data))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

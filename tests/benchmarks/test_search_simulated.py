@@ -1,0 +1,106 @@
+"""Searches whose cost model has errors that are drawn: the errors, one search, the figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import search_ablation
+from benchmarks import search_simulated as simulated
+from benchmarks.support import drawn_errors
+from felix.search import scoring
+from tests.support import synthetic
+
+
+def errors(seed: int, noise: float = 0.0) -> drawn_errors.DrawnErrors:
+    return drawn_errors.DrawnErrors(
+        [synthetic.FakeSketch()], synthetic.CostModel(), 1.0, 0.3, noise, seed=seed
+    )
+
+
+def features(n: int) -> tuple[scoring.Scorer, Any]:
+    sketch = synthetic.FakeSketch()
+    scorer = scoring.Scorer([sketch], synthetic.CostModel())
+    keys = [(0, tuple(row)) for row in sketch.sample(n, seed=4).tolist()]
+    return scorer, scorer.padded_features(keys)
+
+
+def test_errors_have_the_variance_of_their_process() -> None:
+    scorer, rows = features(40)
+    with torch.no_grad():
+        values = torch.from_numpy(rows)
+        predicted = scorer.model(values, scoring.row_mask(values)).double().numpy()
+    drawn = np.array([errors(seed).ln_latency(rows) - predicted for seed in range(80)])
+    assert np.abs(drawn.mean(axis=0)).max() < 0.3
+    assert drawn.var(axis=0).mean() == pytest.approx(0.3, rel=0.25)
+    noisy = np.array([errors(seed, 0.1).ln_latency(rows) - predicted for seed in range(80)])
+    assert (noisy - drawn).var() == pytest.approx(0.1, rel=0.1)
+
+
+def test_errors_are_of_the_features_and_the_seed() -> None:
+    _, rows = features(8)
+    again = np.concatenate([rows[::-1], rows[:1]])
+    padded = np.pad(again, ((0, 0), (0, 3), (0, 0)))
+    first = errors(1, 0.1).ln_latency(rows)
+    np.testing.assert_allclose(errors(1, 0.1).ln_latency(padded), [*first[::-1], first[0]])
+    assert np.abs(errors(2, 0.1).ln_latency(rows) - first).min() > 1e-6
+    nudged = rows + np.float32(1e-4)
+    assert np.abs(errors(1).ln_latency(nudged) - errors(1).ln_latency(rows)).max() < 0.05
+
+
+def test_a_search_learns_half_of_a_round_a_round_later() -> None:
+    sketches = [synthetic.FakeSketch()]
+    search = simulated.make_search("felix", sketches, synthetic.CostModel(), 0)
+    run = simulated.Run(search, synthetic.CostModel(), errors(0))
+    first = search.suggest(8)
+    assert len(run.measure(first, later=0)) == 8
+    assert {s.key for s in first} == set(search.history.measured)
+    second = search.suggest(24)
+    latencies_us = run.measure(second, later=12)
+    assert set(search.history.pending) == {s.key for s in second[12:]}
+    assert search.history.measured[second[3].key] == pytest.approx(latencies_us[3])
+    run.measure(search.suggest(4), later=0)
+    assert not search.history.pending and run.measure([], later=0) == []
+
+
+@pytest.mark.parametrize("strategy", simulated.STRATEGIES)
+def test_every_search_finds_faster_schedules_than_chance(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "errors_of", lambda _: (1.0, 0.2, 0.0025))
+    job = search_ablation.Job("traces", "one", strategy, 3, 0.0)
+    sketch, model = synthetic.FakeSketch(extents=(512, 197, 64)), synthetic.CostModel()
+    piece = simulated.piece([sketch], model, job)
+    assert len(piece["best_us"]) == len(piece["cpu_s"]) == len(simulated.ROUNDS)
+    assert piece["best_us"] == sorted(piece["best_us"], reverse=True)
+    scorer = scoring.Scorer([sketch], model)
+    drawn = scorer.padded_features([(0, tuple(r)) for r in sketch.sample(72, seed=1).tolist()])
+    world = drawn_errors.DrawnErrors([sketch], model, 1.0, 0.2, 0.0025, seed=3)
+    assert 0 < piece["best_us"][-1] < 0.7 * math.exp(world.ln_latency(drawn).min())
+
+
+def piece(strategy: str, name: str, seed: int, *best_us: float) -> dict[str, Any]:
+    return {"set": "traces", "name": name, "strategy": strategy, "seed": seed,
+            "best_us": list(best_us), "cpu_s": [0.5] * 4}  # fmt: skip
+
+
+def test_latencies_are_compared_with_felix_s() -> None:
+    pieces = [
+        piece(strategy, name, seed, 8 * ratio, 4 * ratio, 2 * ratio, ratio)
+        for strategy, ratio in (("felix", 1.0), ("before", 1.25))
+        for name in ("a", "b")
+        for seed in (0, 1)
+    ]
+    alone = piece("before", "c", 0, 1.0, 1.0, 1.0, 1.0)  # felix has no such task
+    felix, before = simulated.over_felix([*pieces, alone])
+    assert [ratio.mean for ratio in felix["ratios"]] == pytest.approx([1.0] * 4)
+    assert [ratio.mean for ratio in before["ratios"]] == pytest.approx([1.25] * 4)
+    assert (before["searches"], before["cpu_s"]) == (5, 2.0)
+    data = {"pieces": pieces}
+    assert "after 72" in simulated.render(data) and "before" in simulated.render(data)
+    said = simulated.says(data)
+    assert said.startswith("On traces, after 72 candidates") and "`before` 1.250" in said
