@@ -10,11 +10,11 @@ while half of the one before is still being measured. So it says, without a GPU,
 copes with a model that is sure and wrong; it knows nothing of build times and of kernels that
 fail. Errors of one task and seed are the same for all searches.
 
-*felix* and *gradient* are the defaults on a GPU and on a CPU. *by-mean* takes candidates by the
-model's mean instead of by draws of its posterior, *near-parents* polishes the best however near
-each other, *less-polish* has half the samples and generations, *before* is all three and was the
-default before. *exact-evolution* is evolution on the same formulas, *evolution-drawn* the same
-with candidates taken by draws.
+*felix* and *gradient* are the defaults on a GPU and on a CPU. *drawn* is felix, but it takes
+candidates by draws of the model's posterior, not by its mean (`SelectionOptions.draw_scale`).
+*near-parents* polishes the best however near each other, *less-polish* has half the samples and
+generations; *before* is both, and was the default before. *exact-evolution* is evolution on the
+same formulas, *evolution-drawn* the same with candidates taken by draws.
 
 *other / felix*: the lowest latency that this search found after so many candidates, over felix's;
 above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95
@@ -49,11 +49,11 @@ FELIX = "felix"
 #: Strategies of `search_ablation`, and changes of the default's options.
 SEARCHES: dict[str, str | Callable[[Any], Any]] = {
     "gradient": "gradient",
-    "by-mean": tuned.by_mean,
+    "drawn": tuned.drawn,
     "near-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["near-parents"]),
     "less-polish": functools.partial(dataclasses.replace, **tuned.LOCAL["less-polish"]),
-    "before": lambda options: dataclasses.replace(
-        tuned.by_mean(options), **tuned.LOCAL["near-parents"], **tuned.LOCAL["less-polish"]
+    "before": functools.partial(
+        dataclasses.replace, **tuned.LOCAL["near-parents"], **tuned.LOCAL["less-polish"]
     ),
     "exact-evolution": "exact-evolution",
     "evolution-drawn": "exact-evolution",
@@ -75,9 +75,7 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         return search.LocalSearch(sketches, model, how(search.LocalOptions()), seed)
     made = search_ablation.make_search(how, sketches, model, seed)
     if strategy == "evolution-drawn":
-        rule = search.LocalOptions().selection
-        options = dataclasses.replace(made.options, selection=rule)
-        return search.EvolutionarySearch(sketches, model, options, seed)
+        return search.EvolutionarySearch(sketches, model, tuned.drawn(made.options), seed)
     return made
 
 

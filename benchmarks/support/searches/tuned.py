@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
          "near-parents": "local", "less-polish": "local", "more-polish": "local",
-         "by-mean": "local",
+         "drawn": "local",
          "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
          "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
@@ -32,6 +32,8 @@ LOCAL: dict[str, dict[str, int]] = {
 }
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
+#: Deviations of the posterior that candidates of `drawn` are taken by.
+DRAW_SCALE = 0.5
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
 TVM_BATCHES = {"evolution": 64, "evolution-24": 24}
 
@@ -112,14 +114,14 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
 
         return gradients.DESCENT
     if strategy == "gradient-drawn":
-        return _drawn(search.GradientOptions())
+        return _drawn_start(search.GradientOptions())
     if TUNED[strategy] != "local":
         return None
     options = search.LocalOptions()
     if strategy == "drawn-start":
-        options = _drawn(options)
-    elif strategy == "by-mean":
-        options = by_mean(options)
+        options = _drawn_start(options)
+    elif strategy == "drawn":
+        options = drawn(options)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -131,14 +133,17 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     )
 
 
-def by_mean(options: Any) -> Any:
-    """Options of a local search that takes candidates by the model's mean."""
-    rules = [dataclasses.replace(rule, draw_scale=0.0)
-             for rule in (options.warm_selection, options.selection)]  # fmt: skip
-    return dataclasses.replace(options, warm_selection=rules[0], selection=rules[1])
+def drawn(options: Any) -> Any:
+    """Options of a search that takes candidates by draws of the model's posterior."""
+    rules = {
+        name: dataclasses.replace(getattr(options, name), draw_scale=DRAW_SCALE)
+        for name in ("warm_selection", "selection")
+        if hasattr(options, name)
+    }
+    return dataclasses.replace(options, **rules)
 
 
-def _drawn(options: Any) -> Any:
+def _drawn_start(options: Any) -> Any:
     """Options of a local search whose first round is of samples, half of them random."""
     rule = dataclasses.replace(options.warm_selection, random_share=0.5)
     return dataclasses.replace(options, n_warm_polish=0, warm_selection=rule)

@@ -54,11 +54,9 @@ class LocalOptions:
     n_neighbours: int = 24
     #: of the warm-up rounds
     warm_selection: selection.SelectionOptions = field(
-        default_factory=lambda: selection.SelectionOptions(random_share=0.25, draw_scale=0.5)
+        default_factory=lambda: selection.SelectionOptions(random_share=0.25)
     )
-    selection: selection.SelectionOptions = field(
-        default_factory=lambda: selection.SelectionOptions(draw_scale=0.5)
-    )
+    selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
 
 class LocalSearch(base.ModelSearch):
