@@ -142,9 +142,7 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
                 n_samples=512, n_template_samples=4096, n_polish=0, n_warm_polish=0, n_parents=0
             ),
         ),
-        "exact-evolution": (
-            search.EvolutionarySearch, search.EvolutionOptions(population=1024, generations=8)
-        ),
+        "exact-evolution": (search.EvolutionarySearch, search.EvolutionOptions()),
         "gradient": (search.GradientSearch, search.GradientOptions()),
         "descent": (search.GradientSearch, gradients.DESCENT),
         "descent-only": (

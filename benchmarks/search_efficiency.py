@@ -6,7 +6,10 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   felix        `felix.tune` with the strategy local
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
-  more-polish  the same with twice the samples and twice the generations of polishing
+  near-parents  the same as felix, but what is polished at a time may be alike
+  less-polish  the same as felix with half the samples and half the generations of polishing
+  more-polish  the same with twice the samples and twice the generations
+  drawn        the same as felix, but candidates are chosen by draws of the correction's posterior
   drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
   gradient-drawn  the same, but its first round is as that of drawn-start

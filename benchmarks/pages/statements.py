@@ -10,7 +10,14 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import fusion, search_ablation, search_cost, structure, tensor_cores
+from benchmarks import (
+    fusion,
+    search_ablation,
+    search_cost,
+    search_simulated,
+    structure,
+    tensor_cores,
+)
 from benchmarks.networks import results as networks
 from benchmarks.support import common, corpus_table, efficiency, paired
 
@@ -22,8 +29,9 @@ SHARE = 0.95
 #: At which the best latencies of two searches are compared.
 TRIALS = (8, 24, 72)
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
-PAIRED = ("lower-bound", "drawn-start", "more-polish", "descent", "gradient", "gradient-drawn",
-          "exact-evolution", "evolution", "evolution-24")  # fmt: skip
+PAIRED = ("lower-bound", "drawn-start", "near-parents", "less-polish", "more-polish", "drawn",
+          "descent", "gradient", "gradient-drawn", "exact-evolution", "evolution",
+          "evolution-24")  # fmt: skip
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
@@ -393,6 +401,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "search_ablation": search_ablation.says,
     "search_cost": search_costs,
     "search_efficiency": search_efficiency,
+    "search_simulated": search_simulated.says,
     "service-hostile": service_hostile,
     "service-polling": service_polling,
     "service-start": service_start,

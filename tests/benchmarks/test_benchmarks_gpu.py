@@ -20,7 +20,7 @@ from benchmarks import measure_throughput, search_ablation, search_efficiency, u
 from benchmarks.pages import statements
 from benchmarks.support import efficiency, subgraphs, vendor, winners
 from benchmarks.support.searches import pieces, stock, timing, tuned
-from felix import workloads
+from felix import search, workloads
 from felix.cli.comparison import torch_child
 from felix.measure import protocol, testing
 from felix.measure.calls import cuda_calls
@@ -381,11 +381,23 @@ def test_felix_is_compared_as_it_was_timed_in_turns_with_the_libraries() -> None
 
 def test_sets_of_subgraphs_have_no_name_in_common_and_build() -> None:
     assert len(subgraphs.EVERY) == sum(map(len, subgraphs.SETS.values()))
-    assert len(subgraphs.AWKWARD) >= 16 and len(set(subgraphs.EVERY.values())) == len(
-        subgraphs.EVERY
-    )
-    for text in subgraphs.AWKWARD.values():
-        assert workloads.parse(text).flops > 0
+    assert len(set(subgraphs.EVERY.values())) == len(subgraphs.EVERY)
+    for members in (subgraphs.AWKWARD, subgraphs.CONFIRMING):
+        assert len(members) >= 16
+        for text in members.values():
+            assert workloads.parse(text).flops > 0
+
+
+def test_one_thing_differs_in_a_search_that_is_compared() -> None:
+    default = search.LocalOptions()
+    for name, changed in tuned.LOCAL.items():
+        options = tuned.search_options(name, None)
+        assert options == dataclasses.replace(default, **changed) != default
+    drawn = tuned.search_options("drawn", None)
+    assert drawn.selection.draw_scale == drawn.warm_selection.draw_scale == tuned.DRAW_SCALE > 0
+    assert tuned.search_options("felix", None) is None and not default.selection.draw_scale
+    evolution = tuned.drawn(search.EvolutionOptions())
+    assert evolution.selection == drawn.selection
 
 
 def test_the_better_layout_counts_for_each_kind() -> None:

@@ -51,7 +51,8 @@ def test_data_are_those_of_the_checkpoint_and_small() -> None:
 
 def test_benchmarked_subgraphs_are_not_in_the_data() -> None:
     keys = {(w.operator, w.name) for w in measured().workloads.values()}
-    for text in subgraphs.SUBGRAPHS.values():
+    every = subgraphs.SUBGRAPHS | subgraphs.AWKWARD | subgraphs.CONFIRMING
+    for text in every.values():
         operator = text.partition(":")[0]
         assert (operator, workloads.parse(text, target="h200").name) not in keys
 

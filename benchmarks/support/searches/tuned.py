@@ -108,7 +108,7 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     from felix import search
 
     if strategy == "exact-evolution":
-        return search.EvolutionOptions(population=1024, generations=8)
+        return search.EvolutionOptions()
     if strategy == "descent":
         from benchmarks.support import gradients
 

@@ -19,8 +19,8 @@ from felix.search.strategies import base
 class EvolutionOptions:
     """Sizes of a round (stock MetaSchedule: 4 generations of 512 to 2048)."""
 
-    population: int = 256
-    generations: int = 4
+    population: int = 1024
+    generations: int = 8
     #: children made by crossover; the rest by mutation
     crossover_share: float = 0.3
     #: share of the first population taken from the best measured
