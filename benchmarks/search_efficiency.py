@@ -9,10 +9,12 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   near-parents  the same as felix, but what is polished at a time may be alike
   less-polish  the same as felix with half the samples and half the generations of polishing
   more-polish  the same with twice the samples and twice the generations
-  drawn        the same as felix, but candidates are chosen by draws of the correction's posterior
+  thompson     the same as felix, but candidates are chosen by draws of the correction's posterior
   drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
   gradient-drawn  the same, but its first round is as that of drawn-start
+  gradient-before  the same with half the samples and polishing, of candidates however near
+  gradient-thompson  the same as gradient, with candidates chosen as thompson does
   descent      the same, but a long descent from samples, before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them

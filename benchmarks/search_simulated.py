@@ -10,11 +10,11 @@ while half of the one before is still being measured. So it says, without a GPU,
 copes with a model that is sure and wrong; it knows nothing of build times and of kernels that
 fail. Errors of one task and seed are the same for all searches.
 
-*felix* and *gradient* are the defaults on a GPU and on a CPU. *drawn* is felix, but it takes
+*felix* and *gradient* are the defaults on a GPU and on a CPU. *thompson* is felix, but it takes
 candidates by draws of the model's posterior, not by its mean (`SelectionOptions.draw_scale`).
 *near-parents* polishes the best however near each other, *less-polish* has half the samples and
 generations; *before* is both, and was the default before. *exact-evolution* is evolution on the
-same formulas, *evolution-drawn* the same with candidates taken by draws.
+same formulas, *evolution-thompson* the same with candidates taken by draws.
 
 *other / felix*: the lowest latency that this search found after so many candidates, over felix's;
 above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95
@@ -49,14 +49,14 @@ FELIX = "felix"
 #: Strategies of `search_ablation`, and changes of the default's options.
 SEARCHES: dict[str, str | Callable[[Any], Any]] = {
     "gradient": "gradient",
-    "drawn": tuned.drawn,
+    "thompson": tuned.thompson,
     "near-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["near-parents"]),
     "less-polish": functools.partial(dataclasses.replace, **tuned.LOCAL["less-polish"]),
     "before": functools.partial(
         dataclasses.replace, **tuned.LOCAL["near-parents"], **tuned.LOCAL["less-polish"]
     ),
     "exact-evolution": "exact-evolution",
-    "evolution-drawn": "exact-evolution",
+    "evolution-thompson": "exact-evolution",
 }
 STRATEGIES = (FELIX, *SEARCHES)
 ROUNDS = (8, 24, 24, 16)
@@ -70,12 +70,12 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
     """The search of a strategy."""
     from felix import search
 
-    how = SEARCHES.get(strategy, FELIX)
+    how = FELIX if strategy == FELIX else SEARCHES[strategy]
     if callable(how):
         return search.LocalSearch(sketches, model, how(search.LocalOptions()), seed)
     made = search_ablation.make_search(how, sketches, model, seed)
-    if strategy == "evolution-drawn":
-        return search.EvolutionarySearch(sketches, model, tuned.drawn(made.options), seed)
+    if strategy == "evolution-thompson":
+        return search.EvolutionarySearch(sketches, model, tuned.thompson(made.options), seed)
     return made
 
 

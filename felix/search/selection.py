@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import heapq
+import itertools
 import math
 from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -196,16 +197,24 @@ class Pool:
         """
         if not n_moves:
             return self.best(n, beside)
-        chosen: dict[interface.Key, Candidate] = {}
-        others = []
-        for candidate in self.best(LOOKED_AT * n, beside):
+        ranked = self.best(LOOKED_AT * n, beside)
+        rows = {
+            index: [row for row, c in enumerate(ranked) if c.sketch_index == index]
+            for index in {c.sketch_index for c in ranked}
+        }
+        values = {i: np.asarray([ranked[row].decisions for row in own]) for i, own in rows.items()}
+        chosen: list[Candidate] = []
+        is_near = np.zeros(len(ranked), bool)
+        for row, candidate in enumerate(ranked):
             if len(chosen) == n:
                 break
-            if _n_similar(candidate, chosen, n_moves * self.move_width(candidate)):
-                others.append(candidate)
-            else:
-                chosen[candidate.key] = candidate
-        return [*chosen.values(), *others[: n - len(chosen)]]
+            if not is_near[row]:
+                chosen.append(candidate)
+                index, width = candidate.sketch_index, n_moves * self.move_width(candidate)
+                n_differing = (values[index] != np.asarray(candidate.decisions)).sum(axis=1)
+                is_near[rows[index]] |= n_differing <= width
+        others = (c for c in ranked if c not in chosen)
+        return [*chosen, *itertools.islice(others, n - len(chosen))]
 
     def move_width(self, candidate: Candidate) -> int:
         """Values of a candidate that one move changes."""

@@ -393,10 +393,10 @@ def test_one_thing_differs_in_a_search_that_is_compared() -> None:
     for name, changed in tuned.LOCAL.items():
         options = tuned.search_options(name, None)
         assert options == dataclasses.replace(default, **changed) != default
-    drawn = tuned.search_options("drawn", None)
+    drawn = tuned.search_options("thompson", None)
     assert drawn.selection.draw_scale == drawn.warm_selection.draw_scale == tuned.DRAW_SCALE > 0
     assert tuned.search_options("felix", None) is None and not default.selection.draw_scale
-    evolution = tuned.drawn(search.EvolutionOptions())
+    evolution = tuned.thompson(search.EvolutionOptions())
     assert evolution.selection == drawn.selection
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import pathlib
 import statistics
 import time
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
          "near-parents": "local", "less-polish": "local", "more-polish": "local",
-         "drawn": "local",
+         "thompson": "local", "gradient-before": "gradient", "gradient-thompson": "gradient",
          "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
          "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
@@ -32,7 +33,7 @@ LOCAL: dict[str, dict[str, int]] = {
 }
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
-#: Deviations of the posterior that candidates of `drawn` are taken by.
+#: Deviations of the posterior that candidates of `thompson` are taken by.
 DRAW_SCALE = 0.5
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
 TVM_BATCHES = {"evolution": 64, "evolution-24": 24}
@@ -113,15 +114,15 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         from benchmarks.support import gradients
 
         return gradients.DESCENT
-    if strategy == "gradient-drawn":
-        return _drawn_start(search.GradientOptions())
+    if strategy.startswith("gradient-"):
+        return GRADIENT[strategy](search.GradientOptions())
     if TUNED[strategy] != "local":
         return None
     options = search.LocalOptions()
     if strategy == "drawn-start":
         options = _drawn_start(options)
-    elif strategy == "drawn":
-        options = drawn(options)
+    elif strategy == "thompson":
+        options = thompson(options)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -133,7 +134,7 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     )
 
 
-def drawn(options: Any) -> Any:
+def thompson(options: Any) -> Any:
     """Options of a search that takes candidates by draws of the model's posterior."""
     rules = {
         name: dataclasses.replace(getattr(options, name), draw_scale=DRAW_SCALE)
@@ -147,6 +148,16 @@ def _drawn_start(options: Any) -> Any:
     """Options of a local search whose first round is of samples, half of them random."""
     rule = dataclasses.replace(options.warm_selection, random_share=0.5)
     return dataclasses.replace(options, n_warm_polish=0, warm_selection=rule)
+
+
+#: What changes the options of the gradient search.
+GRADIENT: dict[str, Callable[[Any], Any]] = {
+    "gradient-before": functools.partial(
+        dataclasses.replace, n_moves_apart=0, n_samples=64, n_before=3, n_polish=5, n_warm_polish=8
+    ),
+    "gradient-drawn": _drawn_start,
+    "gradient-thompson": thompson,
+}
 
 
 def remeasured(result: Any) -> list[tuple[int, float, float]]:
