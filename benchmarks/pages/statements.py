@@ -180,7 +180,7 @@ def search_efficiency(data: Data) -> str:
     if len({run["name"] for run in data["runs"]}) > 2:
         searched = {entry["strategy"] for entry in entries}
         for each in PAIRED:
-            if each in searched:
+            if each in searched - {paired.reference(data["runs"])}:
                 lines += [_paired(data["runs"], each), _by_operator(data, each)]
     libraries = efficiency.ratios_to_libraries(entries)
     if libraries:
@@ -198,9 +198,9 @@ def _paired(runs: Sequence[Data], strategy: str) -> str:
     winners = paired.of_winners(runs, strategy)
     latency += "" if winners is None else f"; latency of the winners, timed in turns, {winners}"
     return (
-        f"**{strategy}** over felix, geometric means over tasks and seeds: time to within "
-        f"{1 - SHARE:.0%} of the best that any search found with the same seed {ratio}, of the "
-        f"{n} where one of both gets there; time of the whole search "
+        f"**{strategy}** over {paired.reference(runs)}, geometric means over tasks and seeds: "
+        f"time to within {1 - SHARE:.0%} of the best that any search found with the same seed "
+        f"{ratio}, of the {n} where one of both gets there; time of the whole search "
         f"{paired.of_whole(runs, strategy)}{latency}."
     )
 
@@ -209,7 +209,8 @@ def _by_operator(data: Data, strategy: str) -> str:
     """The time to near the best by operator: felix is behind where it is below 1."""
     each = paired.times_by_operator(data["runs"], data["subgraphs"], strategy, SHARE)
     parts = [f"{name} {ratio}, of {n}" for name, (ratio, n) in each.items()]
-    return f"**{strategy}** over felix, that time by operator: {'; '.join(parts)}."
+    ours = paired.reference(data["runs"])
+    return f"**{strategy}** over {ours}, that time by operator: {'; '.join(parts)}."
 
 
 def tensor_cores_ratios(data: Data) -> str:

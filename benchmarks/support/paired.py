@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from benchmarks.support import efficiency
 
 N_DRAWN, INTERVAL = 10_000, (2.5, 97.5)
-FELIX = "felix"
+#: What others are compared with: the first that was run.
+REFERENCES = ("felix", "gradient")
 #: Operators that are one group.
 _ALIKE = dict.fromkeys(("reduce", "softmax", "layer_norm", "rms_norm"), "sums and norms")
 Run = Mapping[str, Any]
@@ -34,6 +35,12 @@ class Mean:
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} (interval {self.low:.3f} to {self.high:.3f})"
+
+
+def reference(runs: Sequence[Run]) -> str:
+    """The strategy that the others are compared with: felix, or gradient without it."""
+    known = {run["strategy"] for run in runs}
+    return next((name for name in REFERENCES if name in known), REFERENCES[0])
 
 
 def mean(logs_by_task: Sequence[Sequence[float]]) -> Mean:
@@ -57,8 +64,8 @@ def _means(logs_by_task: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 
 
 def times(runs: Sequence[Run], strategy: str, share: float) -> tuple[Mean, int]:
-    """A strategy's time to a share of the best that any search of a seed found, over Felix's; and
-    of how many searches.
+    """A strategy's time to a share of the best that any search of a seed found, over the
+    reference's; and of how many searches.
 
     A search that never got there counts with the time of all its trials where that is longer than
     what the other took, and both are left out where neither did.
@@ -73,12 +80,12 @@ def _time_logs(runs: Sequence[Run], strategy: str, share: float) -> list[list[fl
         logs = []
         for ours, theirs, everyone in seeds:
             best_us = min(run["curve"][-1][2] for run in everyone if run["curve"])
-            felix_s, other_s = (_time_to(run, best_us / share) for run in (ours, theirs))
-            if felix_s is None and other_s is None:
+            our_s, other_s = (_time_to(run, best_us / share) for run in (ours, theirs))
+            if our_s is None and other_s is None:
                 continue
-            felix_s = felix_s or max(efficiency.searched_s(dict(ours)), other_s or 0.0)
-            other_s = other_s or max(efficiency.searched_s(dict(theirs)), felix_s)
-            logs.append(math.log(other_s / felix_s))
+            our_s = our_s or max(efficiency.searched_s(dict(ours)), other_s or 0.0)
+            other_s = other_s or max(efficiency.searched_s(dict(theirs)), our_s)
+            logs.append(math.log(other_s / our_s))
         if logs:
             by_task.append(logs)
     return by_task
@@ -108,14 +115,14 @@ def _time_to(run: Run, latency_us: float) -> float | None:
 
 
 def of_whole(runs: Sequence[Run], strategy: str) -> Mean:
-    """What a whole search takes, over Felix's."""
+    """What a whole search takes, over the reference's."""
     return _ratio(runs, strategy, lambda run: efficiency.searched_s(dict(run)))
 
 
 def of_best(runs: Sequence[Run], strategy: str, n_trials: int) -> Mean | None:
-    """The best latency after so many trials, over Felix's after as many.
+    """The best latency after so many trials, over the reference's after as many.
 
-    None: no search of a strategy or of Felix's had so many.
+    None: no search of a strategy or of the reference had so many.
     """
     by_task = {
         name: [
@@ -135,16 +142,17 @@ def _best_us(run: Run, n_trials: int) -> float:
 
 
 def of_winners(runs: Sequence[Run], strategy: str) -> Mean | None:
-    """Latencies of a strategy's winners, timed in turns with Felix's, over those of Felix.
+    """Latencies of a strategy's winners, timed in turns, over those of the reference.
 
     None: none were timed.
     """
     by_task: dict[str, list[float]] = {}
+    both = (reference(runs), strategy)
     for run in runs:
         if run["strategy"] == "winners":
-            felix_us, other_us = run["median_us"].get(FELIX), run["median_us"].get(strategy)
-            if felix_us and other_us:
-                by_task.setdefault(run["name"], []).append(math.log(other_us / felix_us))
+            our_us, other_us = (run["median_us"].get(each) for each in both)
+            if our_us and other_us:
+                by_task.setdefault(run["name"], []).append(math.log(other_us / our_us))
     return mean(list(by_task.values())) if by_task else None
 
 
@@ -156,11 +164,12 @@ def _ratio(runs: Sequence[Run], strategy: str, value: Callable[[Run], float]) ->
 
 
 def _shared(runs: Sequence[Run], strategy: str) -> dict[str, list[tuple[Run, Run, list[Run]]]]:
-    """Felix's search, the strategy's and all of a task and seed, by task."""
+    """The reference's search, the strategy's and all of a task and seed, by task."""
+    default = reference(runs)
     of = {(run["name"], run["seed"], run["strategy"]): run for run in runs}
     shared: dict[str, list[tuple[Run, Run, list[Run]]]] = {}
     for (name, seed, each), run in of.items():
-        ours = of.get((name, seed, FELIX))
+        ours = of.get((name, seed, default))
         if each == strategy and ours is not None:
             everyone = [r for r in runs if (r["name"], r["seed"]) == (name, seed) and "curve" in r]
             shared.setdefault(name, []).append((ours, run, everyone))

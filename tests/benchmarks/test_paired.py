@@ -72,3 +72,12 @@ def test_whole_searches_and_winners() -> None:
     winners = paired.of_winners(WINNERS, "gradient")
     assert winners is not None and winners.mean == pytest.approx(1.2)
     assert paired.of_winners(RUNS, "gradient") is None
+
+
+def test_without_felix_others_are_compared_with_the_gradient_search() -> None:
+    renamed = {"felix": "gradient", "gradient": "gradient-thompson"}
+    runs = [{**run, "strategy": renamed.get(run["strategy"], run["strategy"])} for run in RUNS]
+    assert paired.reference(RUNS) == "felix" and paired.reference(runs) == "gradient"
+    for share in (0.9, 0.95):
+        expected = paired.times(RUNS, "gradient", share)
+        assert paired.times(runs, "gradient-thompson", share) == expected
