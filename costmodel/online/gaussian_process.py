@@ -158,9 +158,8 @@ class UnmeasuredModel(finetune.OffsetModel):
         centre, scale = standardised(z)
         points = (z - centre) * scale
         (length, _), (amplitude, _), _ = _PRIOR
-        return (
-            _root(amplitude * _matern(points, points, length * median_distance(points))) @ normals.double()
-        )
+        similarity = _matern(points, points, length * median_distance(points))
+        return _root(amplitude * similarity) @ normals.double()
 
 
 class Corrector:
