@@ -141,10 +141,12 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
     print(evaluation.table(reports, options.per_task))
     facts = _facts(command, dataset, features)
     if after:
-        process = corrected.process_of_errors(model, tasks)
-        print(evaluation.table(after), process, sep="\n")
+        print(evaluation.table(after))
         facts["corrected"] = [report.as_json() for report in after]
-        facts["errors"] = dataclasses.asdict(process)
+        process = corrected.process_of_errors(model, tasks)
+        if process is not None:
+            print(process)
+            facts["errors"] = dataclasses.asdict(process)
     _write_reports(options, facts, options.part, reports)
 
 

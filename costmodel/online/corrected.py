@@ -19,7 +19,6 @@ from torch import nn
 from costmodel.data import features as task_features
 from costmodel.online import gaussian_process
 from costmodel.training import evaluate
-from felix import errors
 
 #: Schedules that have to be left of a task that is scored.
 AT_LEAST = 5
@@ -83,21 +82,27 @@ class Process:
     noise: float
     tasks: int
 
+    def __str__(self) -> str:
+        return (
+            f"errors are most likely of a process of length {self.length:g}, amplitude "
+            f"{self.amplitude:g} and noise {self.noise:g} ({self.tasks} tasks)"
+        )
 
-def process_of_errors(module: nn.Module, tasks: Sequence[task_features.TaskData]) -> Process:
+
+def process_of_errors(
+    module: nn.Module, tasks: Sequence[task_features.TaskData]
+) -> Process | None:
     """The process that the errors of a model on tasks are most likely of.
+
+    None: no task has `N_OF_PROCESS` schedules that ran.
 
     Args:
         module: predicts ln(latency_us).
-        tasks: that it never saw; those with fewer than `N_OF_PROCESS` schedules that ran are left
-            out.
-
-    Raises:
-        RecordError: no task has so many.
+        tasks: that it never saw; those with fewer schedules are left out.
     """
     known = [task for task in tasks if task.measured.sum() >= N_OF_PROCESS]
     if not known:
-        raise errors.RecordError(f"no task has {N_OF_PROCESS} schedules that ran")
+        return None
     total: dict[tuple[float, float, float], float] = {}
     for task in known:
         ran = task.measured
