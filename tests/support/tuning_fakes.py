@@ -145,7 +145,7 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     """Options for quick runs with a fake pool."""
     from felix.search.strategies import local
 
-    sizes = local.LocalOptions(n_samples=16, n_polish=1)
+    sizes = local.LocalOptions(n_samples=16, n_polish=1, n_warm_polish=8)
     chosen = pool or Pool()
     defaults: dict[str, Any] = {
         "round_size": 8,
