@@ -285,9 +285,8 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     n, error = len(records.y), records.y - records.f
     centre, scale = standardised(records.z)
     points = (records.z - centre) * scale
-    best = max(
-        _processes(records, options), key=lambda each: each.ln_likelihood + _ln_prior(*each.values)
-    )
+    processes = _processes(records, points, options)
+    best = max(processes, key=lambda each: each.ln_likelihood + _ln_prior(*each.values))
     length, amplitude, _ = best.values
     weights = best.inverse @ error
     return Fit(
@@ -309,7 +308,9 @@ def likelihoods(
 ) -> dict[tuple[float, float, float], float]:
     """(l, a, noise variance) of the grid -> ln of how likely the model's errors of a task are."""
     records = Corrector(model, options).summarised(rows, mask, ln_latency)
-    processes = _processes(records.limited(options.max_records), options)
+    records = records.limited(options.max_records)
+    centre, scale = standardised(records.z)
+    processes = _processes(records, (records.z - centre) * scale, options)
     return {each.values: each.ln_likelihood for each in processes}
 
 
@@ -328,13 +329,13 @@ class _Process:
     inverse: Tensor
 
 
-def _processes(records: _Records, options: CorrectionOptions) -> Iterator[_Process]:
-    """All processes of the grid, given records."""
+def _processes(
+    records: _Records, points: Tensor, options: CorrectionOptions
+) -> Iterator[_Process]:
+    """All processes of the grid, given records and their standardised summaries."""
     error, centred_f = records.y - records.f, records.f - records.f.mean()
     linear = options.shift + options.stretch * torch.outer(centred_f, centred_f)
     identity = torch.eye(len(error), dtype=torch.float64)
-    centre, scale = standardised(records.z)
-    points = (records.z - centre) * scale
     unit = median_distance(points)
     for length in options.lengths:
         similarity = _matern(points, points, length * unit)
