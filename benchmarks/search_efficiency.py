@@ -9,6 +9,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   near-parents  the same as felix, but what is polished at a time may be alike
   less-polish  the same as felix with half the samples and half the generations of polishing
   more-polish  the same with twice the samples and twice the generations
+  more-structures  the same as felix, but less of a first round is of one sketch and structure
   thompson     the same as felix, but candidates are chosen by draws of the correction's posterior
   drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
          "near-parents": "local", "less-polish": "local", "more-polish": "local",
-         "thompson": "local", "gradient-before": "gradient", "gradient-thompson": "gradient",
+         "more-structures": "local", "thompson": "local",
+         "gradient-before": "gradient", "gradient-thompson": "gradient",
          "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
          "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
@@ -31,6 +32,8 @@ LOCAL: dict[str, dict[str, int]] = {
     "less-polish": {"n_samples": 64, "n_polish": 8, "n_warm_polish": 8},
     "more-polish": {"n_samples": 256, "n_polish": 32, "n_warm_polish": 32},
 }
+#: Most of a first round that `more-structures` takes of one sketch and structure.
+STRUCTURE_SHARE = 0.35
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
 #: Deviations of the posterior that candidates of `thompson` are taken by.
@@ -121,6 +124,9 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     options = search.LocalOptions()
     if strategy == "drawn-start":
         options = _drawn_start(options)
+    elif strategy == "more-structures":
+        rule = dataclasses.replace(options.warm_selection, structure_share=STRUCTURE_SHARE)
+        options = dataclasses.replace(options, warm_selection=rule)
     elif strategy == "thompson":
         options = thompson(options)
     elif strategy in LOCAL:
