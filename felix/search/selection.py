@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from felix.features.kind import FeatureKind
 from felix.search import build_time, history, interface, scoring
@@ -178,9 +179,9 @@ class Pool:
         among = list({c.key: c for c in (*best, *others)}.values())
         normals = rng.standard_normal((len(among), N_DRAWS))
         deviations = self.scorer.deviations([c.key for c in among], normals)
-        acquisition = np.array([[c.acquisition] for c in among])
-        values = acquisition + scale * deviations
-        first = {among[row].key: among[row] for row in values.argmin(axis=0).tolist()}
+        acquisition = np.array([c.acquisition for c in among])
+        rows = best_of_draws(acquisition, scale * deviations).tolist()
+        first = {among[row].key: among[row] for row in rows}
         return [*first.values(), *(c for c in ranked if c.key not in first)]
 
     def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Candidate]:
@@ -229,6 +230,19 @@ class Pool:
             count[0] += latency_us is None
             count[1] += 1
         return {kind: failed / (n + 1) for kind, (failed, n) in counts.items() if failed}
+
+
+def best_of_draws(
+    acquisition: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """The rows that are lowest in a draw, each once, in the order of the draws.
+
+    Args:
+        acquisition: of all rows [B].
+        deviations: of their values from these in each draw [B, n].
+    """
+    lowest = (acquisition[:, None] + deviations).argmin(axis=0)
+    return np.array(list(dict.fromkeys(lowest.tolist())), np.intp)
 
 
 def select(
