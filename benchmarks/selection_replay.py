@@ -8,14 +8,14 @@ by those before, as in a run. So latencies and errors are real, and no GPU is ne
 are some fifty schedules to choose from, not a space, and no polishing.
 
 *mean* takes the lowest predictions, a quarter of the first round and a tenth of the others at
-random; *few-random* a tenth of each round. *draws-S* takes what is lowest in draws of the
+random; *few-random*, as searches do, a tenth of each round. *draws-S* takes what is lowest in draws of the
 correction's posterior, whose deviations are scaled by S (`SelectionOptions.draw_scale`).
 
 *best / n*: the lowest latency of the first n candidates over the lowest of all schedules.
 *over mean*: that latency over that of the rule *mean*; below 1 where this rule is ahead. Geometric
 means over workloads and seeds, with the interval that holds 95 % of such means over workloads and
 seeds drawn anew. Workloads with fewer than 32 schedules that ran are left out. Writes
-benchmarks/results/gpu-search/selection_replay.json after each set.
+benchmarks/results/cost-model/selection_replay.json after each set.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ SETS = {
 PARTS = ("validation", "test")
 ROUNDS, N_LEAST = (8, 8, 8), 32
 #: Numbers of candidates after which rules are compared.
-AFTER = (4, 8, 16, 24)
+AFTER, SAID = (4, 8, 16, 24), (8, 16)
 N_DRAWS = 64
-OUT = common.RESULTS / "gpu-search" / "selection_replay.json"
+OUT = common.RESULTS / "cost-model" / "selection_replay.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ def over_first(pieces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for set_name, rule in dict.fromkeys((p["set"], p["rule"]) for p in pieces):
         names = [p["name"] for p in pieces if (p["set"], p["rule"]) == (set_name, rule)]
-        for after in AFTER:
-            own = [[seed[after - 1] for seed in of[set_name, rule, name]] for name in names]
-            first = [[seed[after - 1] for seed in of[set_name, FIRST, name]] for name in names]
+        for at, after in enumerate(AFTER):
+            own = [[seed[at] for seed in of[set_name, rule, name]] for name in names]
+            first = [[seed[at] for seed in of[set_name, FIRST, name]] for name in names]
             ratio = [
                 [a - b for a, b in zip(*pair, strict=True)]
                 for pair in zip(own, first, strict=True)
@@ -177,6 +177,21 @@ def render(data: Mapping[str, Any]) -> str:
         best = [f"{row['best'].mean:.3f}" for row in own]
         cells.append([set_name, rule, own[0]["workloads"], *best, *over])
     return str(common.table(head, cells))
+
+
+def says(data: Mapping[str, Any]) -> str:
+    """The lowest latency of each rule over that of the first, after 8 and 16 candidates."""
+    rows = over_first(data["pieces"])
+    sentences = []
+    for set_name in dict.fromkeys(row["set"] for row in rows):
+        for after in SAID:
+            own = [row for row in rows if (row["set"], row["after"]) == (set_name, after)]
+            others = ", ".join(f"`{r['rule']}` {r['over']}" for r in own if r["rule"] != FIRST)
+            sentences.append(
+                f"On {set_name}, {own[0]['workloads']} {data['part']} workloads, the lowest "
+                f"latency after {after} candidates over that of `{FIRST}` is: {others}."
+            )
+    return " ".join(sentences)
 
 
 def main() -> int:
@@ -211,7 +226,9 @@ def main() -> int:
 def _of_seeds(
     module: Any, rule: Rule, n_seeds: int, task: task_features.TaskData
 ) -> list[list[float]]:
-    return [replay(module, task, rule, seed) for seed in range(n_seeds)]
+    """`replay` of each seed, after as many candidates as `AFTER` says."""
+    curves = [replay(module, task, rule, seed) for seed in range(n_seeds)]
+    return [[round(curve[after - 1], 6) for after in AFTER] for curve in curves]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from benchmarks import (
     search_ablation,
     search_cost,
     search_simulated,
+    selection_replay,
     structure,
     tensor_cores,
 )
@@ -30,7 +31,7 @@ SHARE = 0.95
 TRIALS = (8, 24, 72)
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
 PAIRED = ("lower-bound", "drawn-start", "near-parents", "less-polish", "more-polish",
-          "more-structures", "thompson", "descent", "gradient", "gradient-drawn",
+          "more-structures", "thompson", "small-draws", "descent", "gradient", "gradient-drawn",
           "gradient-before", "gradient-thompson", "exact-evolution", "evolution",
           "evolution-24")  # fmt: skip
 #: Latencies closer than this ratio count as equal.
@@ -404,6 +405,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "search_cost": search_costs,
     "search_efficiency": search_efficiency,
     "search_simulated": search_simulated.says,
+    "selection_replay": selection_replay.says,
     "service-hostile": service_hostile,
     "service-polling": service_polling,
     "service-start": service_start,

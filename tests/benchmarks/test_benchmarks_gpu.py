@@ -398,6 +398,13 @@ def test_one_thing_differs_in_a_search_that_is_compared() -> None:
     assert tuned.search_options("felix", None) is None and not default.selection.draw_scale
     evolution = tuned.thompson(search.EvolutionOptions())
     assert evolution.selection == drawn.selection
+    small = tuned.search_options("small-draws", None)
+    assert small.selection.draw_scale == tuned.SMALL_DRAW_SCALE < tuned.DRAW_SCALE
+    assert small.warm_selection.draw_scale == tuned.SMALL_DRAW_SCALE
+    assert small.warm_selection.random_share < default.warm_selection.random_share
+    structures = tuned.search_options("more-structures", None)
+    assert structures.warm_selection.structure_share < default.warm_selection.structure_share
+    assert structures.selection == default.selection
 
 
 def test_the_better_layout_counts_for_each_kind() -> None:

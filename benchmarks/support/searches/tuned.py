@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
          "near-parents": "local", "less-polish": "local", "more-polish": "local",
-         "more-structures": "local", "thompson": "local",
+         "more-structures": "local", "thompson": "local", "small-draws": "local",
          "gradient-before": "gradient", "gradient-thompson": "gradient",
          "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
@@ -36,8 +36,9 @@ LOCAL: dict[str, dict[str, int]] = {
 STRUCTURE_SHARE = 0.35
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
-#: Deviations of the posterior that candidates of `thompson` are taken by.
-DRAW_SCALE = 0.5
+#: Deviations of the posterior that candidates of `thompson` and `small-draws` are taken by; of
+#: the latter's first round so much is random.
+DRAW_SCALE, SMALL_DRAW_SCALE, SMALL_RANDOM_SHARE = 0.5, 0.25, 0.1
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
 TVM_BATCHES = {"evolution": 64, "evolution-24": 24}
 
@@ -129,6 +130,8 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         options = dataclasses.replace(options, warm_selection=rule)
     elif strategy == "thompson":
         options = thompson(options)
+    elif strategy == "small-draws":
+        options = small_draws(options)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -140,10 +143,17 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     )
 
 
-def thompson(options: Any) -> Any:
+def small_draws(options: Any) -> Any:
+    """Options of a local search by small draws, less of whose first round is random."""
+    options = thompson(options, SMALL_DRAW_SCALE)
+    rule = dataclasses.replace(options.warm_selection, random_share=SMALL_RANDOM_SHARE)
+    return dataclasses.replace(options, warm_selection=rule)
+
+
+def thompson(options: Any, scale: float = DRAW_SCALE) -> Any:
     """Options of a search that takes candidates by draws of the model's posterior."""
     rules = {
-        name: dataclasses.replace(getattr(options, name), draw_scale=DRAW_SCALE)
+        name: dataclasses.replace(getattr(options, name), draw_scale=scale)
         for name in ("warm_selection", "selection")
         if hasattr(options, name)
     }

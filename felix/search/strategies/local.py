@@ -1,7 +1,7 @@
 """The local search: legal samples, exact ranking, polishing, selection. It takes no gradients.
 
-The first rounds are warm-up: legal samples, polished, a quarter of them random, so that the model
-is corrected before a search goes on from what it is wrong about. Any other round (`suggest`):
+The first rounds are warm-up: legal samples, polished, so that the model is corrected before a
+search goes on from what it is wrong about. Any other round (`suggest`):
   1. sample legal decisions anew of a few sketches and score all samples exactly (new structures
      are what makes sampling slow, and old samples are still good);
   2. polish: for a few generations score everything one small change away from the best found,
@@ -53,9 +53,7 @@ class LocalOptions:
     n_parents: int = 4
     n_neighbours: int = 24
     #: of the warm-up rounds
-    warm_selection: selection.SelectionOptions = field(
-        default_factory=lambda: selection.SelectionOptions(random_share=0.25)
-    )
+    warm_selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
     selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
 
