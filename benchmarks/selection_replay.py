@@ -8,8 +8,9 @@ by those before, as in a run. So latencies and errors are real, and no GPU is ne
 are some fifty schedules to choose from, not a space, and no polishing.
 
 *mean* takes the lowest predictions, a quarter of the first round and a tenth of the others at
-random; *few-random*, as searches do, a tenth of each round. *draws-S* takes what is lowest in draws of the
-correction's posterior, whose deviations are scaled by S (`SelectionOptions.draw_scale`).
+random; *few-random*, as searches do, a tenth of each round. *draws-S* takes what is lowest in
+draws of the correction's posterior, whose deviations are scaled by S
+(`SelectionOptions.draw_scale`).
 
 *best / n*: the lowest latency of the first n candidates over the lowest of all schedules.
 *over mean*: that latency over that of the rule *mean*; below 1 where this rule is ahead. Geometric
