@@ -11,7 +11,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   more-polish  the same with twice the samples and twice the generations
   more-structures  the same as felix, but less of a first round is of one sketch and structure
   thompson     the same as felix, but candidates are chosen by draws of the correction's posterior
-  small-draws  the same by draws half as wide, with a tenth of the first round at random
+  small-draws  the same by draws half as wide
   drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
   gradient-drawn  the same, but its first round is as that of drawn-start

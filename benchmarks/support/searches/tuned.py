@@ -36,9 +36,8 @@ LOCAL: dict[str, dict[str, int]] = {
 STRUCTURE_SHARE = 0.35
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
-#: Deviations of the posterior that candidates of `thompson` and `small-draws` are taken by; of
-#: the latter's first round so much is random.
-DRAW_SCALE, SMALL_DRAW_SCALE, SMALL_RANDOM_SHARE = 0.5, 0.25, 0.1
+#: Deviations of the posterior that candidates are taken by: of `thompson`, and `small-draws`.
+DRAW_SCALE, SMALL_DRAW_SCALE = 0.5, 0.25
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
 TVM_BATCHES = {"evolution": 64, "evolution-24": 24}
 
@@ -131,7 +130,7 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     elif strategy == "thompson":
         options = thompson(options)
     elif strategy == "small-draws":
-        options = small_draws(options)
+        options = thompson(options, SMALL_DRAW_SCALE)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -141,13 +140,6 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
         selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
         warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
     )
-
-
-def small_draws(options: Any) -> Any:
-    """Options of a local search by small draws, less of whose first round is random."""
-    options = thompson(options, SMALL_DRAW_SCALE)
-    rule = dataclasses.replace(options.warm_selection, random_share=SMALL_RANDOM_SHARE)
-    return dataclasses.replace(options, warm_selection=rule)
 
 
 def thompson(options: Any, scale: float = DRAW_SCALE) -> Any:
