@@ -81,7 +81,7 @@ def test_a_run_measures_generated_convolutions(
         return 10.0 + abs(program.plan.launches[-1].extents[0] - 16)
 
     result = felix.tune(
-        task, trials=24, options=tuning_fakes.small(tuning_fakes.Pool(latency_us)), seed=0
+        task, trials=48, options=tuning_fakes.small(tuning_fakes.Pool(latency_us)), seed=0
     )
     assert isinstance(result, felix.TuneResult) and result.best is not None
     assert {record.variant for record in result.records} == {"gemm-mma"}
