@@ -59,7 +59,7 @@ OUT = common.RESULTS / "cost-model" / "selection_replay.json"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """How candidates are chosen; the latter is of the first round."""
+    """How candidates are chosen: by what draws, and the shares that are random."""
 
     draw_scale: float = 0.0
     first_random_share: float = 0.25

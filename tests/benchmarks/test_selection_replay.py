@@ -105,4 +105,6 @@ def test_rules_are_compared_on_the_same_workloads() -> None:
     assert expected == pytest.approx([0.0, 0.0, 0.0, -0.1])
     text = replay.render({"pieces": pieces})
     assert "draws-1" in text and "0.905 (0.905 to 0.905)" in text
-    assert replay.says({"pieces": pieces, "part": "test"}).startswith("On cpu")
+    said = replay.says({"pieces": pieces, "part": "test"})
+    assert said.startswith("On cpu, 2 test workloads, the lowest latency after 8 candidates")
+    assert "`draws-1` 1.000" in said and "`mean` 1.000" not in said
