@@ -66,7 +66,7 @@ def measured(names: Sequence[str], counts: Sequence[int], repeats: int) -> list[
 
     torch.set_num_threads(1)
     opened = [search_ablation.opened("traces", name) for name in names]
-    model = opened[0][1]  # of the target, the same for all
+    (model,) = opened[0][1].values()  # of the target, the same for all
     return [_row([sketches for sketches, _ in opened[:n]], model, repeats) for n in counts]
 
 

@@ -6,7 +6,7 @@ Every search has the same sketches, exact formulas and shipped cost model, which
 a candidate that is proposed counts as measured with what the model predicts. So the lowest
 prediction says how well a search minimises, and nothing else; no GPU is needed. *traces* are
 MetaSchedule's sketches of subgraphs on an H200, *templates* the sketches of generated kernels
-there, *cpu* MetaSchedule's sketches on this CPU.
+there, *mixed* all sketches of subgraphs that have both, *cpu* MetaSchedule's sketches on this CPU.
 
 A search has a process of its own and one thread, and ends after `--cpu-s` CPU seconds of its
 rounds. The sketches are opened before, once for all searches of a task; formulas that a search
@@ -46,7 +46,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -54,8 +54,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks.support import common, paired, subgraphs
 from benchmarks.support.searches import tuned
 
+if TYPE_CHECKING:
+    from felix.features.kind import FeatureKind
+
 #: Targets of the sets.
-TARGETS = {"traces": "h200", "templates": "h200", "cpu": "llvm"}
+TARGETS = {"traces": "h200", "templates": "h200", "mixed": "h200", "cpu": "llvm"}
 SETS = {
     "traces": subgraphs.AWKWARD | {"gemm-odd-batch": "gemm:333,777,1111,batch=3"},
     "templates": {
@@ -69,6 +72,13 @@ SETS = {
             "r3d18-first",
         )
     },
+    "mixed": {
+        name: subgraphs.EVERY[name]
+        for name in (
+            "gemm-primes", "gemm-vit", "gemm-llama", "gemm-row", "gemm-5-rows", "attention",
+            "gemm", "gemm-skinny", "batched-matmul", "conv2d-1x1",
+        )
+    },
     "cpu": {
         name: subgraphs.AWKWARD[name]
         for name in (
@@ -77,8 +87,10 @@ SETS = {
         )
     },
 }  # fmt: skip
+#: Kinds of features of the sketches of a set, if others than those of traces.
+KINDS = {"templates": ("template",), "mixed": ("trace", "template")}
 #: The product's default on a GPU, others without gradients, and those with gradients.
-FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "exact-evolution", "rank")
+FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "best-parents", "exact-evolution", "rank")
 #: TVM's evolution, by the candidates of a round.
 OF_TVM = {"evolution-24": 24, "evolution-64": 64}
 WITH_GRADIENTS = (
@@ -118,7 +130,7 @@ Run: TypeAlias = "Callable[[Sequence[Any], Any, Job], dict[str, Any]]"
 
 def strategies_of(set_name: str) -> list[str]:
     """The strategies that can search a set: TVM's know no templates."""
-    return [each for each in STRATEGIES if set_name != "templates" or each not in OF_TVM]
+    return [each for each in STRATEGIES if set_name not in KINDS or each not in OF_TVM]
 
 
 def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
@@ -135,6 +147,10 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         "more-polish": (
             search.LocalSearch,
             dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["more-polish"]),
+        ),
+        "best-parents": (
+            search.LocalSearch,
+            dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["best-parents"]),
         ),
         "rank": (
             search.LocalSearch,
@@ -155,26 +171,28 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
     return kind(sketches, model, options, seed)
 
 
-def opened(set_name: str, name: str) -> tuple[list[Any], Any]:
-    """The sketches of a task that a search of the set has, with formulas; and the model."""
+def opened(set_name: str, name: str) -> tuple[list[Any], dict[FeatureKind, Any]]:
+    """The sketches of a task that a search of the set has, with formulas; and their models."""
     import felix
     from felix import errors, workloads
     from felix.features.kind import FeatureKind
     from felix.search import cost_model
     from felix.sketch import diversity
 
-    kind = FeatureKind.TEMPLATE if set_name == "templates" else FeatureKind.TRACE
+    kinds = [FeatureKind(kind) for kind in KINDS.get(set_name, ("trace",))]
     task = workloads.parse(SETS[set_name][name], target=TARGETS[set_name])
     every = felix.sketches(task)
     sketches = []
     for sketch in diversity.searched(every):
         try:
-            if sketch.formulas.kind is kind:
+            if sketch.formulas.kind in kinds:
                 sketch.sample(1, seed=1, max_structures=1)
                 sketches.append(sketch)
         except (errors.InvalidSchedule, errors.UnsupportedSchedule):
             continue
-    return sketches, cost_model.load(None, task.target, seed=0, kind=kind).module
+    return sketches, {
+        kind: cost_model.load(None, task.target, seed=0, kind=kind).module for kind in kinds
+    }
 
 
 def of_task(jobs: Sequence[Job], n_processes: int, run: Run | None = None) -> list[dict[str, Any]]:

@@ -7,11 +7,13 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
   near-parents  the same as felix, but what is polished at a time may be alike
+  best-parents  the same, but what is polished is the best of all sketches, whatever its sketch
   less-polish  the same as felix with half the samples and half the generations of polishing
   more-polish  the same with twice the samples and twice the generations
   more-structures  the same as felix, but less of a first round is of one sketch and structure
-  thompson     the same as felix, but candidates are chosen by draws of the correction's posterior
-  small-draws  the same by draws half as wide
+  mean         the same as felix, but candidates are chosen by predictions, not by draws of the
+               correction's posterior
+  thompson     the same as felix, by draws twice as wide
   drawn-start  the same as felix, but the first round is not polished, and half of it is random
   gradient     `felix.tune` with the strategy of that name: a short descent from polished points
   gradient-drawn  the same, but its first round is as that of drawn-start
@@ -21,7 +23,9 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
   evolution-24  the same in batches of 24, as Felix has them
-  exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model
+  exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model, with
+               Felix's selection of candidates
+  evolution-mean  the same, chosen as mean does
   random       legal random schedules with Felix's builder and runner
   stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
                limit of a build alone is raised from 30 to 180 s, because its workers import TVM's

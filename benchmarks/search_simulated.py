@@ -1,6 +1,6 @@
 """What searches find where the cost model is wrong as it is about workloads that it never saw.
 
-    python benchmarks/search_simulated.py [--set traces cpu] [--seeds 3]
+    python benchmarks/search_simulated.py [--set traces mixed] [--seeds 3]
 
 As `search_ablation`, but a candidate that is proposed is "measured": its latency is what the model
 predicts and an error on top, drawn of the process that the model's errors on held-out workloads
@@ -10,11 +10,11 @@ while half of the one before is still being measured. So it says, without a GPU,
 copes with a model that is sure and wrong; it knows nothing of build times and of kernels that
 fail. Errors of one task and seed are the same for all searches.
 
-*felix* and *gradient* are the defaults on a GPU and on a CPU. *thompson* is felix, but it takes
-candidates by draws of the model's posterior, not by its mean (`SelectionOptions.draw_scale`).
-*near-parents* polishes the best however near each other, *less-polish* has half the samples and
-generations; *before* is both, and was the default before. *exact-evolution* is evolution on the
-same formulas, *evolution-thompson* the same with candidates taken by draws.
+*felix* and *gradient* are the defaults on a GPU and on a CPU. felix takes candidates by draws of
+the model's posterior (`SelectionOptions.draw_scale`), *mean* by its mean, *thompson* by draws
+twice as wide. *near-parents* polishes the best however near each other, *best-parents* the best
+whatever their sketch, *less-polish* has half the samples and generations. *exact-evolution* is
+evolution on the same formulas, *evolution-mean* the same with candidates taken by the mean.
 
 *other / felix*: the lowest latency that this search found after so many candidates, over felix's;
 above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95
@@ -36,7 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -45,28 +45,32 @@ from benchmarks import search_ablation
 from benchmarks.support import common, paired
 from benchmarks.support.searches import tuned
 
+if TYPE_CHECKING:
+    from felix.features.kind import FeatureKind
+
+#: Cost models, or what measures, of each kind of features.
+Models: TypeAlias = "Mapping[FeatureKind, Any]"
 FELIX = "felix"
 #: Strategies of `search_ablation`, and changes of the default's options.
 SEARCHES: dict[str, str | Callable[[Any], Any]] = {
     "gradient": "gradient",
-    "thompson": tuned.thompson,
+    **tuned.DRAWN,
     "near-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["near-parents"]),
+    "best-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["best-parents"]),
     "less-polish": functools.partial(dataclasses.replace, **tuned.LOCAL["less-polish"]),
-    "before": functools.partial(
-        dataclasses.replace, **tuned.LOCAL["near-parents"], **tuned.LOCAL["less-polish"]
-    ),
     "exact-evolution": "exact-evolution",
-    "evolution-thompson": "exact-evolution",
+    "evolution-mean": "exact-evolution",
 }
 STRATEGIES = (FELIX, *SEARCHES)
 ROUNDS = (8, 24, 24, 16)
-#: Results files that say what the model's errors are like.
-ERRORS = {"traces": "costmodel-evaluate-cuda", "templates": "costmodel-evaluate-templates",
-          "cpu": "costmodel-evaluate-llvm"}  # fmt: skip
+#: Results files that say what the errors of a model are like: of a target and kind of features.
+ERRORS = {("h200", "trace"): "costmodel-evaluate-cuda",
+          ("h200", "template"): "costmodel-evaluate-templates",
+          ("llvm", "trace"): "costmodel-evaluate-llvm"}  # fmt: skip
 OUT = common.RESULTS / "gpu-search" / "search_simulated.json"
 
 
-def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
+def make_search(strategy: str, sketches: Sequence[Any], model: Models, seed: int) -> Any:
     """The search of a strategy."""
     from felix import search
 
@@ -74,17 +78,23 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
     if callable(how):
         return search.LocalSearch(sketches, model, how(search.LocalOptions()), seed)
     made = search_ablation.make_search(how, sketches, model, seed)
-    if strategy == "evolution-thompson":
-        return search.EvolutionarySearch(sketches, model, tuned.thompson(made.options), seed)
+    if strategy == "evolution-mean":
+        return search.EvolutionarySearch(sketches, model, tuned.by_mean(made.options), seed)
     return made
 
 
-def piece(sketches: Sequence[Any], model: Any, job: search_ablation.Job) -> dict[str, Any]:
+def piece(sketches: Sequence[Any], models: Models, job: search_ablation.Job) -> dict[str, Any]:
     """One search: the lowest latency after each round, and the CPU seconds of each."""
     from benchmarks.support import drawn_errors
 
-    latencies = drawn_errors.DrawnErrors(sketches, model, *errors_of(job.set), seed=job.seed)
-    run = Run(make_search(job.strategy, sketches, model, job.seed), model, latencies)
+    latencies = {
+        kind: drawn_errors.DrawnErrors(
+            [sketch for sketch in sketches if sketch.formulas.kind is kind],
+            model, *errors_of(job.set, kind), seed=job.seed,
+        )
+        for kind, model in models.items()
+    }  # fmt: skip
+    run = Run(make_search(job.strategy, sketches, models, job.seed), models, latencies)
     best_us, cpu_s = [math.inf], []
     for number, count in enumerate(ROUNDS):
         start = time.process_time()
@@ -98,36 +108,57 @@ def piece(sketches: Sequence[Any], model: Any, job: search_ablation.Job) -> dict
     }  # fmt: skip
 
 
-def errors_of(set_name: str) -> tuple[float, float, float]:
-    """Length, amplitude and noise of the process of the errors of a set's cost model."""
-    path = common.RESULTS / "cost-model" / f"{ERRORS[set_name]}.json"
+def errors_of(set_name: str, kind: FeatureKind) -> tuple[float, float, float]:
+    """Length, amplitude and noise of the process of the errors of a cost model of a set."""
+    name = ERRORS[search_ablation.TARGETS[set_name], str(kind)]
+    path = common.RESULTS / "cost-model" / f"{name}.json"
     errors = json.loads(path.read_text())["errors"]
     return errors["length"], errors["amplitude"], errors["noise"]
 
 
 class Run:
-    """A search, the correction of its model, and what measures for it."""
+    """A search, the corrections of its models, and what measures for it."""
 
-    def __init__(self, search: Any, model: Any, latencies: Any) -> None:
+    def __init__(self, search: Any, models: Models, latencies: Models) -> None:
         from costmodel.online import gaussian_process
 
         self.search, self._latencies = search, latencies
-        self._corrector = gaussian_process.Corrector(model)
+        self._correctors = {
+            kind: gaussian_process.Corrector(model) for kind, model in models.items()
+        }
         self._pending: list[tuple[Any, float]] = []
-        search.model = self._corrector.for_task(0)
+        self._correct()
+
+    def _correct(self) -> None:
+        self.search.model = {
+            kind: corrector.for_task(0) for kind, corrector in self._correctors.items()
+        }
 
     def measure(self, suggestions: Sequence[Any], later: int) -> list[float]:
         """Latencies in us of suggestions; the search learns all but the last so many of them, and
         what it did not learn before."""
         if not suggestions:
             return []
-        features = self.search.scorer.padded_features([each.key for each in suggestions])
-        ln_latency = self._latencies.ln_latency(features).tolist()
-        known = [*self._pending, *zip(suggestions, ln_latency, strict=True)]
+        ln_latency = {}
+        for kind, own in self._of_kinds(suggestions):
+            features = self.search.scorer.padded_features([each.key for each in own])
+            ln_latency |= dict(zip(
+                [each.key for each in own], self._latencies[kind].ln_latency(features).tolist(),
+                strict=True,
+            ))  # fmt: skip
+        known = [*self._pending, *((each, ln_latency[each.key]) for each in suggestions)]
         n_known = len(known) - later
         self._learn(known[:n_known])
         self._pending = known[n_known:]
-        return [math.exp(each) for each in ln_latency]
+        return [math.exp(ln_latency[each.key]) for each in suggestions]
+
+    def _of_kinds(self, suggestions: Sequence[Any]) -> list[tuple[FeatureKind, list[Any]]]:
+        """Suggestions by the kind of their features."""
+        groups: dict[FeatureKind, list[Any]] = {}
+        for each in suggestions:
+            kind = self.search.scorer.kind_of(each.sketch_index)
+            groups.setdefault(kind, []).append(each)
+        return list(groups.items())
 
     def _learn(self, known: Sequence[tuple[Any, float]]) -> None:
         import numpy as np
@@ -136,11 +167,13 @@ class Run:
         from felix.measure import protocol
         from felix.search import scoring
 
-        rows = self.search.scorer.padded_features([each.key for each, _ in known])
-        mask = scoring.row_mask(torch.from_numpy(rows)).numpy()
-        ln_latency = np.array([each for _, each in known])
-        self._corrector.update(rows, mask, ln_latency, np.zeros(len(known), np.int64))
-        self.search.model = self._corrector.for_task(0)
+        of = {suggestion.key: each for suggestion, each in known}
+        for kind, own in self._of_kinds([suggestion for suggestion, _ in known]):
+            rows = self.search.scorer.padded_features([each.key for each in own])
+            mask = scoring.row_mask(torch.from_numpy(rows)).numpy()
+            ln_latency = np.array([of[each.key] for each in own])
+            self._correctors[kind].update(rows, mask, ln_latency, np.zeros(len(own), np.int64))
+        self._correct()
         self.search.update([
             (suggestion, protocol.Measurement(latency_us=math.exp(each)))
             for suggestion, each in known
@@ -203,7 +236,9 @@ def says(data: Mapping[str, Any]) -> str:
 def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--set", nargs="+", choices=tuple(ERRORS), default=["traces", "cpu"])
+    parser.add_argument(
+        "--set", nargs="+", choices=tuple(search_ablation.SETS), default=["traces", "mixed"]
+    )
     parser.add_argument("--only", nargs="+", help="tasks by name")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=3)
@@ -211,7 +246,7 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     data: dict[str, Any] = common.header("search_simulated") | {
-        "errors": {set_name: errors_of(set_name) for set_name in args.set}, "pieces": [],
+        "pieces": [],
     }  # fmt: skip
     context = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:

@@ -20,10 +20,11 @@ from benchmarks.support import common
 
 SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.
-COMPARED = ("lower-bound", "drawn-start", "near-parents", "less-polish", "more-polish",
-            "more-structures", "thompson", "small-draws", "evolution", "evolution-24", "descent",
-            "gradient", "gradient-drawn", "gradient-before", "gradient-thompson",
-            "exact-evolution", "random", "stock")  # fmt: skip
+COMPARED = ("lower-bound", "drawn-start", "near-parents", "best-parents", "less-polish",
+            "more-polish", "more-structures", "mean", "thompson", "evolution",
+            "evolution-24", "descent", "gradient", "gradient-drawn", "gradient-before",
+            "gradient-thompson", "exact-evolution", "evolution-mean", "random",
+            "stock")  # fmt: skip
 SEARCHES = ("felix", *COMPARED)
 #: What stock chose with a warm L2 (by its runner) and with a cold one; warm by Felix's pool.
 WARM = ("own_best_us", "own_best_cold_us", "best_warm_us")

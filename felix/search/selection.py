@@ -5,13 +5,14 @@ together with its own score. Two kinds are a fallback, for when there is nothing
 that the model cannot tell from what was proposed or is in the pool (`scoring`: equal features),
 because a winner has so many that they would fill rounds, and those that a builder would give up.
 
-`select` ranks them with rules against a model that is sure and wrong: no structure takes more
-than a share of the picks while others have candidates, and the less the more of its candidates
-failed (some programs take LLVM longer than a builder allows); nor does a variant of the task. Near
-copies of picks wait; a share is for neighbours of what measured best, and a share is drawn at
-random. Models of different kinds of features may be wrong by different factors, so a kind
-of which nothing was proposed has a share. Code that takes long to build must promise more: the
-*acquisition* value adds the cost of building to the prediction.
+`select` ranks them, by draws of what the model may be wrong about (`Pool.drawn`), with rules
+against a model that is sure and wrong: no structure takes more than a share of the picks while
+others have candidates, and the less the more of its candidates failed (some programs take LLVM
+longer than a builder allows); nor does a variant of the task. Near copies of picks wait; a share
+is for neighbours of what measured best, and a share is drawn at random. Models of different kinds
+of features may be wrong by different factors, so a kind of which nothing was proposed has a
+share. Code that takes long to build must promise more: the *acquisition* value adds the cost of
+building to the prediction.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ class SelectionOptions:
     variant_share: float = 0.85
     #: least that a kind of features gets of which nothing was proposed, while it has candidates
     kind_share: float = 0.25
-    #: how far candidates are taken by draws of what the model may be wrong about (`Pool.drawn`),
-    #: in its deviations; 0: by its mean
-    draw_scale: float = 0.0
+    #: how wide the draws of what the model may be wrong about are that candidates are taken by
+    #: (`Pool.drawn`), in its deviations; 0: by its mean
+    draw_scale: float = 0.25
 
 
 @dataclass(slots=True)
@@ -166,7 +167,7 @@ class Pool:
         return _ranked(self.candidates.values())
 
     def drawn(self, scale: float, rng: np.random.Generator) -> list[Candidate]:
-        """`ranked`, with those first that are the best in a draw of the model's posterior.
+        """`ranked`, but after the first come those that are the best in a draw of the posterior.
 
         Thompson sampling (Biometrika 25, 1933) of a batch: each draw says what all latencies may
         be, so picks are alike only as far as the model knows what it says of them.
@@ -188,6 +189,15 @@ class Pool:
         """The first n of `ranked` whose keys are not in `beside`, without sorting all."""
         others = (c for key, c in self.candidates.items() if key not in beside)
         return heapq.nsmallest(n, others, key=_order)
+
+    def best_of_sketches(self, beside: Container[interface.Key] = ()) -> dict[int, Candidate]:
+        """The best of each sketch that has any whose key is not in `beside`."""
+        best: dict[int, Candidate] = {}
+        for key, candidate in self.candidates.items():
+            if key not in beside:
+                known = best.get(candidate.sketch_index, candidate)
+                best[candidate.sketch_index] = min(known, candidate, key=_order)
+        return best
 
     def apart(
         self, n: int, n_moves: int, beside: Container[interface.Key] = ()
@@ -219,7 +229,7 @@ class Pool:
 
     def move_width(self, candidate: Candidate) -> int:
         """Values of a candidate that one move changes."""
-        return _MOVE[self.scorer.sketches[candidate.sketch_index].formulas.kind]
+        return _MOVE[self.scorer.kind_of(candidate.sketch_index)]
 
     def failures(self) -> dict[Kind, float]:
         """Share of the measured candidates that failed, of kinds with any: f / (n + 1)."""
@@ -235,14 +245,14 @@ class Pool:
 def best_of_draws(
     acquisition: NDArray[np.float64], deviations: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """The rows that are lowest in a draw, each once, in the order of the draws.
+    """The lowest row and those that are lowest in a draw, each once, in the order of the draws.
 
     Args:
         acquisition: of all rows [B].
         deviations: of their values from these in each draw [B, n].
     """
     lowest = (acquisition[:, None] + deviations).argmin(axis=0)
-    return np.array(list(dict.fromkeys(lowest.tolist())), np.intp)
+    return np.array(list(dict.fromkeys([int(acquisition.argmin()), *lowest.tolist()])), np.intp)
 
 
 def select(

@@ -394,13 +394,15 @@ def test_one_thing_differs_in_a_search_that_is_compared() -> None:
         options = tuned.search_options(name, None)
         assert options == dataclasses.replace(default, **changed) != default
     drawn = tuned.search_options("thompson", None)
-    assert drawn.selection.draw_scale == drawn.warm_selection.draw_scale == tuned.DRAW_SCALE > 0
-    assert tuned.search_options("felix", None) is None and not default.selection.draw_scale
-    evolution = tuned.thompson(search.EvolutionOptions())
-    assert evolution.selection == drawn.selection
-    small = tuned.search_options("small-draws", None)
-    assert small.selection.draw_scale == tuned.SMALL_DRAW_SCALE < tuned.DRAW_SCALE
-    assert small.warm_selection.draw_scale == tuned.SMALL_DRAW_SCALE
+    assert drawn.selection.draw_scale == drawn.warm_selection.draw_scale == tuned.DRAW_SCALE
+    assert tuned.search_options("felix", None) is None
+    assert 0 < default.selection.draw_scale < tuned.DRAW_SCALE
+    mean = tuned.search_options("mean", None)
+    assert mean.selection.draw_scale == mean.warm_selection.draw_scale == 0
+    evolution = tuned.search_options("exact-evolution", None)
+    assert evolution.selection == default.selection
+    by_mean = dataclasses.replace(evolution, selection=mean.selection)
+    assert tuned.search_options("evolution-mean", None) == by_mean
     structures = tuned.search_options("more-structures", None)
     assert structures.warm_selection.structure_share < default.warm_selection.structure_share
     assert structures.selection == default.selection

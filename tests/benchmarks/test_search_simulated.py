@@ -12,6 +12,7 @@ import torch
 from benchmarks import search_ablation
 from benchmarks import search_simulated as simulated
 from benchmarks.support import drawn_errors
+from felix.features.kind import FeatureKind
 from felix.search import scoring
 from tests.support import synthetic
 
@@ -55,7 +56,8 @@ def test_errors_are_of_the_features_and_the_seed() -> None:
 def test_a_search_learns_half_of_a_round_a_round_later() -> None:
     sketches = [synthetic.FakeSketch()]
     search = simulated.make_search("felix", sketches, synthetic.CostModel(), 0)
-    run = simulated.Run(search, synthetic.CostModel(), errors(0))
+    of_kind = {FeatureKind.TRACE: synthetic.CostModel()}
+    run = simulated.Run(search, of_kind, {FeatureKind.TRACE: errors(0)})
     first = search.suggest(8)
     assert len(run.measure(first, later=0)) == 8
     assert {s.key for s in first} == set(search.history.measured)
@@ -71,10 +73,10 @@ def test_a_search_learns_half_of_a_round_a_round_later() -> None:
 def test_every_search_finds_faster_schedules_than_chance(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulated, "errors_of", lambda _: (1.0, 0.2, 0.0025))
+    monkeypatch.setattr(simulated, "errors_of", lambda *_: (1.0, 0.2, 0.0025))
     job = search_ablation.Job("traces", "one", strategy, 3, 0.0)
     sketch, model = synthetic.FakeSketch(extents=(512, 197, 64)), synthetic.CostModel()
-    piece = simulated.piece([sketch], model, job)
+    piece = simulated.piece([sketch], {FeatureKind.TRACE: model}, job)
     assert len(piece["best_us"]) == len(piece["cpu_s"]) == len(simulated.ROUNDS)
     assert piece["best_us"] == sorted(piece["best_us"], reverse=True)
     scorer = scoring.Scorer([sketch], model)
@@ -91,16 +93,16 @@ def piece(strategy: str, name: str, seed: int, *best_us: float) -> dict[str, Any
 def test_latencies_are_compared_with_felix_s() -> None:
     pieces = [
         piece(strategy, name, seed, 8 * ratio, 4 * ratio, 2 * ratio, ratio)
-        for strategy, ratio in (("felix", 1.0), ("before", 1.25))
+        for strategy, ratio in (("felix", 1.0), ("mean", 1.25))
         for name in ("a", "b")
         for seed in (0, 1)
     ]
-    alone = piece("before", "c", 0, 1.0, 1.0, 1.0, 1.0)  # felix has no such task
-    felix, before = simulated.over_felix([*pieces, alone])
+    alone = piece("mean", "c", 0, 1.0, 1.0, 1.0, 1.0)  # felix has no such task
+    felix, mean = simulated.over_felix([*pieces, alone])
     assert [ratio.mean for ratio in felix["ratios"]] == pytest.approx([1.0] * 4)
-    assert [ratio.mean for ratio in before["ratios"]] == pytest.approx([1.25] * 4)
-    assert (before["searches"], before["cpu_s"]) == (5, 2.0)
+    assert [ratio.mean for ratio in mean["ratios"]] == pytest.approx([1.25] * 4)
+    assert (mean["searches"], mean["cpu_s"]) == (5, 2.0)
     data = {"pieces": pieces}
-    assert "after 72" in simulated.render(data) and "before" in simulated.render(data)
+    assert "after 72" in simulated.render(data) and "mean" in simulated.render(data)
     said = simulated.says(data)
-    assert said.startswith("On traces, after 72 candidates") and "`before` 1.250" in said
+    assert said.startswith("On traces, after 72 candidates") and "`mean` 1.250" in said

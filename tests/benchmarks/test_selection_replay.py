@@ -56,7 +56,7 @@ def test_what_is_chosen_follows_from_the_seed() -> None:
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_draws_go_first_and_all_others_follow_by_prediction() -> None:
+def test_the_lowest_and_draws_go_first_and_all_others_follow_by_prediction() -> None:
     given = task().only(np.arange(3))
     model = finetune.OffsetModel(synthetic.CostModel(), 0.0)
 
@@ -79,7 +79,7 @@ def test_draws_go_first_and_all_others_follow_by_prediction() -> None:
     worst = order[-1]
     rng = np.random.default_rng(0)
     assert replay.ranked(Sure(), given, 0.0, rng).tolist() == order
-    assert replay.ranked(Sure(), given, 1.0, rng).tolist() == [worst, *order[:-1]]
+    assert replay.ranked(Sure(), given, 1.0, rng).tolist() == [order[0], worst, order[1]]
     assert replay.ranked(Sure(), given, 0.001, rng).tolist() == order
     unmeasured = gaussian_process.Corrector(synthetic.CostModel()).for_task(0)
     assert sorted(replay.ranked(unmeasured, given, 1.0, rng)) == [0, 1, 2]

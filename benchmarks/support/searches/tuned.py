@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
-         "near-parents": "local", "less-polish": "local", "more-polish": "local",
-         "more-structures": "local", "thompson": "local", "small-draws": "local",
+         "near-parents": "local", "best-parents": "local", "less-polish": "local",
+         "more-polish": "local", "more-structures": "local", "mean": "local", "thompson": "local",
          "gradient-before": "gradient", "gradient-thompson": "gradient",
          "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
-         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
+         "exact-evolution": "evolutionary", "evolution-mean": "evolutionary",
+         "random": "random"}  # fmt: skip
 #: What local searches have that are not as the product's.
 LOCAL: dict[str, dict[str, int]] = {
     "near-parents": {"n_moves_apart": 0},
+    "best-parents": {"n_spread": 0},
     "less-polish": {"n_samples": 64, "n_polish": 8, "n_warm_polish": 8},
     "more-polish": {"n_samples": 256, "n_polish": 32, "n_warm_polish": 32},
 }
@@ -36,8 +38,8 @@ LOCAL: dict[str, dict[str, int]] = {
 STRUCTURE_SHARE = 0.35
 #: Standard deviations of the correction that predictions of `lower-bound` are lowered by.
 LOWERED_BY = 0.7
-#: Deviations of the posterior that candidates are taken by: of `thompson`, and `small-draws`.
-DRAW_SCALE, SMALL_DRAW_SCALE = 0.5, 0.25
+#: Deviations of the posterior that candidates are taken by: of `thompson`.
+DRAW_SCALE = 0.5
 #: Candidates of a batch of TVM's evolution: as `ms.tune_tir` has them, and as many as Felix's.
 TVM_BATCHES = {"evolution": 64, "evolution-24": 24}
 
@@ -111,8 +113,9 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     """Options of one of Felix's searches, local ones with that limit; None: its own."""
     from felix import search
 
-    if strategy == "exact-evolution":
-        return search.EvolutionOptions()
+    if TUNED[strategy] == "evolutionary":
+        evolution = search.EvolutionOptions()
+        return by_mean(evolution) if strategy == "evolution-mean" else evolution
     if strategy == "descent":
         from benchmarks.support import gradients
 
@@ -127,10 +130,8 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     elif strategy == "more-structures":
         rule = dataclasses.replace(options.warm_selection, structure_share=STRUCTURE_SHARE)
         options = dataclasses.replace(options, warm_selection=rule)
-    elif strategy == "thompson":
-        options = thompson(options)
-    elif strategy == "small-draws":
-        options = thompson(options, SMALL_DRAW_SCALE)
+    elif strategy in DRAWN:
+        options = DRAWN[strategy](options)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -143,7 +144,7 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
 
 
 def thompson(options: Any, scale: float = DRAW_SCALE) -> Any:
-    """Options of a search that takes candidates by draws of the model's posterior."""
+    """Options of a search that takes candidates by wider draws of the model's posterior."""
     rules = {
         name: dataclasses.replace(getattr(options, name), draw_scale=scale)
         for name in ("warm_selection", "selection")
@@ -152,12 +153,19 @@ def thompson(options: Any, scale: float = DRAW_SCALE) -> Any:
     return dataclasses.replace(options, **rules)
 
 
+def by_mean(options: Any) -> Any:
+    """Options of a search that takes candidates by the model's predictions as they are."""
+    return thompson(options, scale=0.0)
+
+
 def _drawn_start(options: Any) -> Any:
     """Options of a local search whose first round is of samples, half of them random."""
     rule = dataclasses.replace(options.warm_selection, random_share=0.5)
     return dataclasses.replace(options, n_warm_polish=0, warm_selection=rule)
 
 
+#: What changes how the local search takes candidates.
+DRAWN: dict[str, Callable[[Any], Any]] = {"mean": by_mean, "thompson": thompson}
 #: What changes the options of the gradient search.
 GRADIENT: dict[str, Callable[[Any], Any]] = {
     "gradient-before": functools.partial(

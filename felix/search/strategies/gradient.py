@@ -15,6 +15,7 @@ ones and from the best measured so far, of the sketches that promise most.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,10 @@ from felix import events
 from felix.search import descent, interface, rounding, selection
 from felix.search.strategies import base, local
 from felix.sketch import coordinates
+
+#: By predictions as they are: on a CPU, where this search is the default, draws gain nothing
+#: (docs/design/gradients.md).
+_by_mean = functools.partial(selection.SelectionOptions, draw_scale=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class GradientOptions(local.LocalOptions):
     descent: descent.DescentOptions = field(
         default_factory=lambda: descent.DescentOptions(steps=10, hot=0.15, learning_rate=0.1)
     )
+    warm_selection: selection.SelectionOptions = field(default_factory=_by_mean)
+    selection: selection.SelectionOptions = field(default_factory=_by_mean)
 
 
 class GradientSearch(local.LocalSearch):

@@ -14,7 +14,7 @@ the state to store is small and a resumed search goes on as if it had never stop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,10 @@ class LocalOptions:
     #: generations of polishing, and candidates of each that are surrounded
     n_polish: int = 16
     n_polished: int = 8
-    #: moves that these are more than from each other; 0: however near
+    #: of these, how many are of the sketches that had the fewest, one of each: the model may be
+    #: wrong about a sketch, and only the best of its candidates can show it
+    n_spread: int = 4
+    #: moves that the others are more than from each other; 0: however near
     n_moves_apart: int = 2
     #: generations of polishing in a warm-up round
     n_warm_polish: int = 16
@@ -158,12 +161,25 @@ class LocalSearch(base.ModelSearch):
 
     def _polish(self, pool: selection.Pool, generations: int) -> None:
         """Surround the best candidates that have not been surrounded yet."""
+        counts = dict.fromkeys(range(len(self.sketches)), 0)
         for _ in range(generations):
-            parents = pool.apart(
-                self.options.n_polished, self.options.n_moves_apart, pool.surrounded
-            )
+            parents = self._parents(pool, counts)
             pool.surrounded.update(c.key for c in parents)
+            for candidate in parents:
+                counts[candidate.sketch_index] += 1
             for index in range(len(self.sketches)):
                 rows = [r for c in parents if c.sketch_index == index
                         for r in self._moves[index].around(c.decisions)]  # fmt: skip
                 pool.add(index, rows, selection.Source.POLISH)
+
+    def _parents(
+        self, pool: selection.Pool, counts: Mapping[int, int]
+    ) -> list[selection.Candidate]:
+        """The best apart, and the best of the sketches that had the fewest before (`counts`)."""
+        n_spread = min(self.options.n_spread, len(self.sketches) - 1)
+        best = pool.apart(
+            self.options.n_polished - n_spread, self.options.n_moves_apart, pool.surrounded
+        )
+        others = pool.best_of_sketches(pool.surrounded | {c.key for c in best})
+        fewest = sorted(others, key=lambda index: (counts[index], others[index].acquisition))
+        return [*best, *(others[index] for index in fewest[:n_spread])]

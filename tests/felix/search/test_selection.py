@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from felix.features.kind import FeatureKind
 from felix.search import build_time, scoring, selection
 from felix.search import history as history_module
 from felix.search.interface import Suggestion
@@ -59,6 +60,9 @@ def test_the_best_of_a_pool_are_the_first_of_its_ranking() -> None:
     assert pool.best(4) == ranked[:4]
     beside = {c.key for c in ranked[1:5]}
     assert pool.best(3, beside) == [ranked[0], *ranked[5:7]]
+    best = pool.best_of_sketches(beside)
+    assert best == {i: next(c for c in ranked if c.sketch_index == i and c.key not in beside)
+                    for i in {c.sketch_index for c in ranked}}  # fmt: skip
 
 
 def test_candidates_apart_are_the_best_with_few_values_in_common() -> None:
@@ -81,7 +85,7 @@ def test_candidates_apart_are_the_best_with_few_values_in_common() -> None:
 
 
 class Unsure(synthetic.CostModel):
-    """Whatever is predicted, a draw may lower the program with the largest features by a lot."""
+    """Whatever is predicted, every other draw lowers what has the largest features by a lot."""
 
     def deviations(
         self, rows: torch.Tensor, mask: torch.Tensor, normals: torch.Tensor
@@ -100,10 +104,11 @@ def test_what_may_be_the_best_is_taken_beside_the_best_predicted() -> None:
     ranked = pool.ranked()
     drawn = pool.drawn(1.0, np.random.default_rng(0))
     assert sorted(c.key for c in drawn) == sorted(c.key for c in ranked)
-    assert ranked[0] in drawn[:2] and drawn[2:] == [c for c in ranked if c not in drawn[:2]]
-    (other,) = (c for c in drawn[:2] if c != ranked[0])
+    assert drawn[0] == ranked[0] and drawn[2:] == [c for c in ranked if c not in drawn[:2]]
     rows = pool.scorer.features(0, (), np.asarray([c.decisions for c in ranked], np.float64))
-    assert other == ranked[int(rows.sum(axis=(1, 2)).argmax())]
+    assert drawn[1] == ranked[int(rows.sum(axis=(1, 2)).argmax())]
+    few = selection.select(pool, 1, selection.SelectionOptions(), np.random.default_rng(0))
+    assert few == ranked[:1]
     assert pool.drawn(0.0, np.random.default_rng(0)) == ranked
     assert not selection.Pool(pool.scorer, pool.past).drawn(1.0, np.random.default_rng(0))
 
@@ -128,6 +133,12 @@ class LongCode:
     def score(self, sketch_index: int, rows: Any, known: Any) -> scoring.Scores:
         build = build_time.BuildCost(100.0 * rows[:, 3], 1.0 * rows[:, 3])
         return scoring.Scores(np.zeros(len(rows)), build, np.asarray([str(r) for r in rows], "S"))
+
+    def deviations(self, keys: Any, normals: Any) -> Any:
+        return np.zeros_like(normals)
+
+    def kind_of(self, sketch_index: int) -> FeatureKind:
+        return self.sketches[sketch_index].formulas.kind
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1])

@@ -13,7 +13,7 @@ from costmodel.models import analytic_time
 from felix.features.kind import FeatureKind
 from felix.search import build_time, descent, interface, scoring, selection
 from felix.search import history as history_module
-from felix.search.strategies import base, evolutionary, gradient, random
+from felix.search.strategies import base, evolutionary, gradient, local, random
 from felix.templates import spec
 from tests.support import synthetic
 from tests.support.templates import naive_gemm
@@ -139,6 +139,25 @@ def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float)
     options = selection.SelectionOptions(**shares, kind_share=0.25)
     picked = selection.select(pool, 16, options, np.random.default_rng(0))
     assert sorted((sum(c.sketch_index == 2 for c in picked), 16)) in ([4, 16], [12, 16])
+
+
+@pytest.mark.parametrize("shift", [-60.0, 60.0])
+def test_each_sketch_is_polished_whatever_the_models_say(shift: float) -> None:
+    def lowered(n_spread: int) -> list[float]:
+        """How much lower the lowest prediction of each sketch is after polishing."""
+        options = local.LocalOptions(n_polished=4, n_spread=n_spread)
+        search = local.LocalSearch([*TRACES, TEMPLATE], models(shift), options)
+        pool = selection.Pool(search.scorer, search.history)
+        for index, sketch in enumerate(search.sketches):
+            pool.add(index, sketch.sample(16, 3).tolist(), selection.Source.SAMPLE)
+        first = {index: best.score for index, best in pool.best_of_sketches().items()}
+        search._polish(pool, 2)
+        last = pool.best_of_sketches()
+        return [first[index] - last[index].score for index in range(3)]
+
+    assert min(lowered(2)) > 0
+    alone = lowered(0)
+    assert (alone[2] > 0, max(alone[:2]) > 0) == (shift > 0, shift < 0)
 
 
 def test_a_template_says_itself_how_long_it_builds() -> None:
