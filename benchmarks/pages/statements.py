@@ -32,8 +32,8 @@ TRIALS = (8, 24, 72)
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
 PAIRED = ("lower-bound", "drawn-start", "near-parents", "best-parents", "less-polish",
           "more-polish", "more-structures", "mean", "thompson", "descent",
-          "gradient", "gradient-drawn", "gradient-before", "gradient-thompson", "exact-evolution",
-          "evolution-mean", "evolution", "evolution-24")  # fmt: skip
+          "gradient", "gradient-drawn", "gradient-before", "gradient-thompson",
+          "exact-evolution", "evolution-mean", "evolution", "evolution-24")  # fmt: skip
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.

@@ -21,7 +21,7 @@ import collections
 import heapq
 import itertools
 import math
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -185,30 +185,36 @@ class Pool:
         first = {among[row].key: among[row] for row in rows}
         return [*first.values(), *(c for c in ranked if c.key not in first)]
 
-    def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Candidate]:
-        """The first n of `ranked` whose keys are not in `beside`, without sorting all."""
-        others = (c for key, c in self.candidates.items() if key not in beside)
+    def best(
+        self,
+        n: int,
+        beside: Container[interface.Key] = (),
+        kinds: Collection[FeatureKind] = tuple(FeatureKind),
+    ) -> list[Candidate]:
+        """The first n of `ranked` with features of these kinds whose keys are not in `beside`,
+        without sorting all."""
+        kind_of = self.scorer.kind_of
+        others = (
+            c
+            for key, c in self.candidates.items()
+            if key not in beside and kind_of(c.sketch_index) in kinds
+        )
         return heapq.nsmallest(n, others, key=_order)
 
-    def best_of_sketches(self, beside: Container[interface.Key] = ()) -> dict[int, Candidate]:
-        """The best of each sketch that has any whose key is not in `beside`."""
-        best: dict[int, Candidate] = {}
-        for key, candidate in self.candidates.items():
-            if key not in beside:
-                known = best.get(candidate.sketch_index, candidate)
-                best[candidate.sketch_index] = min(known, candidate, key=_order)
-        return best
-
     def apart(
-        self, n: int, n_moves: int, beside: Container[interface.Key] = ()
+        self,
+        n: int,
+        n_moves: int,
+        beside: Container[interface.Key] = (),
+        kinds: Collection[FeatureKind] = tuple(FeatureKind),
     ) -> list[Candidate]:
         """The best n of which those of one sketch are more than so many moves from each other.
 
         Where the best `LOOKED_AT` n have fewer, the best others follow. With 0 moves it is `best`.
         """
         if not n_moves:
-            return self.best(n, beside)
-        ranked = self.best(LOOKED_AT * n, beside)
+            return self.best(n, beside, kinds)
+        ranked = self.best(LOOKED_AT * n, beside, kinds)
         rows = {
             index: [row for row, c in enumerate(ranked) if c.sketch_index == index]
             for index in {c.sketch_index for c in ranked}

@@ -403,6 +403,8 @@ def test_one_thing_differs_in_a_search_that_is_compared() -> None:
     assert evolution.selection == default.selection
     by_mean = dataclasses.replace(evolution, selection=mean.selection)
     assert tuned.search_options("evolution-mean", None) == by_mean
+    gradient = search.GradientOptions()
+    assert not gradient.selection.draw_scale and not gradient.warm_selection.draw_scale
     structures = tuned.search_options("more-structures", None)
     assert structures.warm_selection.structure_share < default.warm_selection.structure_share
     assert structures.selection == default.selection

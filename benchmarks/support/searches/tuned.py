@@ -30,7 +30,7 @@ TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
 #: What local searches have that are not as the product's.
 LOCAL: dict[str, dict[str, int]] = {
     "near-parents": {"n_moves_apart": 0},
-    "best-parents": {"n_spread": 0},
+    "best-parents": {"polishes_each_kind": False},
     "less-polish": {"n_samples": 64, "n_polish": 8, "n_warm_polish": 8},
     "more-polish": {"n_samples": 256, "n_polish": 32, "n_warm_polish": 32},
 }

@@ -14,7 +14,8 @@ the state to store is small and a resumed search goes on as if it had never stop
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,9 @@ from felix import errors
 from felix.features.kind import FeatureKind
 from felix.search import interface, mutations, scoring, selection
 from felix.search.strategies import base
+
+#: Times the latency of the fastest beyond which a kind of features is polished no more.
+FAR_BEHIND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,9 @@ class LocalOptions:
     #: generations of polishing, and candidates of each that are surrounded
     n_polish: int = 16
     n_polished: int = 8
-    #: of these, how many are of the sketches that had the fewest, one of each: the model may be
-    #: wrong about a sketch, and only the best of its candidates can show it
-    n_spread: int = 4
-    #: moves that the others are more than from each other; 0: however near
+    #: each kind of features has as many of these: their models may be wrong by different factors
+    polishes_each_kind: bool = True
+    #: moves that these are more than from each other; 0: however near
     n_moves_apart: int = 2
     #: generations of polishing in a warm-up round
     n_warm_polish: int = 16
@@ -161,25 +164,32 @@ class LocalSearch(base.ModelSearch):
 
     def _polish(self, pool: selection.Pool, generations: int) -> None:
         """Surround the best candidates that have not been surrounded yet."""
-        counts = dict.fromkeys(range(len(self.sketches)), 0)
+        groups = self._polished_together()
+        share = math.ceil(self.options.n_polished / len(groups))
         for _ in range(generations):
-            parents = self._parents(pool, counts)
+            parents = [
+                candidate
+                for kinds in groups
+                for candidate in pool.apart(
+                    share, self.options.n_moves_apart, pool.surrounded, kinds
+                )
+            ]
             pool.surrounded.update(c.key for c in parents)
-            for candidate in parents:
-                counts[candidate.sketch_index] += 1
             for index in range(len(self.sketches)):
                 rows = [r for c in parents if c.sketch_index == index
                         for r in self._moves[index].around(c.decisions)]  # fmt: skip
                 pool.add(index, rows, selection.Source.POLISH)
 
-    def _parents(
-        self, pool: selection.Pool, counts: Mapping[int, int]
-    ) -> list[selection.Candidate]:
-        """The best apart, and the best of the sketches that had the fewest before (`counts`)."""
-        n_spread = min(self.options.n_spread, len(self.sketches) - 1)
-        best = pool.apart(
-            self.options.n_polished - n_spread, self.options.n_moves_apart, pool.surrounded
-        )
-        others = pool.best_of_sketches(pool.surrounded | {c.key for c in best})
-        fewest = sorted(others, key=lambda index: (counts[index], others[index].acquisition))
-        return [*best, *(others[index] for index in fewest[:n_spread])]
+    def _polished_together(self) -> list[list[FeatureKind]]:
+        """Groups of kinds of features that have as many parents: each kind of the sketches, but
+        those whose best measured is far behind."""
+        kinds = list(dict.fromkeys(map(self.scorer.kind_of, range(len(self.sketches)))))
+        if not self.options.polishes_each_kind:
+            return [kinds]
+        fastest_us: dict[FeatureKind, float] = {}
+        for (index, _), latency_us in self.history.measured.items():
+            if latency_us is not None:
+                kind = self.scorer.kind_of(index)
+                fastest_us[kind] = min(latency_us, fastest_us.get(kind, latency_us))
+        limit_us = FAR_BEHIND * min(fastest_us.values(), default=0.0)
+        return [[kind] for kind in kinds if fastest_us.get(kind, 0.0) <= limit_us]

@@ -142,22 +142,32 @@ def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float)
 
 
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
-def test_each_sketch_is_polished_whatever_the_models_say(shift: float) -> None:
-    def lowered(n_spread: int) -> list[float]:
-        """How much lower the lowest prediction of each sketch is after polishing."""
-        options = local.LocalOptions(n_polished=4, n_spread=n_spread)
+def test_each_kind_is_polished_unless_it_is_far_behind(shift: float) -> None:
+    def lowered(each: bool = True, **measured_us: float) -> tuple[bool, bool]:
+        """Whether polishing found lower predictions: of traces, and of the template."""
+        options = local.LocalOptions(n_polished=4, polishes_each_kind=each)
         search = local.LocalSearch([*TRACES, TEMPLATE], models(shift), options)
+        for kind, latency_us in measured_us.items():
+            index = 2 if kind == "template" else 0
+            row = search.sketches[index].sample(1, 7).tolist()[0]
+            search.history.measured[index, tuple(row)] = latency_us
         pool = selection.Pool(search.scorer, search.history)
         for index, sketch in enumerate(search.sketches):
             pool.add(index, sketch.sample(16, 3).tolist(), selection.Source.SAMPLE)
-        first = {index: best.score for index, best in pool.best_of_sketches().items()}
+        first = _lowest(pool)
         search._polish(pool, 2)
-        last = pool.best_of_sketches()
-        return [first[index] - last[index].score for index in range(3)]
+        return _lowest(pool)[0] < first[0], _lowest(pool)[1] < first[1]
 
-    assert min(lowered(2)) > 0
-    alone = lowered(0)
-    assert (alone[2] > 0, max(alone[:2]) > 0) == (shift > 0, shift < 0)
+    assert lowered() == (True, True)
+    assert lowered(each=False) == (shift < 0, shift > 0)
+    assert lowered(trace=3.0, template=5.0) == lowered(template=3.0) == (True, True)
+    assert lowered(trace=3.0, template=7.0) == (True, False)
+    assert lowered(trace=7.0, template=3.0) == (False, True)
+
+
+def _lowest(pool: selection.Pool) -> tuple[float, float]:
+    traces, templates = ([c.score for c in pool.best(1, kinds=[kind])] for kind in FeatureKind)
+    return traces[0], templates[0]
 
 
 def test_a_template_says_itself_how_long_it_builds() -> None:
