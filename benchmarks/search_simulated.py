@@ -13,9 +13,9 @@ fail. Errors of one task and seed are the same for all searches.
 *felix* and *gradient* are the defaults on a GPU and on a CPU. felix takes candidates by draws of
 the model's posterior (`SelectionOptions.draw_scale`), *mean* by its mean, *thompson* by draws
 twice as wide. *near-parents* polishes the best however near each other, *best-parents* the best
-whatever the kind of their features, *less-polish* has half the samples and generations.
-*exact-evolution* is evolution on the same formulas, *evolution-mean* the same with candidates
-taken by the mean.
+whatever the kind of their features, *resample-all* has new samples of all sketches in each round,
+*less-polish* and *more-polish* half and twice the samples and generations. *exact-evolution* is
+evolution on the same formulas, *evolution-mean* the same with candidates taken by the mean.
 
 *other / felix*: the lowest latency that this search found after so many candidates, over felix's;
 above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95
@@ -56,9 +56,10 @@ FELIX = "felix"
 SEARCHES: dict[str, str | Callable[[Any], Any]] = {
     "gradient": "gradient",
     **tuned.DRAWN,
-    "near-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["near-parents"]),
-    "best-parents": functools.partial(dataclasses.replace, **tuned.LOCAL["best-parents"]),
-    "less-polish": functools.partial(dataclasses.replace, **tuned.LOCAL["less-polish"]),
+    **{
+        name: functools.partial(dataclasses.replace, **changed)
+        for name, changed in tuned.LOCAL.items()
+    },
     "exact-evolution": "exact-evolution",
     "evolution-mean": "exact-evolution",
 }

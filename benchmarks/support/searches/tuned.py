@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
-         "near-parents": "local", "best-parents": "local", "less-polish": "local",
-         "more-polish": "local", "more-structures": "local", "mean": "local", "thompson": "local",
+         "near-parents": "local", "best-parents": "local", "resample-all": "local",
+         "less-polish": "local", "more-polish": "local", "more-structures": "local",
+         "mean": "local", "thompson": "local",
          "gradient-before": "gradient", "gradient-thompson": "gradient",
          "gradient": "gradient", "gradient-drawn": "gradient", "descent": "gradient",
          "evolution": "tvm-evolutionary", "evolution-24": "tvm-evolutionary",
@@ -31,6 +32,7 @@ TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
 LOCAL: dict[str, dict[str, int]] = {
     "near-parents": {"n_moves_apart": 0},
     "best-parents": {"polishes_each_kind": False},
+    "resample-all": {"n_resampled": 64},
     "less-polish": {"n_samples": 64, "n_polish": 8, "n_warm_polish": 8},
     "more-polish": {"n_samples": 256, "n_polish": 32, "n_warm_polish": 32},
 }
