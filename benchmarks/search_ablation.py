@@ -90,7 +90,7 @@ SETS = {
 #: Kinds of features of the sketches of a set, if others than those of traces.
 KINDS = {"templates": ("template",), "mixed": ("trace", "template")}
 #: The product's default on a GPU, others without gradients, and those with gradients.
-FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "best-parents", "exact-evolution", "rank")
+FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "each-kind", "exact-evolution", "rank")
 #: TVM's evolution, by the candidates of a round.
 OF_TVM = {"evolution-24": 24, "evolution-64": 64}
 WITH_GRADIENTS = (
@@ -148,9 +148,9 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
             search.LocalSearch,
             dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["more-polish"]),
         ),
-        "best-parents": (
+        "each-kind": (
             search.LocalSearch,
-            dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["best-parents"]),
+            dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["each-kind"]),
         ),
         "rank": (
             search.LocalSearch,

@@ -7,7 +7,7 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   lower-bound  the same, but candidates are chosen by a lower confidence bound: the prediction less
                0.7 standard deviations of the cost model's correction
   near-parents  the same as felix, but what is polished at a time may be alike
-  best-parents  the same, but what is polished is the best of all, whatever its kind of features
+  each-kind    the same, but generated kernels and schedules are polished apart
   resample-all  the same, but every round has new samples of all sketches, not of two
   less-polish  the same as felix with half the samples and half the generations of polishing
   more-polish  the same with twice the samples and twice the generations

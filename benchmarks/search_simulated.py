@@ -12,8 +12,8 @@ fail. Errors of one task and seed are the same for all searches.
 
 *felix* and *gradient* are the defaults on a GPU and on a CPU. felix takes candidates by draws of
 the model's posterior (`SelectionOptions.draw_scale`), *mean* by its mean, *thompson* by draws
-twice as wide. *near-parents* polishes the best however near each other, *best-parents* the best
-whatever the kind of their features, *resample-all* has new samples of all sketches in each round,
+twice as wide. *near-parents* polishes the best however near each other, *each-kind* generated
+kernels and schedules apart, *resample-all* has new samples of all sketches in each round,
 *less-polish* and *more-polish* half and twice the samples and generations. *exact-evolution* is
 evolution on the same formulas, *evolution-mean* the same with candidates taken by the mean.
 

@@ -30,7 +30,7 @@ SHARE = 0.95
 #: At which the best latencies of two searches are compared.
 TRIALS = (8, 24, 72)
 #: Strategies with the default one's evaluation of candidates, model, builder and runner.
-PAIRED = ("lower-bound", "drawn-start", "near-parents", "best-parents", "resample-all",
+PAIRED = ("lower-bound", "drawn-start", "near-parents", "each-kind", "resample-all",
           "less-polish", "more-polish", "more-structures", "mean", "thompson", "descent",
           "gradient", "gradient-drawn", "gradient-before", "gradient-thompson",
           "exact-evolution", "evolution-mean", "evolution", "evolution-24")  # fmt: skip

@@ -20,7 +20,7 @@ from benchmarks.support import common
 
 SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.
-COMPARED = ("lower-bound", "drawn-start", "near-parents", "best-parents", "resample-all",
+COMPARED = ("lower-bound", "drawn-start", "near-parents", "each-kind", "resample-all",
             "less-polish", "more-polish", "more-structures", "mean", "thompson", "evolution",
             "evolution-24", "descent", "gradient", "gradient-drawn", "gradient-before",
             "gradient-thompson", "exact-evolution", "evolution-mean", "random",

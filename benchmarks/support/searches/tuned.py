@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Strategies of `felix.tune` by their names here.
 TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
-         "near-parents": "local", "best-parents": "local", "resample-all": "local",
+         "near-parents": "local", "each-kind": "local", "resample-all": "local",
          "less-polish": "local", "more-polish": "local", "more-structures": "local",
          "mean": "local", "thompson": "local",
          "gradient-before": "gradient", "gradient-thompson": "gradient",
@@ -31,7 +31,7 @@ TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
 #: What local searches have that are not as the product's.
 LOCAL: dict[str, dict[str, int]] = {
     "near-parents": {"n_moves_apart": 0},
-    "best-parents": {"polishes_each_kind": False},
+    "each-kind": {"polishes_each_kind": True},
     "resample-all": {"n_resampled": 64},
     "less-polish": {"n_samples": 64, "n_polish": 8, "n_warm_polish": 8},
     "more-polish": {"n_samples": 256, "n_polish": 32, "n_warm_polish": 32},

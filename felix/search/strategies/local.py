@@ -50,7 +50,7 @@ class LocalOptions:
     n_polish: int = 16
     n_polished: int = 8
     #: each kind of features has as many of these: their models may be wrong by different factors
-    polishes_each_kind: bool = True
+    polishes_each_kind: bool = False
     #: moves that these are more than from each other; 0: however near
     n_moves_apart: int = 2
     #: generations of polishing in a warm-up round

@@ -143,7 +143,7 @@ def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float)
 
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
 def test_each_kind_is_polished_unless_it_is_far_behind(shift: float) -> None:
-    def lowered(each: bool = True, **measured_us: float) -> tuple[bool, bool]:
+    def lowered(*, each: bool = True, **measured_us: float) -> tuple[bool, bool]:
         """Whether polishing found lower predictions: of traces, and of the template."""
         options = local.LocalOptions(n_polished=4, polishes_each_kind=each)
         search = local.LocalSearch([*TRACES, TEMPLATE], models(shift), options)
