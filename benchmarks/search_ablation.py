@@ -13,13 +13,15 @@ rounds. The sketches are opened before, once for all searches of a task; formula
 asks for beyond them are its own cost. Its best after t CPU seconds is that
 of the rounds that ended by then; before the first has ended, that of the first.
 
-*felix* is `--strategy local`, *gradient* the strategy of that name: a short descent from polished
-points. *descent* is a long one from samples, before polishing; *descent-only* leaves polishing
-out; *first-order* scores only those neighbours of a point that its gradient ranks first,
-*langevin* draws points around polished ones by the gradient there, *preconditioned* is *gradient*
-with a full matrix of second moments in Adam (`support/gradients.py`). *evolution-24* and
-*evolution-64* are TVM's evolution with Felix's cost model in rounds of so many candidates, on the
-sketches of the task's own program: it knows no templates and no variants.
+*felix* is `--strategy local`, *more-polish* has twice the samples and generations, *each-kind*
+polishes generated kernels and schedules apart, which differs on *mixed* alone. *gradient* is the
+strategy of that name: a short descent from polished points. *descent* is a long one from samples,
+before polishing; *descent-only* leaves polishing out; *first-order* scores only those neighbours
+of a point that its gradient ranks first, *langevin* draws points around polished ones by the
+gradient there, *preconditioned* is *gradient* with a full matrix of second moments in Adam
+(`support/gradients.py`). *evolution-24* and *evolution-64* are TVM's evolution with Felix's cost
+model in rounds of so many candidates, on the sketches of the task's own program: it knows no
+templates and no variants.
 
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
@@ -124,7 +126,7 @@ class Job:
     cpu_s: float
 
 
-#: (sketches, cost model, job) -> piece.
+#: (sketches, cost models, job) -> piece.
 Run: TypeAlias = "Callable[[Sequence[Any], Any, Job], dict[str, Any]]"
 
 
@@ -133,7 +135,7 @@ def strategies_of(set_name: str) -> list[str]:
     return [each for each in STRATEGIES if set_name not in KINDS or each not in OF_TVM]
 
 
-def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
+def make_search(strategy: str, sketches: Sequence[Any], models: Any, seed: int) -> Any:
     """The search of a strategy."""
     from benchmarks.support import gradients
     from felix import search
@@ -141,17 +143,13 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
 
     if strategy in OF_TVM:
         sizes = tvm_search.TVMEvolutionOptions(threads=1)
-        return tvm_search.TVMEvolutionarySearch(sketches, model, sizes, seed)
+        return tvm_search.TVMEvolutionarySearch(sketches, models, sizes, seed)
     kind, options = {
         FELIX: (search.LocalSearch, search.LocalOptions()),
-        "more-polish": (
-            search.LocalSearch,
-            dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["more-polish"]),
-        ),
-        "each-kind": (
-            search.LocalSearch,
-            dataclasses.replace(search.LocalOptions(), **tuned.LOCAL["each-kind"]),
-        ),
+        **{
+            name: (search.LocalSearch, dataclasses.replace(search.LocalOptions(), **changed))
+            for name, changed in tuned.LOCAL.items()
+        },
         "rank": (
             search.LocalSearch,
             search.LocalOptions(
@@ -168,18 +166,24 @@ def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -
         "langevin": (gradients.LangevinSearch, search.GradientOptions(n_roundings=1)),
         "preconditioned": (gradients.PreconditionedSearch, search.GradientOptions()),
     }[strategy]  # fmt: skip
-    return kind(sketches, model, options, seed)
+    return kind(sketches, models, options, seed)
+
+
+def kinds_of(set_name: str) -> list[FeatureKind]:
+    """Kinds of features of the sketches of a set."""
+    from felix.features.kind import FeatureKind
+
+    return [FeatureKind(kind) for kind in KINDS.get(set_name, ("trace",))]
 
 
 def opened(set_name: str, name: str) -> tuple[list[Any], dict[FeatureKind, Any]]:
     """The sketches of a task that a search of the set has, with formulas; and their models."""
     import felix
     from felix import errors, workloads
-    from felix.features.kind import FeatureKind
     from felix.search import cost_model
     from felix.sketch import diversity
 
-    kinds = [FeatureKind(kind) for kind in KINDS.get(set_name, ("trace",))]
+    kinds = kinds_of(set_name)
     task = workloads.parse(SETS[set_name][name], target=TARGETS[set_name])
     every = felix.sketches(task)
     sketches = []
@@ -207,13 +211,13 @@ def of_task(jobs: Sequence[Job], n_processes: int, run: Run | None = None) -> li
     context, results = multiprocessing.get_context("fork"), []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FELIX_CACHE_DIR"] = folder
-        sketches, model = opened(jobs[0].set, jobs[0].name)
+        sketches, models = opened(jobs[0].set, jobs[0].name)
         for first in range(0, len(jobs), n_processes):
             running = []
             for job in jobs[first : first + n_processes]:
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_tell, args=(theirs, run or piece, sketches, model, job)
+                    target=_tell, args=(theirs, run or piece, sketches, models, job)
                 )
                 process.start()
                 theirs.close()
@@ -224,17 +228,17 @@ def of_task(jobs: Sequence[Job], n_processes: int, run: Run | None = None) -> li
     return results
 
 
-def _tell(theirs: Connection, run: Run, sketches: Sequence[Any], model: Any, job: Job) -> None:
+def _tell(theirs: Connection, run: Run, sketches: Sequence[Any], models: Any, job: Job) -> None:
     with tempfile.TemporaryDirectory() as own:
         os.environ["FELIX_CACHE_DIR"] = own
-        theirs.send(run(sketches, model, job))
+        theirs.send(run(sketches, models, job))
 
 
-def piece(sketches: Sequence[Any], model: Any, job: Job) -> dict[str, Any]:
+def piece(sketches: Sequence[Any], models: Any, job: Job) -> dict[str, Any]:
     """One search: CPU seconds of this process and the lowest prediction after each round."""
     from felix.measure import protocol
 
-    searcher = make_search(job.strategy, sketches, model, job.seed)
+    searcher = make_search(job.strategy, sketches, models, job.seed)
     after_s, best_us = [0.0], [math.inf]
     first, later = OF_TVM.get(job.strategy, N_WARM_UP), OF_TVM.get(job.strategy, N_ROUND)
     while after_s[-1] < job.cpu_s:
@@ -411,7 +415,9 @@ def _curve(
 def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--set", nargs="+", choices=tuple(SETS), default=list(SETS))
+    parser.add_argument(
+        "--set", nargs="+", choices=tuple(SETS), default=["traces", "templates", "cpu"]
+    )
     parser.add_argument("--only", nargs="+", help="tasks by name")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=5)

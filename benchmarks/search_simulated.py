@@ -55,7 +55,7 @@ FELIX = "felix"
 #: Strategies of `search_ablation`, and changes of the default's options.
 SEARCHES: dict[str, str | Callable[[Any], Any]] = {
     "gradient": "gradient",
-    **tuned.DRAWN,
+    **tuned.SELECTED,
     **{
         name: functools.partial(dataclasses.replace, **changed)
         for name, changed in tuned.LOCAL.items()
@@ -72,16 +72,16 @@ ERRORS = {("h200", "trace"): "costmodel-evaluate-cuda",
 OUT = common.RESULTS / "gpu-search" / "search_simulated.json"
 
 
-def make_search(strategy: str, sketches: Sequence[Any], model: Models, seed: int) -> Any:
+def make_search(strategy: str, sketches: Sequence[Any], models: Models, seed: int) -> Any:
     """The search of a strategy."""
     from felix import search
 
     how = FELIX if strategy == FELIX else SEARCHES[strategy]
     if callable(how):
-        return search.LocalSearch(sketches, model, how(search.LocalOptions()), seed)
-    made = search_ablation.make_search(how, sketches, model, seed)
+        return search.LocalSearch(sketches, models, how(search.LocalOptions()), seed)
+    made = search_ablation.make_search(how, sketches, models, seed)
     if strategy == "evolution-mean":
-        return search.EvolutionarySearch(sketches, model, tuned.by_mean(made.options), seed)
+        return search.EvolutionarySearch(sketches, models, tuned.by_mean(made.options), seed)
     return made
 
 
@@ -248,6 +248,11 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     data: dict[str, Any] = common.header("search_simulated") | {
+        "errors": {
+            set_name: {str(kind): errors_of(set_name, kind)
+                       for kind in search_ablation.kinds_of(set_name)}
+            for set_name in args.set
+        },
         "pieces": [],
     }  # fmt: skip
     context = multiprocessing.get_context("spawn")

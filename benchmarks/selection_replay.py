@@ -9,7 +9,7 @@ are some fifty schedules to choose from, not a space, and no polishing.
 
 *mean* takes the lowest predictions, a quarter of the first round and a tenth of the others at
 random; *few-random*, as searches do, a tenth of each round. *draws-S* takes what is lowest in
-draws of the correction's posterior, whose deviations are scaled by S
+draws of the correction's posterior, whose deviations are scaled by S, after the lowest prediction
 (`SelectionOptions.draw_scale`).
 
 *best / n*: the lowest latency of the first n candidates over the lowest of all schedules.

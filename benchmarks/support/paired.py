@@ -6,6 +6,7 @@ with replacement.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,11 @@ def reference(runs: Sequence[Run]) -> str:
 
 def mean(logs_by_task: Sequence[Sequence[float]]) -> Mean:
     """Of the logarithms of ratios of each task, one a seed; each task counts once."""
+    return _mean(tuple(map(tuple, logs_by_task)))
+
+
+@functools.cache  # a page has each in a sentence and in a table
+def _mean(logs_by_task: tuple[tuple[float, ...], ...]) -> Mean:
     low, high = np.percentile(_means(logs_by_task), INTERVAL)
     middle = statistics.fmean(statistics.fmean(task) for task in logs_by_task)
     return Mean(*(math.exp(value) for value in (middle, low, high)))

@@ -98,8 +98,8 @@ class SelectionOptions:
     variant_share: float = 0.85
     #: least that a kind of features gets of which nothing was proposed, while it has candidates
     kind_share: float = 0.25
-    #: how wide the draws of what the model may be wrong about are that candidates are taken by
-    #: (`Pool.drawn`), in its deviations; 0: by its mean
+    #: width of the draws of the model's error that candidates are taken by (`Pool.drawn`), in
+    #: deviations of its posterior; 0: predictions as they are
     draw_scale: float = 0.25
 
 
@@ -193,11 +193,12 @@ class Pool:
     ) -> list[Candidate]:
         """The first n of `ranked` with features of these kinds whose keys are not in `beside`,
         without sorting all."""
-        kind_of = self.scorer.kind_of
+        indices = range(len(self.scorer.sketches))
+        within = {index for index in indices if self.scorer.kind_of(index) in kinds}
         others = (
             c
             for key, c in self.candidates.items()
-            if key not in beside and kind_of(c.sketch_index) in kinds
+            if c.sketch_index in within and key not in beside
         )
         return heapq.nsmallest(n, others, key=_order)
 
@@ -264,7 +265,8 @@ def best_of_draws(
 def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Up to n candidates: lowest acquisition first, random ones, fallbacks if need be."""
+    """Up to n candidates: lowest acquisition, or lowest in a draw, first; random ones; fallbacks
+    if need be."""
     ranked = pool.drawn(options.draw_scale, rng) if options.draw_scale else pool.ranked()
     fallback = _ranked(pool.fallback.values())[: max(0, n - len(ranked))]
     n = min(n, len(ranked))

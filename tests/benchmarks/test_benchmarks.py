@@ -150,15 +150,6 @@ def test_tables_of_cost_models() -> None:
     assert "| no x" in ablated and "1.000" in ablated
 
 
-def test_every_results_file_is_on_a_page_and_every_page_is_up_to_date() -> None:
-    tags = {name for kind in ("table", "says") for name in report.names(kind)}
-    figures = set(report.names("figure"))
-    stored = {path.name for path in common.RESULTS.glob("*/*") if path.parent != common.PARTS}
-    assert stored == {f"{name}.json" for name in tags} | {f"{name}.svg" for name in figures}
-    pages = {path.name: path.read_text() for path in report.PAGES.glob("*.md")}
-    assert pages == report.pages()
-
-
 def test_every_benchmark_with_a_renderer_is_on_a_page() -> None:
     paths = [next(common.RESULTS.rglob(f"{name}.json")) for name in report.names("table")]
     benchmarks = {json.loads(path.read_text()).get("benchmark") for path in paths}

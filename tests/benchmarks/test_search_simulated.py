@@ -12,9 +12,12 @@ import torch
 from benchmarks import search_ablation
 from benchmarks import search_simulated as simulated
 from benchmarks.support import drawn_errors
+from costmodel.models import analytic_time
 from felix.features.kind import FeatureKind
 from felix.search import scoring
+from felix.templates import spec
 from tests.support import synthetic
+from tests.support.templates import naive_gemm
 
 
 def errors(seed: int, noise: float = 0.0) -> drawn_errors.DrawnErrors:
@@ -67,6 +70,36 @@ def test_a_search_learns_half_of_a_round_a_round_later() -> None:
     assert search.history.measured[second[3].key] == pytest.approx(latencies_us[3])
     run.measure(search.suggest(4), later=0)
     assert not search.history.pending and run.measure([], later=0) == []
+
+
+def test_each_kind_of_features_has_errors_and_a_correction_of_its_own() -> None:
+    sketches = [synthetic.FakeSketch(), naive_gemm.sketch(index=1)]
+    models = {
+        FeatureKind.TRACE: synthetic.CostModel(),
+        FeatureKind.TEMPLATE: analytic_time.AnalyticTime(spec.NAMES, "analytic_us"),
+    }
+    worlds = {
+        kind: drawn_errors.DrawnErrors([sketch], models[kind], 1.0, 0.3, 0.01, seed=2)
+        for kind, sketch in zip(models, sketches, strict=True)
+    }
+    run = simulated.Run(simulated.make_search("felix", sketches, models, 0), models, worlds)
+    suggestions = run.search.suggest(12)
+    suggestions = sorted(suggestions, key=lambda each: each.decisions)  # kinds in turns
+    latencies_us = run.measure(suggestions, later=0)
+    assert {each.sketch_index for each in suggestions} == {0, 1}
+    for each, latency_us in zip(suggestions, latencies_us, strict=True):
+        world = worlds[list(models)[each.sketch_index]]
+        alone = world.ln_latency(run.search.scorer.padded_features([each.key]))
+        assert math.log(latency_us) == pytest.approx(alone[0])
+        corrected = run.search.scorer.predict(each.sketch_index, np.asarray([each.decisions]))
+        assert corrected[0] == pytest.approx(alone[0], abs=0.5)
+    assert set(run.search.model) == set(models)
+
+
+@pytest.mark.parametrize("set_name", search_ablation.SETS)
+def test_the_errors_of_every_set_are_known(set_name: str) -> None:
+    for kind in search_ablation.kinds_of(set_name):
+        assert all(0 < value < 100 for value in simulated.errors_of(set_name, kind))
 
 
 @pytest.mark.parametrize("strategy", simulated.STRATEGIES)

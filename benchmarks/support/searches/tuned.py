@@ -29,7 +29,7 @@ TUNED = {"felix": "local", "lower-bound": "local", "drawn-start": "local",
          "exact-evolution": "evolutionary", "evolution-mean": "evolutionary",
          "random": "random"}  # fmt: skip
 #: What local searches have that are not as the product's.
-LOCAL: dict[str, dict[str, int]] = {
+LOCAL: dict[str, dict[str, Any]] = {
     "near-parents": {"n_moves_apart": 0},
     "each-kind": {"polishes_each_kind": True},
     "resample-all": {"n_resampled": 64},
@@ -132,8 +132,8 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     elif strategy == "more-structures":
         rule = dataclasses.replace(options.warm_selection, structure_share=STRUCTURE_SHARE)
         options = dataclasses.replace(options, warm_selection=rule)
-    elif strategy in DRAWN:
-        options = DRAWN[strategy](options)
+    elif strategy in SELECTED:
+        options = SELECTED[strategy](options)
     elif strategy in LOCAL:
         options = dataclasses.replace(options, **LOCAL[strategy])
     if max_compile_s is None:
@@ -145,8 +145,8 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     )
 
 
-def thompson(options: Any, scale: float = DRAW_SCALE) -> Any:
-    """Options of a search that takes candidates by wider draws of the model's posterior."""
+def by_draws(options: Any, scale: float) -> Any:
+    """Options of a search that takes candidates by draws so wide; 0: by predictions."""
     rules = {
         name: dataclasses.replace(getattr(options, name), draw_scale=scale)
         for name in ("warm_selection", "selection")
@@ -155,19 +155,16 @@ def thompson(options: Any, scale: float = DRAW_SCALE) -> Any:
     return dataclasses.replace(options, **rules)
 
 
-def by_mean(options: Any) -> Any:
-    """Options of a search that takes candidates by the model's predictions as they are."""
-    return thompson(options, scale=0.0)
-
-
 def _drawn_start(options: Any) -> Any:
     """Options of a local search whose first round is of samples, half of them random."""
     rule = dataclasses.replace(options.warm_selection, random_share=0.5)
     return dataclasses.replace(options, n_warm_polish=0, warm_selection=rule)
 
 
+by_mean = functools.partial(by_draws, scale=0.0)
+thompson = functools.partial(by_draws, scale=DRAW_SCALE)
 #: What changes how the local search takes candidates.
-DRAWN: dict[str, Callable[[Any], Any]] = {"mean": by_mean, "thompson": thompson}
+SELECTED: dict[str, Callable[[Any], Any]] = {"mean": by_mean, "thompson": thompson}
 #: What changes the options of the gradient search.
 GRADIENT: dict[str, Callable[[Any], Any]] = {
     "gradient-before": functools.partial(

@@ -26,8 +26,8 @@ from felix.search import descent, interface, rounding, selection
 from felix.search.strategies import base, local
 from felix.sketch import coordinates
 
-#: By predictions as they are: on a CPU, where this search is the default, draws gain nothing
-#: (docs/design/gradients.md).
+#: By predictions as they are: on a CPU, where this search is the default, draws gained nothing
+#: (docs/design/gradients.md). Other `SelectionOptions` draw unless told not to.
 _by_mean = functools.partial(selection.SelectionOptions, draw_scale=0.0)
 
 

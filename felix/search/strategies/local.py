@@ -26,7 +26,8 @@ from felix.features.kind import FeatureKind
 from felix.search import interface, mutations, scoring, selection
 from felix.search.strategies import base
 
-#: Times the latency of the fastest beyond which a kind of features is polished no more.
+#: Times the latency of the fastest kind of features beyond which another is polished no more,
+#: where each is polished (`LocalOptions.polishes_each_kind`).
 FAR_BEHIND = 2.0
 
 
@@ -49,7 +50,8 @@ class LocalOptions:
     #: generations of polishing, and candidates of each that are surrounded
     n_polish: int = 16
     n_polished: int = 8
-    #: each kind of features has as many of these: their models may be wrong by different factors
+    #: whether kinds of features share these equally, because their models may be wrong by
+    #: different factors; a kind that is `FAR_BEHIND` then has none
     polishes_each_kind: bool = False
     #: moves that these are more than from each other; 0: however near
     n_moves_apart: int = 2

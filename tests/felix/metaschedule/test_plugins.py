@@ -35,7 +35,7 @@ SMALL = gradient.GradientOptions(
     n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=10)
 )
 #: Half of a first round is random.
-DRAWN = dataclasses.replace(
+HALF_RANDOM = dataclasses.replace(
     SMALL, warm_selection=dataclasses.replace(SMALL.warm_selection, random_share=0.5)
 )
 
@@ -222,7 +222,7 @@ def test_cost_model_serves_tvms_evolutionary_search(
 def test_same_seed_same_candidates(kind: str, task: felix.Task, tmp_path: pathlib.Path) -> None:
     def mods(name: str, seed: int) -> list[str]:
         builder = Builder()
-        strategy = getattr(search_strategy, kind)(options=DRAWN)
+        strategy = getattr(search_strategy, kind)(options=HALF_RANDOM)
         tune(task, tmp_path / name, strategy=strategy, cost_model="random", builder=builder,
              seed=seed, max_trials_global=4)  # fmt: skip
         return [str(mod) for mod in builder.mods]

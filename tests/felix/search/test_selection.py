@@ -106,8 +106,10 @@ def test_what_may_be_the_best_is_taken_beside_the_best_predicted() -> None:
     assert drawn[0] == ranked[0] and drawn[2:] == [c for c in ranked if c not in drawn[:2]]
     rows = pool.scorer.features(0, (), np.asarray([c.decisions for c in ranked], np.float64))
     assert drawn[1] == ranked[int(rows.sum(axis=(1, 2)).argmax())]
-    few = selection.select(pool, 1, selection.SelectionOptions(), np.random.default_rng(0))
-    assert few == ranked[:1]
+    rules = selection.SelectionOptions(random_share=0.0, structure_share=1.0, max_similar=99)
+    for scale, expected in ((1.0, drawn[:2]), (0.0, ranked[:2])):
+        options = dataclasses.replace(rules, draw_scale=scale)
+        assert selection.select(pool, 2, options, np.random.default_rng(0)) == expected
     assert pool.drawn(0.0, np.random.default_rng(0)) == ranked
     assert not selection.Pool(pool.scorer, pool.past).drawn(1.0, np.random.default_rng(0))
 

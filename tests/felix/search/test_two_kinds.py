@@ -156,6 +156,7 @@ def test_each_kind_is_polished_unless_it_is_far_behind(shift: float) -> None:
             pool.add(index, sketch.sample(16, 3).tolist(), selection.Source.SAMPLE)
         first = _lowest(pool)
         search._polish(pool, 2)
+        assert len(pool.surrounded) == 2 * 4
         return _lowest(pool)[0] < first[0], _lowest(pool)[1] < first[1]
 
     assert lowered() == (True, True)
