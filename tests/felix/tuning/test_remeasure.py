@@ -70,13 +70,14 @@ def test_the_best_is_the_fastest_of_those_measured_again() -> None:
 
 
 def test_long_calls_get_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough is here what the slowest candidate takes in two or more of its bursts."""
+    """Enough is here a little more than what a burst of the slowest candidate takes."""
     pool = _Noisy()
     result = _tune(trials=24, pool=pool, options={"n_finalists": 3})
     slowest_us = max(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
     fastest_us = min(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
-    assert slowest_us < 2 * fastest_us
-    monkeypatch.setattr(remeasure, "ENOUGH_S", slowest_us * 1e-6)
+    enough_us = 1.01 * slowest_us
+    assert enough_us < 2 * fastest_us
+    monkeypatch.setattr(remeasure, "ENOUGH_S", enough_us * 1e-6)
     again = _tune(trials=24, pool=pool, options={"n_finalists": 3})
     assert len(pool.thorough) == 2 * len(again.repeats)
     assert again.best.decisions == result.best.decisions
