@@ -147,8 +147,8 @@ def make_search(strategy: str, sketches: Sequence[Any], models: Any, seed: int) 
     kind, options = {
         FELIX: (search.LocalSearch, search.LocalOptions()),
         **{
-            name: (search.LocalSearch, dataclasses.replace(search.LocalOptions(), **changed))
-            for name, changed in tuned.LOCAL.items()
+            name: (search.LocalSearch, tuned.search_options(name, None))
+            for name in (*tuned.LOCAL, *tuned.SELECTED)
         },
         "rank": (
             search.LocalSearch,
@@ -156,7 +156,10 @@ def make_search(strategy: str, sketches: Sequence[Any], models: Any, seed: int) 
                 n_samples=512, n_template_samples=4096, n_polish=0, n_warm_polish=0, n_parents=0
             ),
         ),
-        "exact-evolution": (search.EvolutionarySearch, search.EvolutionOptions()),
+        **{
+            name: (search.EvolutionarySearch, tuned.search_options(name, None))
+            for name in ("exact-evolution", "evolution-mean")
+        },
         "gradient": (search.GradientSearch, search.GradientOptions()),
         "descent": (search.GradientSearch, gradients.DESCENT),
         "descent-only": (

@@ -26,8 +26,6 @@ benchmarks/results/gpu-search/search_simulated.json after each task.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 import json
 import math
 import multiprocessing
@@ -35,7 +33,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -52,37 +50,14 @@ if TYPE_CHECKING:
 #: Cost models, or what measures, of each kind of features.
 Models: TypeAlias = "Mapping[FeatureKind, Any]"
 FELIX = "felix"
-#: Strategies of `search_ablation`, and changes of the default's options.
-SEARCHES: dict[str, str | Callable[[Any], Any]] = {
-    "gradient": "gradient",
-    **tuned.SELECTED,
-    **{
-        name: functools.partial(dataclasses.replace, **changed)
-        for name, changed in tuned.LOCAL.items()
-    },
-    "exact-evolution": "exact-evolution",
-    "evolution-mean": "exact-evolution",
-}
-STRATEGIES = (FELIX, *SEARCHES)
+STRATEGIES = (FELIX, "gradient", *tuned.SELECTED, *tuned.LOCAL,
+              "exact-evolution", "evolution-mean")  # fmt: skip
 ROUNDS = (8, 24, 24, 16)
 #: Results files that say what the errors of a model are like: of a target and kind of features.
 ERRORS = {("h200", "trace"): "costmodel-evaluate-cuda",
           ("h200", "template"): "costmodel-evaluate-templates",
           ("llvm", "trace"): "costmodel-evaluate-llvm"}  # fmt: skip
 OUT = common.RESULTS / "gpu-search" / "search_simulated.json"
-
-
-def make_search(strategy: str, sketches: Sequence[Any], models: Models, seed: int) -> Any:
-    """The search of a strategy."""
-    from felix import search
-
-    how = FELIX if strategy == FELIX else SEARCHES[strategy]
-    if callable(how):
-        return search.LocalSearch(sketches, models, how(search.LocalOptions()), seed)
-    made = search_ablation.make_search(how, sketches, models, seed)
-    if strategy == "evolution-mean":
-        return search.EvolutionarySearch(sketches, models, tuned.by_mean(made.options), seed)
-    return made
 
 
 def piece(sketches: Sequence[Any], models: Models, job: search_ablation.Job) -> dict[str, Any]:
@@ -96,7 +71,9 @@ def piece(sketches: Sequence[Any], models: Models, job: search_ablation.Job) -> 
         )
         for kind, model in models.items()
     }  # fmt: skip
-    run = Run(make_search(job.strategy, sketches, models, job.seed), models, latencies)
+    run = Run(
+        search_ablation.make_search(job.strategy, sketches, models, job.seed), models, latencies
+    )
     best_us, cpu_s = [math.inf], []
     for number, count in enumerate(ROUNDS):
         start = time.process_time()

@@ -53,7 +53,6 @@ PARTS = ("validation", "test")
 ROUNDS, N_LEAST = (8, 8, 8), 32
 #: Numbers of candidates after which rules are compared.
 AFTER, SAID = (4, 8, 16, 24), (8, 16)
-N_DRAWS = 64
 OUT = common.RESULTS / "cost-model" / "selection_replay.json"
 
 
@@ -138,7 +137,7 @@ def ranked(
     order: NDArray[np.intp] = np.argsort(predicted, kind="stable")
     if not draw_scale:
         return order
-    normals = torch.from_numpy(rng.standard_normal((len(rows), N_DRAWS)))
+    normals = torch.from_numpy(rng.standard_normal((len(rows), selection.N_DRAWS)))
     deviations = draw_scale * module.deviations(rows, mask, normals).numpy()
     first = selection.best_of_draws(predicted, deviations)
     return np.concatenate([first, order[~np.isin(order, first)]])

@@ -58,7 +58,7 @@ def test_errors_are_of_the_features_and_the_seed() -> None:
 
 def test_a_search_learns_half_of_a_round_a_round_later() -> None:
     sketches = [synthetic.FakeSketch()]
-    search = simulated.make_search("felix", sketches, synthetic.CostModel(), 0)
+    search = search_ablation.make_search("felix", sketches, synthetic.CostModel(), 0)
     of_kind = {FeatureKind.TRACE: synthetic.CostModel()}
     run = simulated.Run(search, of_kind, {FeatureKind.TRACE: errors(0)})
     first = search.suggest(8)
@@ -82,7 +82,7 @@ def test_each_kind_of_features_has_errors_and_a_correction_of_its_own() -> None:
         kind: drawn_errors.DrawnErrors([sketch], models[kind], 1.0, 0.3, 0.01, seed=2)
         for kind, sketch in zip(models, sketches, strict=True)
     }
-    run = simulated.Run(simulated.make_search("felix", sketches, models, 0), models, worlds)
+    run = simulated.Run(search_ablation.make_search("felix", sketches, models, 0), models, worlds)
     suggestions = run.search.suggest(12)
     suggestions = sorted(suggestions, key=lambda each: each.decisions)  # kinds in turns
     latencies_us = run.measure(suggestions, later=0)
@@ -94,6 +94,15 @@ def test_each_kind_of_features_has_errors_and_a_correction_of_its_own() -> None:
         corrected = run.search.scorer.predict(each.sketch_index, np.asarray([each.decisions]))
         assert corrected[0] == pytest.approx(alone[0], abs=0.5)
     assert set(run.search.model) == set(models)
+
+
+def test_no_two_searches_are_alike() -> None:
+    made = [
+        search_ablation.make_search(name, [synthetic.FakeSketch()], synthetic.CostModel(), 0)
+        for name in simulated.STRATEGIES
+    ]
+    assert all((a.kind, a.options) != (b.kind, b.options)
+               for number, a in enumerate(made) for b in made[:number])  # fmt: skip
 
 
 @pytest.mark.parametrize("set_name", search_ablation.SETS)

@@ -13,6 +13,7 @@ from benchmarks import selection_replay as replay
 from costmodel.data import dataset as datasets
 from costmodel.data import features as task_features
 from costmodel.online import finetune, gaussian_process
+from felix.search import selection
 from tests.support import synthetic
 
 N = 40
@@ -70,7 +71,7 @@ def test_the_lowest_and_draws_go_first_and_all_others_follow_by_prediction() -> 
         def deviations(
             self, rows: torch.Tensor, mask: torch.Tensor, normals: torch.Tensor
         ) -> torch.Tensor:
-            assert normals.shape == (3, replay.N_DRAWS)
+            assert normals.shape == (3, selection.N_DRAWS)
             deviations = torch.zeros(normals.shape, dtype=torch.float64)
             deviations[worst, 0] = -100.0
             return deviations
