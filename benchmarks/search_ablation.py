@@ -18,10 +18,10 @@ polishes generated kernels and schedules apart, which differs on *mixed* alone. 
 strategy of that name: a short descent from polished points. *descent* is a long one from samples,
 before polishing; *descent-only* leaves polishing out; *first-order* scores only those neighbours
 of a point that its gradient ranks first, *langevin* draws points around polished ones by the
-gradient there, *preconditioned* is *gradient* with a full matrix of second moments in Adam
-(`support/gradients.py`). *evolution-24* and *evolution-64* are TVM's evolution with Felix's cost
-model in rounds of so many candidates, on the sketches of the task's own program: it knows no
-templates and no variants.
+gradient there, *preconditioned* is *gradient* with a full matrix of second moments in Adam,
+*steepest* from the temperature at which slopes are steepest (`support/gradients.py`).
+*evolution-24* and *evolution-64* are TVM's evolution with Felix's cost model in rounds of so many
+candidates, on the sketches of the task's own program: it knows no templates and no variants.
 
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
@@ -102,6 +102,7 @@ WITH_GRADIENTS = (
     "first-order",
     "langevin",
     "preconditioned",
+    "steepest",
 )
 #: With felix after as many rounds.
 COMPARED = (*WITHOUT_GRADIENTS, *WITH_GRADIENTS)
@@ -168,6 +169,7 @@ def make_search(strategy: str, sketches: Sequence[Any], models: Any, seed: int) 
         "first-order": (gradients.FirstOrderSearch, search.LocalOptions()),
         "langevin": (gradients.LangevinSearch, search.GradientOptions(n_roundings=1)),
         "preconditioned": (gradients.PreconditionedSearch, search.GradientOptions()),
+        "steepest": (gradients.SteepestSearch, search.GradientOptions()),
     }[strategy]  # fmt: skip
     return kind(sketches, models, options, seed)
 

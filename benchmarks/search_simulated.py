@@ -16,6 +16,8 @@ twice as wide. *near-parents* polishes the best however near each other, *each-k
 kernels and schedules apart, *resample-all* has new samples of all sketches in each round,
 *less-polish* and *more-polish* half and twice the samples and generations. *exact-evolution* is
 evolution on the same formulas, *evolution-mean* the same with candidates taken by the mean.
+*lower-bound* is *mean* and *gradient-lower-bound* is *gradient*, which descends and takes
+candidates by predictions less 0.7 standard deviations of the correction.
 
 *other / felix*: the lowest latency that this search found after so many candidates, over felix's;
 above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95
@@ -50,8 +52,10 @@ if TYPE_CHECKING:
 #: Cost models, or what measures, of each kind of features.
 Models: TypeAlias = "Mapping[FeatureKind, Any]"
 FELIX = "felix"
+#: Searches of another name on lowered predictions.
+LOWERED = {"lower-bound": "mean", "gradient-lower-bound": "gradient"}
 STRATEGIES = (FELIX, "gradient", *tuned.SELECTED, *tuned.LOCAL,
-              "exact-evolution", "evolution-mean")  # fmt: skip
+              "exact-evolution", "evolution-mean", *LOWERED)  # fmt: skip
 ROUNDS = (8, 24, 24, 16)
 #: Results files that say what the errors of a model are like: of a target and kind of features.
 ERRORS = {("h200", "trace"): "costmodel-evaluate-cuda",
@@ -71,9 +75,11 @@ def piece(sketches: Sequence[Any], models: Models, job: search_ablation.Job) -> 
         )
         for kind, model in models.items()
     }  # fmt: skip
-    run = Run(
-        search_ablation.make_search(job.strategy, sketches, models, job.seed), models, latencies
+    searching = search_ablation.make_search(
+        LOWERED.get(job.strategy, job.strategy), sketches, models, job.seed
     )
+    lowered_by = tuned.LOWERED_BY if job.strategy in LOWERED else 0.0
+    run = Run(searching, models, latencies, lowered_by)
     best_us, cpu_s = [math.inf], []
     for number, count in enumerate(ROUNDS):
         start = time.process_time()
@@ -98,12 +104,15 @@ def errors_of(set_name: str, kind: FeatureKind) -> tuple[float, float, float]:
 class Run:
     """A search, the corrections of its models, and what measures for it."""
 
-    def __init__(self, search: Any, models: Models, latencies: Models) -> None:
+    def __init__(
+        self, search: Any, models: Models, latencies: Models, lowered_by: float = 0.0
+    ) -> None:
         from costmodel.online import gaussian_process
 
         self.search, self._latencies = search, latencies
+        options = gaussian_process.CorrectionOptions(lowered_by=lowered_by)
         self._correctors = {
-            kind: gaussian_process.Corrector(model) for kind, model in models.items()
+            kind: gaussian_process.Corrector(model, options) for kind, model in models.items()
         }
         self._pending: list[tuple[Any, float]] = []
         self._correct()

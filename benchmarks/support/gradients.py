@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ TEMPERATURE = 0.05
 N_NEAR = 8
 #: A long descent from samples, then polishing.
 DESCENT = gradient.GradientOptions(n_before=0, n_polish=16, descent=descent.DescentOptions())
+#: Of which `SteepestDescent` takes its first temperature.
+FIRST_TEMPERATURES = (0.05, 0.15, 0.5, 1.5)
 #: Draws around each seed of `LangevinDescent`; variance of a step in logarithms of tile sizes;
 #: nats of ln(latency) that count as one of its potential.
 N_DRAWS, STEP, HEAT = 16, 0.25, 0.1
@@ -92,6 +96,47 @@ class PreconditionedSearch(gradient.GradientSearch):
     """The gradient search with `PreconditionedDescent` in place of its descent."""
 
     descent_kind = PreconditionedDescent
+
+
+class SteepestDescent(descent.Descent):
+    """The descent from the temperature of `FIRST_TEMPERATURES` at which the predicted ln(latency)
+    of the first starts of each program is steepest: the root of the mean square of its slopes."""
+
+    def __init__(self, scorer: scoring.Scorer, options: descent.DescentOptions) -> None:
+        super().__init__(scorer, options)
+        self._hot: weakref.WeakKeyDictionary[descent.MergedProgram, float]
+        self._hot = weakref.WeakKeyDictionary()
+
+    def _descend(
+        self, merged: descent.MergedProgram, starts: interface.Decisions,
+        masks: Sequence[torch.Tensor],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        if merged not in self._hot:
+            slopes = {
+                each: self._slope(merged, starts, masks, each) for each in FIRST_TEMPERATURES
+            }
+            self._hot[merged] = max(slopes, key=slopes.__getitem__)
+        self.options = dataclasses.replace(self.options, hot=self._hot[merged])
+        return super()._descend(merged, starts, masks)
+
+    def _slope(
+        self, merged: descent.MergedProgram, starts: interface.Decisions,
+        masks: Sequence[torch.Tensor], temperature: float,
+    ) -> float:  # fmt: skip
+        where = merged.space
+        x = where.project(where.encode(starts)).requires_grad_(True)
+        outputs = torch_function.smooth(
+            merged.program, where.decode(x), temperature, kernel=self.options.kernel
+        )
+        (slope,) = torch.autograd.grad(self._terms(merged, outputs, masks)[0].sum(), x)
+        slope = torch.nan_to_num(slope, nan=0.0, posinf=0.0, neginf=0.0) * where.trainable
+        return float(slope.square().mean().sqrt())
+
+
+class SteepestSearch(gradient.GradientSearch):
+    """The gradient search with `SteepestDescent` in place of its descent."""
+
+    descent_kind = SteepestDescent
 
 
 class FirstOrderSearch(local.LocalSearch):

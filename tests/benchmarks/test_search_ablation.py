@@ -139,7 +139,9 @@ def test_what_the_results_file_has_is_kept(
     assert ablation._kept(path, 8.0) == []
 
 
-@pytest.mark.parametrize("strategy", ["gradient", "first-order", "langevin", "preconditioned"])
+@pytest.mark.parametrize(
+    "strategy", ["gradient", "first-order", "langevin", "preconditioned", "steepest"]
+)
 def test_searches_with_gradients_get_below_ranked_samples(strategy: str) -> None:
     def lowest_us(name: str) -> float:
         sketches = [synthetic.FakeSketch(extents=(512, 197, 64))]
@@ -165,6 +167,33 @@ def test_draws_by_gradient_lie_lower_than_their_seeds(monkeypatch: pytest.Monkey
     rounded, _ = rounding.Rounder(sketch.variables).round(visited.values, 1)
     drawn = scorer.predict(0, rounded.reshape(-1, rounded.shape[-1]))
     assert drawn.mean() < scorer.predict(0, seeds).mean() - 1.0
+
+
+def test_a_descent_begins_where_slopes_are_steepest(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    class Counted(gradients.SteepestDescent):
+        def _slope(self, *args: Any) -> float:
+            asked.append(args[-1])
+            return super()._slope(*args)
+
+    sketch = synthetic.FakeSketch()
+    scorer = scoring.Scorer([sketch], {FeatureKind.TRACE: synthetic.CostModel()})
+    steepest = Counted(scorer, descent.DescentOptions(steps=3))
+    entry = descent.Entry(0, (), sketch.sample(8, seed=1))
+    slopes = {}
+    for alone in gradients.FIRST_TEMPERATURES:
+        monkeypatch.setattr(gradients, "FIRST_TEMPERATURES", (alone,))
+        merged = Counted(scorer, descent.DescentOptions())._merge(((0, ()),))
+        masks = [descent._mask([entry], block, scorer) for block in merged.blocks]
+        slopes[alone] = steepest._slope(merged, entry.starts, masks, alone)
+    monkeypatch.undo()
+    asked.clear()
+    for _ in range(2):  # the temperature is measured once
+        steepest.run([entry])
+        assert steepest.steps[0].temperature == max(slopes, key=slopes.__getitem__)
+        assert asked == list(gradients.FIRST_TEMPERATURES)
+    assert len(set(slopes.values())) > 1
 
 
 def test_a_full_matrix_turns_steps_that_a_diagonal_does_not() -> None:

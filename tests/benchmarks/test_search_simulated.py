@@ -72,6 +72,23 @@ def test_a_search_learns_half_of_a_round_a_round_later() -> None:
     assert not search.history.pending and run.measure([], later=0) == []
 
 
+def test_lowered_predictions_are_lower_where_less_was_measured() -> None:
+    models = {FeatureKind.TRACE: synthetic.CostModel()}
+    sketch = synthetic.FakeSketch()
+    others = np.asarray([row for row in sketch.sample(40, seed=5).tolist()])
+    predicted = {}
+    for lowered_by in (0.0, 1.0):
+        search = search_ablation.make_search("mean", [sketch], models, 0)
+        run = simulated.Run(search, models, {FeatureKind.TRACE: errors(0)}, lowered_by)
+        first = search.suggest(8)
+        run.measure(first, later=0)
+        known = np.asarray([each.decisions for each in first])
+        predicted[lowered_by] = [search.scorer.predict(0, rows) for rows in (known, others)]
+    lower = [mean - low for mean, low in zip(predicted[0.0], predicted[1.0], strict=True)]
+    assert all((each > 0).all() for each in lower)
+    assert lower[1].mean() > 1.5 * lower[0].mean()
+
+
 def test_each_kind_of_features_has_errors_and_a_correction_of_its_own() -> None:
     sketches = [synthetic.FakeSketch(), naive_gemm.sketch(index=1)]
     models = {
@@ -100,6 +117,7 @@ def test_no_two_searches_are_alike() -> None:
     made = [
         search_ablation.make_search(name, [synthetic.FakeSketch()], synthetic.CostModel(), 0)
         for name in simulated.STRATEGIES
+        if name not in simulated.LOWERED  # others on lowered predictions
     ]
     assert all((a.kind, a.options) != (b.kind, b.options)
                for number, a in enumerate(made) for b in made[:number])  # fmt: skip
