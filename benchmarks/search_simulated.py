@@ -16,8 +16,8 @@ twice as wide. *near-parents* polishes the best however near each other, *each-k
 kernels and schedules apart, *resample-all* has new samples of all sketches in each round,
 *less-polish* and *more-polish* half and twice the samples and generations. *exact-evolution* is
 evolution on the same formulas, *evolution-mean* the same with candidates taken by the mean.
-*lower-bound* is *mean* and *gradient-lower-bound* is *gradient*, which descends and takes
-candidates by predictions less 0.7 standard deviations of the correction.
+*lower-bound* and *gradient-lower-bound* are *mean* and *gradient* on predictions less 0.7 standard
+deviations of the correction; a first round has no correction.
 
 *other / felix*: the lowest latency that this search found after so many candidates, over felix's;
 above 1 where felix is ahead. Geometric means over tasks and seeds, with the interval that holds 95

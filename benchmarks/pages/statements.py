@@ -208,11 +208,14 @@ def _paired(runs: Sequence[Data], strategy: str) -> str:
 
 
 def _by_operator(data: Data, strategy: str) -> str:
-    """The time to near the best by operator: felix is behind where it is below 1."""
+    """By operator the time to near the best and the winners: felix is behind where below 1."""
     each = paired.times_by_operator(data["runs"], data["subgraphs"], strategy, SHARE)
     parts = [f"{name} {ratio}, of {n}" for name, (ratio, n) in each.items()]
     ours = paired.reference(data["runs"])
-    return f"**{strategy}** over {ours}, that time by operator: {'; '.join(parts)}."
+    said = f"**{strategy}** over {ours}, that time by operator: {'; '.join(parts)}."
+    winners = paired.winners_by_operator(data["runs"], data["subgraphs"], strategy)
+    own = "; ".join(f"{name} {ratio}" for name, ratio in winners.items())
+    return f"{said} The winners by operator: {own}." if own else said
 
 
 def tensor_cores_ratios(data: Data) -> str:

@@ -100,12 +100,12 @@ class PreconditionedSearch(gradient.GradientSearch):
 
 class SteepestDescent(descent.Descent):
     """The descent from the temperature of `FIRST_TEMPERATURES` at which the predicted ln(latency)
-    of the first starts of each program is steepest: the root of the mean square of its slopes."""
+    of the first starts of each program is steepest: the root of the mean square of its slopes,
+    without those of penalties."""
 
     def __init__(self, scorer: scoring.Scorer, options: descent.DescentOptions) -> None:
         super().__init__(scorer, options)
-        self._hot: weakref.WeakKeyDictionary[descent.MergedProgram, float]
-        self._hot = weakref.WeakKeyDictionary()
+        self._hot = weakref.WeakKeyDictionary[descent.MergedProgram, float]()
 
     def _descend(
         self, merged: descent.MergedProgram, starts: interface.Decisions,

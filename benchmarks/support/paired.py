@@ -104,16 +104,28 @@ def times_by_operator(
 
     An operator of which neither search got there is left out.
     """
+    return {
+        each: times(own, strategy, share)
+        for each, own in _by_operator(runs, workloads).items()
+        if _time_logs(own, strategy, share)
+    }
+
+
+def winners_by_operator(
+    runs: Sequence[Run], workloads: Mapping[str, str], strategy: str
+) -> dict[str, Mean]:
+    """`of_winners` of the tasks of each operator that has any."""
+    of = {each: of_winners(own, strategy) for each, own in _by_operator(runs, workloads).items()}
+    return {each: mean for each, mean in of.items() if mean is not None}
+
+
+def _by_operator(runs: Sequence[Run], workloads: Mapping[str, str]) -> dict[str, list[Run]]:
+    """Runs of the tasks of each operator."""
     names: dict[str, list[str]] = {}
     for name, text in workloads.items():
         operator = text.partition(":")[0]
         names.setdefault(_ALIKE.get(operator, operator), []).append(name)
-    of = {each: [run for run in runs if run["name"] in own] for each, own in names.items()}
-    return {
-        each: times(own, strategy, share)
-        for each, own in of.items()
-        if _time_logs(own, strategy, share)
-    }
+    return {each: [run for run in runs if run["name"] in own] for each, own in names.items()}
 
 
 def _time_to(run: Run, latency_us: float) -> float | None:

@@ -74,6 +74,13 @@ def test_whole_searches_and_winners() -> None:
     assert paired.of_winners(RUNS, "gradient") is None
 
 
+def test_winners_by_operator() -> None:
+    """An operator of whose winners none were timed is left out."""
+    apart = {"a": "gemm:8,8,8", "b": "conv2d:1,8,8,4,4,3"}
+    own = paired.of_winners(WINNERS[:1], "gradient")
+    assert paired.winners_by_operator(WINNERS, apart, "gradient") == {"gemm": own}
+
+
 def test_without_felix_others_are_compared_with_the_gradient_search() -> None:
     renamed = {"felix": "gradient", "gradient": "gradient-thompson"}
     runs = [{**run, "strategy": renamed.get(run["strategy"], run["strategy"])} for run in RUNS]

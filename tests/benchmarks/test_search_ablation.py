@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from benchmarks import merged_descent
 from benchmarks import search_ablation as ablation
 from benchmarks.support import gradients
+from felix.autodiff import torch_function
 from felix.features.kind import FeatureKind
 from felix.search import descent, interface, rounding, scoring
 from tests.support import synthetic
@@ -169,31 +171,50 @@ def test_draws_by_gradient_lie_lower_than_their_seeds(monkeypatch: pytest.Monkey
     assert drawn.mean() < scorer.predict(0, seeds).mean() - 1.0
 
 
-def test_a_descent_begins_where_slopes_are_steepest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descent_begins_at_the_temperature_of_the_steepest_slopes() -> None:
     asked: list[float] = []
+    slopes = {0.05: 1.0, 0.15: 2.0, 0.5: 3.0, 1.5: 4.0}  # the steepest is not the default's
 
-    class Counted(gradients.SteepestDescent):
-        def _slope(self, *args: Any) -> float:
-            asked.append(args[-1])
-            return super()._slope(*args)
+    class Known(gradients.SteepestDescent):
+        def _slope(
+            self, merged: descent.MergedProgram, starts: interface.Decisions,
+            masks: Sequence[torch.Tensor], temperature: float,
+        ) -> float:  # fmt: skip
+            asked.append(temperature)
+            return slopes[temperature]
 
+    sketches = [synthetic.FakeSketch(), synthetic.FakeSketch(extents=(512, 197, 64))]
+    scorer = scoring.Scorer(sketches, {FeatureKind.TRACE: synthetic.CostModel()})
+    steepest = Known(scorer, descent.DescentOptions(steps=3))
+    for index, times in ((0, 1), (0, 1), (1, 2)):  # once for each program
+        steepest.run([descent.Entry(index, (), sketches[index].sample(4, seed=1))])
+        assert steepest.steps[0].temperature == 1.5
+        assert asked == list(gradients.FIRST_TEMPERATURES) * times
+
+
+def test_slopes_are_those_of_the_smooth_prediction() -> None:
     sketch = synthetic.FakeSketch()
     scorer = scoring.Scorer([sketch], {FeatureKind.TRACE: synthetic.CostModel()})
-    steepest = Counted(scorer, descent.DescentOptions(steps=3))
-    entry = descent.Entry(0, (), sketch.sample(8, seed=1))
-    slopes = {}
-    for alone in gradients.FIRST_TEMPERATURES:
-        monkeypatch.setattr(gradients, "FIRST_TEMPERATURES", (alone,))
-        merged = Counted(scorer, descent.DescentOptions())._merge(((0, ()),))
-        masks = [descent._mask([entry], block, scorer) for block in merged.blocks]
-        slopes[alone] = steepest._slope(merged, entry.starts, masks, alone)
-    monkeypatch.undo()
-    asked.clear()
-    for _ in range(2):  # the temperature is measured once
-        steepest.run([entry])
-        assert steepest.steps[0].temperature == max(slopes, key=slopes.__getitem__)
-        assert asked == list(gradients.FIRST_TEMPERATURES)
-    assert len(set(slopes.values())) > 1
+    steepest = gradients.SteepestDescent(scorer, descent.DescentOptions())
+    merged = steepest._merge(((0, ()),))
+    starts = sketch.sample(3, seed=1)
+    masks = [descent._mask([descent.Entry(0, (), starts)], block, scorer)
+             for block in merged.blocks]  # fmt: skip
+
+    def cost(x: torch.Tensor) -> torch.Tensor:
+        outputs = torch_function.smooth(merged.program, merged.space.decode(x), 0.5)
+        return steepest._terms(merged, outputs, masks)[0].sum(dim=1)
+
+    at, step = merged.space.project(merged.space.encode(starts)), 1e-3
+    differences = []
+    for column in range(at.shape[1]):
+        moved = torch.zeros_like(at)
+        moved[:, column] = step
+        differences.append((cost(at + moved) - cost(at - moved)) / (2 * step))
+    slopes = torch.stack(differences, dim=1) * merged.space.trainable
+    expected = float(slopes.square().mean().sqrt())
+    assert steepest._slope(merged, starts, masks, 0.5) == pytest.approx(expected, rel=0.02)
+    assert expected > 0.1
 
 
 def test_a_full_matrix_turns_steps_that_a_diagonal_does_not() -> None:

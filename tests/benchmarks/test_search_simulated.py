@@ -75,18 +75,42 @@ def test_a_search_learns_half_of_a_round_a_round_later() -> None:
 def test_lowered_predictions_are_lower_where_less_was_measured() -> None:
     models = {FeatureKind.TRACE: synthetic.CostModel()}
     sketch = synthetic.FakeSketch()
-    others = np.asarray([row for row in sketch.sample(40, seed=5).tolist()])
-    predicted = {}
+    others = sketch.sample(40, seed=5)
+    predicted, proposed = {}, []
     for lowered_by in (0.0, 1.0):
         search = search_ablation.make_search("mean", [sketch], models, 0)
         run = simulated.Run(search, models, {FeatureKind.TRACE: errors(0)}, lowered_by)
         first = search.suggest(8)
+        proposed.append([each.key for each in first])
         run.measure(first, later=0)
         known = np.asarray([each.decisions for each in first])
         predicted[lowered_by] = [search.scorer.predict(0, rows) for rows in (known, others)]
+    assert proposed[0] == proposed[1]
     lower = [mean - low for mean, low in zip(predicted[0.0], predicted[1.0], strict=True)]
     assert all((each > 0).all() for each in lower)
     assert lower[1].mean() > 1.5 * lower[0].mean()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "lowered_by"),
+    [("mean", "local", 0.0), ("lower-bound", "local", 0.7),
+     ("gradient", "gradient", 0.0), ("gradient-lower-bound", "gradient", 0.7)],
+)  # fmt: skip
+def test_which_searches_have_lowered_predictions(
+    strategy: str, kind: str, lowered_by: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, float, float]] = []
+
+    class Run(simulated.Run):
+        def __init__(self, search: Any, models: Any, latencies: Any, lowered_by: float) -> None:
+            made.append((search.kind, search.options.selection.draw_scale, lowered_by))
+            super().__init__(search, models, latencies, lowered_by)
+
+    monkeypatch.setattr(simulated, "Run", Run)
+    monkeypatch.setattr(simulated, "ROUNDS", (4,))
+    job = search_ablation.Job("traces", "one", strategy, 0, 0.0)
+    simulated.piece([synthetic.FakeSketch()], {FeatureKind.TRACE: synthetic.CostModel()}, job)
+    assert made == [(kind, 0.0, lowered_by)]
 
 
 def test_each_kind_of_features_has_errors_and_a_correction_of_its_own() -> None:

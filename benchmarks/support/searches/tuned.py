@@ -132,6 +132,8 @@ def search_options(strategy: str, max_compile_s: float | None) -> Any:
     elif strategy == "more-structures":
         rule = dataclasses.replace(options.warm_selection, structure_share=STRUCTURE_SHARE)
         options = dataclasses.replace(options, warm_selection=rule)
+    elif strategy == "lower-bound":
+        options = by_mean(options)
     elif strategy in SELECTED:
         options = SELECTED[strategy](options)
     elif strategy in LOCAL:
