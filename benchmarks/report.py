@@ -35,7 +35,6 @@ from benchmarks import (
     measure_throughput,
     merged_descent,
     multi_gpu,
-    search_ablation,
     search_cost,
     search_simulated,
     selection_replay,
@@ -46,7 +45,7 @@ from benchmarks import (
 from benchmarks.networks import branches, repeated
 from benchmarks.networks import results as networks
 from benchmarks.pages import statements
-from benchmarks.support import common, corpus_table, efficiency, model_tables
+from benchmarks.support import ablation_table, common, corpus_table, efficiency, model_tables
 
 TEMPLATES = pathlib.Path(__file__).resolve().parent / "pages"
 PAGES = common.ROOT / "docs" / "results"
@@ -70,7 +69,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "networks_branches": branches.render,
     "networks_repeated": repeated.render,
     "proposals": statements.proposals_table,
-    "search_ablation": search_ablation.render,
+    "search_ablation": ablation_table.render,
     "search_cost": search_cost.render,
     "search_efficiency": efficiency.render,
     "search_simulated": search_simulated.render,

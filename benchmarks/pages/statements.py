@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks import (
     fusion,
-    search_ablation,
     search_cost,
     search_simulated,
     selection_replay,
@@ -20,7 +19,7 @@ from benchmarks import (
     tensor_cores,
 )
 from benchmarks.networks import results as networks
-from benchmarks.support import common, corpus_table, efficiency, paired
+from benchmarks.support import ablation_table, common, corpus_table, efficiency, paired
 
 Data = Mapping[str, Any]
 #: The faster library's latency over Felix's, below which Felix counts as behind.
@@ -404,7 +403,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "multi_gpu": multi_gpu,
     "networks": networks.statement,
     "proposals": proposals,
-    "search_ablation": search_ablation.says,
+    "search_ablation": ablation_table.says,
     "search_cost": search_costs,
     "search_efficiency": search_efficiency,
     "search_simulated": search_simulated.says,

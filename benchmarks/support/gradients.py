@@ -30,7 +30,28 @@ FIRST_TEMPERATURES = (0.05, 0.15, 0.5, 1.5)
 N_DRAWS, STEP, HEAT = 16, 0.25, 0.1
 
 
-class LangevinDescent(descent.Descent):
+class _SlopedDescent(descent.Descent):
+    """A descent that asks for slopes beside its steps."""
+
+    def _slopes(
+        self, merged: descent.MergedProgram, starts: interface.Decisions,
+        masks: Sequence[torch.Tensor], temperature: float, penalty: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Coordinates of starts, their predicted ln(latency), slopes of that and the penalty.
+
+        A slope that is not finite, or of what does not move, counts as 0.
+        """
+        where = merged.space
+        x = where.project(where.encode(starts)).requires_grad_(True)
+        outputs = torch_function.smooth(
+            merged.program, where.decode(x), temperature, kernel=self.options.kernel
+        )
+        cost, excess = self._terms(merged, outputs, masks)
+        (slope,) = torch.autograd.grad((cost + penalty * excess).sum(), x)
+        return x, cost, torch.nan_to_num(slope, nan=0.0, posinf=0.0, neginf=0.0) * where.trainable
+
+
+class LangevinDescent(_SlopedDescent):
     """Random proposals by gradient: x - STEP/2 * grad(cost / HEAT) + sqrt(STEP) * noise, rounded.
 
     Zhang, Liu, Liu, "A Langevin-like sampler for discrete distributions" (2022), draw each
@@ -46,13 +67,9 @@ class LangevinDescent(descent.Descent):
         masks: Sequence[torch.Tensor],
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
         where = merged.space
-        x = where.project(where.encode(starts)).requires_grad_(True)
-        outputs = torch_function.smooth(merged.program, where.decode(x), TEMPERATURE)
-        cost, excess = self._terms(merged, outputs, masks)
-        (slope,) = torch.autograd.grad((cost + self.options.penalty * excess).sum(), x)
-        slope = torch.nan_to_num(slope, nan=0.0, posinf=0.0, neginf=0.0)
+        x, cost, slope = self._slopes(merged, starts, masks, TEMPERATURE, self.options.penalty)
         with torch.no_grad():
-            drifted = x - STEP / 2 * slope / HEAT * where.trainable
+            drifted = x - STEP / 2 * slope / HEAT
             points = [
                 where.decode(where.project(drifted + STEP**0.5 * self._drawn(x) * where.trainable))
                 for _ in range(N_DRAWS)
@@ -98,7 +115,7 @@ class PreconditionedSearch(gradient.GradientSearch):
     descent_kind = PreconditionedDescent
 
 
-class SteepestDescent(descent.Descent):
+class SteepestDescent(_SlopedDescent):
     """The descent from the temperature of `FIRST_TEMPERATURES` at which the predicted ln(latency)
     of the first starts of each program is steepest: the root of the mean square of its slopes,
     without those of penalties."""
@@ -123,13 +140,7 @@ class SteepestDescent(descent.Descent):
         self, merged: descent.MergedProgram, starts: interface.Decisions,
         masks: Sequence[torch.Tensor], temperature: float,
     ) -> float:  # fmt: skip
-        where = merged.space
-        x = where.project(where.encode(starts)).requires_grad_(True)
-        outputs = torch_function.smooth(
-            merged.program, where.decode(x), temperature, kernel=self.options.kernel
-        )
-        (slope,) = torch.autograd.grad(self._terms(merged, outputs, masks)[0].sum(), x)
-        slope = torch.nan_to_num(slope, nan=0.0, posinf=0.0, neginf=0.0) * where.trainable
+        slope = self._slopes(merged, starts, masks, temperature, penalty=0.0)[2]
         return float(slope.square().mean().sqrt())
 
 

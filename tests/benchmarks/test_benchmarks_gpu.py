@@ -397,6 +397,7 @@ def test_one_thing_differs_in_a_search_that_is_compared() -> None:
     assert drawn.selection.draw_scale == drawn.warm_selection.draw_scale == tuned.DRAW_SCALE
     assert tuned.search_options("felix", None) is None
     assert 0 < default.selection.draw_scale < tuned.DRAW_SCALE
+    assert tuned.search_options("lower-bound", None) == tuned.search_options("mean", None)
     mean = tuned.search_options("mean", None)
     assert mean.selection.draw_scale == mean.warm_selection.draw_scale == 0
     evolution = tuned.search_options("exact-evolution", None)

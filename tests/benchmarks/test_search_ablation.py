@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import merged_descent
 from benchmarks import search_ablation as ablation
-from benchmarks.support import gradients
+from benchmarks.support import ablation_table, gradients
 from felix.autodiff import torch_function
 from felix.features.kind import FeatureKind
 from felix.search import descent, interface, rounding, scoring
@@ -38,11 +38,11 @@ PIECES = [
 
 @pytest.mark.parametrize(("cpu_s", "best_us"), [(0.1, 40.0), (1.0, 40.0), (2.0, 20.0), (9, 10.0)])
 def test_the_best_is_of_rounds_that_ended(cpu_s: float, best_us: float) -> None:
-    assert ablation.best_by(PIECES[0], cpu_s) == best_us
+    assert ablation_table.best_by(PIECES[0], cpu_s) == best_us
 
 
 def test_shares_and_ratios() -> None:
-    rows = {(r["strategy"], r["budget_s"]): r for r in ablation.summary(PIECES, 4.0)}
+    rows = {(r["strategy"], r["budget_s"]): r for r in ablation_table.summary(PIECES, 4.0)}
     assert {budget_s for _, budget_s in rows} == {1.0, 2.0, 4.0}
     felix, still = rows["felix", 4.0], rows["descent", 4.0]
     assert (felix["share"], felix["ahead"], felix["rounds"]) == pytest.approx((1.0, 1.0, 3.0))
@@ -57,7 +57,7 @@ def test_an_interval_covers_what_tasks_say() -> None:
         for name, ratio in (("a", 0.8), ("b", 1.0), ("c", 1.25))
         for strategy, us in (("felix", 10.0), ("rank", 10.0 * ratio))
     ]
-    (row,) = [r for r in ablation.summary(pieces, 1.0) if r["strategy"] == "rank"]
+    (row,) = [r for r in ablation_table.summary(pieces, 1.0) if r["strategy"] == "rank"]
     low, high = row["interval"]
     assert 0.8 <= low < row["ahead"] < high <= 1.25
     assert row["ahead"] == pytest.approx(math.exp((math.log(0.8) + math.log(1.25)) / 3))
@@ -65,7 +65,7 @@ def test_an_interval_covers_what_tasks_say() -> None:
 
 def test_searches_are_compared_after_as_many_rounds() -> None:
     short = [piece("descent", "c", 0, 10.0, 5.0), piece("felix", "c", 0, 10.0, 10.0, 2.0)]
-    every = ablation.at_equal_rounds([*PIECES, *short])
+    every = ablation_table.at_equal_rounds([*PIECES, *short])
     assert {row["strategy"] for row in every} == {"descent", "rank"}
     rows = {row["rounds"]: row for row in every if row["strategy"] == "descent"}
     assert set(rows) == {2, 3}  # none has four rounds
@@ -73,20 +73,20 @@ def test_searches_are_compared_after_as_many_rounds() -> None:
     assert rows[3]["ahead"].mean == pytest.approx(1.1)
     two = (2 * math.log(1.1) + math.log(0.5)) / 3  # a mean over tasks
     assert rows[2]["ahead"].mean == pytest.approx(math.exp(two))
-    assert "After as many rounds" in ablation.render(
-        {"summary": ablation.summary(PIECES, 4.0), "pieces": PIECES}
+    assert "After as many rounds" in ablation_table.render(
+        {"summary": ablation_table.summary(PIECES, 4.0), "pieces": PIECES}
     )
 
 
 def test_the_page_names_the_best_searches_with_and_without_gradients(
     tmp_path: pathlib.Path,
 ) -> None:
-    data = {"summary": ablation.summary(PIECES, 4.0), "pieces": PIECES}
-    said = ablation.says(data)
+    data = {"summary": ablation_table.summary(PIECES, 4.0), "pieces": PIECES}
+    said = ablation_table.says(data)
     assert "search with gradients (`descent`) is 1.100 times felix's (1.100 to 1.100)" in said
     assert "search else without gradients (`rank`) is 2.000 times felix's" in said
-    assert "traces, 2 tasks:" in ablation.render(data)
-    ablation.picture({**data, "cpu_s": 4.0}, tmp_path / "ablation.svg")
+    assert "traces, 2 tasks:" in ablation_table.render(data)
+    ablation_table.picture({**data, "cpu_s": 4.0}, tmp_path / "ablation.svg")
     text = (tmp_path / "ablation.svg").read_text()
     assert "<svg" in text and text.count("stroke-width: 2.5") >= 1
 
