@@ -49,8 +49,17 @@ def render(data: dict[str, Any]) -> str:
     for case in data["cases"]:
         ratios = [run_us / case["told_us"] for run_us in case["run_us"]]
         middle = statistics.median(ratios)
-        rows.append([case["workload"], case["seed"], case["told_us"], len(ratios), min(ratios),
-                     middle, max(ratios)])  # fmt: skip
+        rows.append(
+            [
+                case["workload"],
+                case["seed"],
+                case["told_us"],
+                len(ratios),
+                min(ratios),
+                middle,
+                max(ratios),
+            ]
+        )
     head = [
         "workload",
         "seed",

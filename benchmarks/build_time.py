@@ -65,8 +65,12 @@ def fit(points: list[tuple[float, float]]) -> dict[str, float]:
     design = np.stack([np.ones_like(statements), statements], axis=1)
     (a, b), *_ = np.linalg.lstsq(design / cpu_s[:, None], np.ones_like(cpu_s), rcond=None)
     error = np.log(np.maximum(design @ [a, b], 1e-3) / cpu_s)
-    return {"base_s": float(a), "statement_s": float(b), "free_statements": float(a / b),
-            "ln_error_std": float(error.std())}  # fmt: skip
+    return {
+        "base_s": float(a),
+        "statement_s": float(b),
+        "free_statements": float(a / b),
+        "ln_error_std": float(error.std()),
+    }
 
 
 def main() -> int:

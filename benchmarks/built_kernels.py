@@ -60,8 +60,12 @@ class Kernels:
     @property
     def numbers(self) -> list[float]:
         """As inputs of a correction."""
-        return [math.log(self.registers), float(self.spill_bytes > 0),
-                math.log1p(self.spill_bytes), math.log(self.instructions)]  # fmt: skip
+        return [
+            math.log(self.registers),
+            float(self.spill_bytes > 0),
+            math.log1p(self.spill_bytes),
+            math.log(self.instructions),
+        ]
 
 
 def main() -> int:
@@ -94,8 +98,11 @@ def _drawn(n_workloads: int, n_schedules: int) -> list[tuple[Any, list[Any]]]:
     names = {task["name"] for task in known}
     rng = np.random.default_rng(0)
     groups = task_features.grouped(datasets.read(DATA), FeatureKind.TRACE)
-    held_out = [(workload, [r for r in records if r.error is None])
-                for workload, records in groups if workload.name in names]  # fmt: skip
+    held_out = [
+        (workload, [r for r in records if r.error is None])
+        for workload, records in groups
+        if workload.name in names
+    ]
     order = rng.permutation(len(held_out))[:n_workloads]
     return [
         (workload, [records[i] for i in rng.permutation(len(records))[:n_schedules].tolist()])
@@ -119,8 +126,12 @@ def _of_workload(drawn: tuple[Any, list[Any]]) -> dict[str, Any]:
         task = felix_bridge.task_of(workload, records[0].target)
         hardware = felix_bridge.hardware_of(records[0].device)
         sketches = {each.key: each for each in felix_bridge.sketches_of(task, hardware)}
-        built = [(record, kernels) for record in records if record.sketch_key in sketches
-                 and (kernels := _kernels(sketches[record.sketch_key], record))]  # fmt: skip
+        built = [
+            (record, kernels)
+            for record in records
+            if record.sketch_key in sketches
+            and (kernels := _kernels(sketches[record.sketch_key], record))
+        ]
         rows: list[tuple[float, float, Kernels]] = []
         if built:
             featurizer = felix_bridge.FelixFeaturizer()
@@ -130,9 +141,13 @@ def _of_workload(drawn: tuple[Any, list[Any]]) -> dict[str, Any]:
                 one, _ = task_features.task_of(workload, [record], featurizer, None)
                 if one is not None:
                     rows.append((float(predict(one)[0]), float(one.ln_latency[0]), kernels))
-    return {"name": workload.name, "operator": workload.operator,
-            "predicted": [row[0] for row in rows], "ln_latency": [row[1] for row in rows],
-            "kernels": [dataclasses.astuple(row[2]) for row in rows]}  # fmt: skip
+    return {
+        "name": workload.name,
+        "operator": workload.operator,
+        "predicted": [row[0] for row in rows],
+        "ln_latency": [row[1] for row in rows],
+        "kernels": [dataclasses.astuple(row[2]) for row in rows],
+    }
 
 
 def _kernels(sketch: Any, record: Any) -> Kernels | None:
@@ -149,8 +164,12 @@ def _kernels(sketch: Any, record: Any) -> Kernels | None:
         )
         source = lowered.source
         return of_ptx(nvrtc.compile_ptx(source.text, lowered.arch, headers=source.headers))
-    except (errors.FelixError, launches.BuildError, tvm.error.InternalError,
-            subprocess.CalledProcessError):  # fmt: skip
+    except (
+        errors.FelixError,
+        launches.BuildError,
+        tvm.error.InternalError,
+        subprocess.CalledProcessError,
+    ):
         return None
 
 
@@ -179,8 +198,9 @@ def code_bytes(elf: bytes) -> int:
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", elf, start + size * i) for i in range(count)]
     texts = sections[names][4]
-    return sum(section[5] for section in sections
-               if elf[texts + section[0] :].startswith(b".text."))  # fmt: skip
+    return sum(
+        section[5] for section in sections if elf[texts + section[0] :].startswith(b".text.")
+    )
 
 
 # ---------------------------------------------------------------- corrections
@@ -192,13 +212,17 @@ def scores(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     result = []
     corrections: dict[str, Correction | None] = {
-        "as predicted": None, "control: trees without": _trees(with_kernels=False),
-        "least squares": _least_squares, "trees": _trees(with_kernels=True),
-    }  # fmt: skip
+        "as predicted": None,
+        "control: trees without": _trees(with_kernels=False),
+        "least squares": _least_squares,
+        "trees": _trees(with_kernels=True),
+    }
     for name, correction in corrections.items():
         corrected = _corrected(rows, correction)
-        each = [metrics.score(p, np.array(row["ln_latency"]))
-                for p, row in zip(corrected, rows, strict=True)]  # fmt: skip
+        each = [
+            metrics.score(p, np.array(row["ln_latency"]))
+            for p, row in zip(corrected, rows, strict=True)
+        ]
         result.append({"correction": name, **dataclasses.asdict(metrics.mean(each))})
     return result
 
@@ -213,8 +237,9 @@ def _corrected(rows: Sequence[dict[str, Any]], correction: Correction | None) ->
     if correction is None:
         return predicted
     inputs = [_inputs(row) for row in rows]
-    errors = [_centred(p - np.array(row["ln_latency"]))
-              for p, row in zip(predicted, rows, strict=True)]  # fmt: skip
+    errors = [
+        _centred(p - np.array(row["ln_latency"])) for p, row in zip(predicted, rows, strict=True)
+    ]
     result = []
     for number, before in enumerate(predicted):
         others = [i for i in range(len(rows)) if i % FOLDS != number % FOLDS]
@@ -264,8 +289,10 @@ def render(data: dict[str, Any]) -> str:
     table = [[row["correction"], *(row[key] for key in keys)] for row in data["scores"]]
     n_kernels = sum(len(row["kernels"]) for row in data["rows"])
     spilled = sum(each[1] > 0 for row in data["rows"] for each in row["kernels"])
-    return (f"{len(data['rows'])} workloads, {n_kernels} schedules, {spilled} with spills.\n\n"
-            + common.table(head, table))  # fmt: skip
+    return (
+        f"{len(data['rows'])} workloads, {n_kernels} schedules, {spilled} with spills.\n\n"
+        + common.table(head, table)
+    )
 
 
 if __name__ == "__main__":

@@ -71,8 +71,10 @@ def _throughput(turns: int, quick: bool) -> list[dict[str, Any]]:
             found.setdefault(n, []).append(throughput.measure(n, times, n_each))
     rows = []
     for n, runs in found.items():
-        row = {name: statistics.median(run[name] for run in runs)
-               for name in ("rate", "cpu_ms", "busy")}  # fmt: skip
+        row = {
+            name: statistics.median(run[name] for run in runs)
+            for name in ("rate", "cpu_ms", "busy")
+        }
         rows.append({"devices": n, "turns": len(runs), **row})
         rows[-1]["linear"] = row["rate"] / (n * rows[0]["rate"])
     return rows
@@ -100,39 +102,59 @@ def _files() -> dict[str, float]:
 
 def render(data: dict[str, Any]) -> str:
     """The tables of a results file."""
-    return "\n\n".join([
-        "Overhead of a node behind Ray, ms a candidate; calls in ms:",
-        _overhead_table(data["overhead"]),
-        f"One pool over simulated devices of {1e3 * RUN_S:.0f} ms a candidate:",
-        common.table(
-            ["devices", "candidates 1/s", "of linear", "most busy", "CPU ms"],
-            [[row[name] for name in ("devices", "rate", "linear", "busy", "cpu_ms")]
-             for row in data["throughput"]],
-        ),
-        "One job of `felix.tune` on such devices, ms a candidate of the tuner's thread:",
-        _jobs_table(data["jobs"]),
-        "A trial in the store:",
-        common.table(
-            ["store", "tuners", "trials 1/s", "ms", "CPU ms of the tuner"],
-            [[row[name] for name in ("store", "writers", "rate", "ms", "tuner_cpu_ms")]
-             for row in data["stores"]],
-        ),
-        f"A library of {data['files']['bytes'] >> 10} KiB is written, read and removed in "
-        f"{data['files']['ms']:.2g} ms.",
-        "Capacity of each part, candidates a second, for jobs of one task:",
-        bounds.table(data),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            "Overhead of a node behind Ray, ms a candidate; calls in ms:",
+            _overhead_table(data["overhead"]),
+            f"One pool over simulated devices of {1e3 * RUN_S:.0f} ms a candidate:",
+            common.table(
+                ["devices", "candidates 1/s", "of linear", "most busy", "CPU ms"],
+                [
+                    [row[name] for name in ("devices", "rate", "linear", "busy", "cpu_ms")]
+                    for row in data["throughput"]
+                ],
+            ),
+            "One job of `felix.tune` on such devices, ms a candidate of the tuner's thread:",
+            _jobs_table(data["jobs"]),
+            "A trial in the store:",
+            common.table(
+                ["store", "tuners", "trials 1/s", "ms", "CPU ms of the tuner"],
+                [
+                    [row[name] for name in ("store", "writers", "rate", "ms", "tuner_cpu_ms")]
+                    for row in data["stores"]
+                ],
+            ),
+            f"A library of {data['files']['bytes'] >> 10} KiB is written, read and removed in "
+            f"{data['files']['ms']:.2g} ms.",
+            "Capacity of each part, candidates a second, for jobs of one task:",
+            bounds.table(data),
+        ]
+    )
 
 
 def _overhead_table(data: dict[str, Any]) -> str:
     rows = [
-        [f"transport, binaries of {row['binary_bytes']:,} bytes", row["here"], row["ray"],
-         row["added"], row["build_call"], row["run_call"]]
+        [
+            f"transport, binaries of {row['binary_bytes']:,} bytes",
+            row["here"],
+            row["ray"],
+            row["added"],
+            row["build_call"],
+            row["run_call"],
+        ]
         for row in data["transport"]
-    ]  # fmt: skip
+    ]
     whole = data["whole"]
-    rows.append([f"whole, {whole['workload']} on this CPU", whole["local"], whole["ray"],
-                 whole["added"], None, None])  # fmt: skip
+    rows.append(
+        [
+            f"whole, {whole['workload']} on this CPU",
+            whole["local"],
+            whole["ray"],
+            whole["added"],
+            None,
+            None,
+        ]
+    )
     head = ["compared", "without Ray", "with Ray", "added", "a build call", "a run call of 8"]
     return common.table(head, rows)
 
@@ -142,9 +164,11 @@ def _jobs_table(rows: list[dict[str, Any]]) -> str:
     head = ["devices", "candidates 1/s", *(part.replace("_", " ") for part in parts), "CPU ms"]
     return common.table(
         head,
-        [[row["devices"], row["rate"], *(row["ms"][part] for part in parts), row["cpu_ms"]]
-         for row in rows],
-    )  # fmt: skip
+        [
+            [row["devices"], row["rate"], *(row["ms"][part] for part in parts), row["cpu_ms"]]
+            for row in rows
+        ],
+    )
 
 
 def _arguments() -> argparse.Namespace:

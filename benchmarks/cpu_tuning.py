@@ -113,8 +113,19 @@ def main() -> int:
 
 def render(result: dict[str, Any]) -> str:
     """The tables, in Markdown."""
-    keys = ("workload", "tool", "n_seeds", "wall_s", "process_s", "cold_us", "warm_us",
-            "wall_ratio", "process_ratio", "cold_ratio", "warm_ratio")  # fmt: skip
+    keys = (
+        "workload",
+        "tool",
+        "n_seeds",
+        "wall_s",
+        "process_s",
+        "cold_us",
+        "warm_us",
+        "wall_ratio",
+        "process_ratio",
+        "cold_ratio",
+        "warm_ratio",
+    )
     return "\n\n".join(
         [
             f"Medians over seeds, {result['settings']['trials']} trials; ratios are to Felix, "
@@ -136,9 +147,17 @@ def render(result: dict[str, Any]) -> str:
 
 def _row(run: dict[str, Any], tool: str) -> list[Any]:
     piece, compared = run[tool], run.get(COMPARE, {}).get(tool, {})
-    return [run["workload"], run["seed"], tool, piece["wall_s"], piece["process_s"],
-            piece["n_measured"], piece["n_ran"], compared.get("cold_us"),
-            compared.get("warm_us")]  # fmt: skip
+    return [
+        run["workload"],
+        run["seed"],
+        tool,
+        piece["wall_s"],
+        piece["process_s"],
+        piece["n_measured"],
+        piece["n_ran"],
+        compared.get("cold_us"),
+        compared.get("warm_us"),
+    ]
 
 
 # ---------------------------------------------------------------- pieces, from outside
@@ -147,17 +166,28 @@ def _row(run: dict[str, Any], tool: str) -> list[Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(DEFAULT))
-    parser.add_argument("--products", action="store_true",
-                        help="GEMMs and convolutions; results: cpu_products")  # fmt: skip
+    parser.add_argument(
+        "--products", action="store_true", help="GEMMs and convolutions; results: cpu_products"
+    )
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=["felix", "stock"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--stock-batch", type=int, default=64,
-                        help="num_trials_per_iter of ms.tune_tir; 64 is its default")  # fmt: skip
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="WORKLOAD:SEED:TOOL",
-                        help="patterns of the pieces to run; TOOL may be compare")  # fmt: skip
-    parser.add_argument("--limit-s", type=float, default=None,
-                        help="start no further piece after this long")  # fmt: skip
+    parser.add_argument(
+        "--stock-batch",
+        type=int,
+        default=64,
+        help="num_trials_per_iter of ms.tune_tir; 64 is its default",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="WORKLOAD:SEED:TOOL",
+        help="patterns of the pieces to run; TOOL may be compare",
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=None, help="start no further piece after this long"
+    )
     parser.add_argument("--name", help="of the results file")
     parser.add_argument("--fresh", action="store_true", help="forget what this name has done")
     args = parser.parse_args()
@@ -199,16 +229,23 @@ def _run_piece(
     """Run one piece in a fresh process and add what is known outside of it."""
     path = _path(work, workload, seed, tool)
     path.parent.mkdir(parents=True, exist_ok=True)
-    request = {"tool": tool, "workload": WORKLOADS[workload], "seed": seed,
-               "path": str(path), **settings}  # fmt: skip
+    request = {
+        "tool": tool,
+        "workload": WORKLOADS[workload],
+        "seed": seed,
+        "path": str(path),
+        **settings,
+    }
     print(f"{common.now()} {workload} seed {seed}: {tool} ...", flush=True)
     load, start = common.load(), time.perf_counter()
     with open(path.with_suffix(".log"), "w") as log:
         done = subprocess.run(
             [sys.executable, __file__, "--piece", json.dumps(request)],
-            stdout=log, stderr=subprocess.STDOUT, check=False,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
             env=os.environ | {"TVM_NUM_THREADS": str(cpu.available_cores())},
-        )  # fmt: skip
+        )
     process_s = time.perf_counter() - start
     piece = _load(path.with_suffix(".piece"))
     if done.returncode or piece is None:

@@ -42,9 +42,21 @@ ROUND = 24
 #: Candidates predicted to build faster are not compiled: no limit is near.
 LONG_S = 1.0
 OUT = common.RESULTS / "gpu-measuring" / "cuda_build_time.json"
-COLUMNS = ("candidates", "name", "n", "n long", "statements 5/50/95 %", "n timed",
-           "seconds 5/50/95 %", "arrays", "same cubin", "same size", "too long", "predicted",
-           "put off")  # fmt: skip
+COLUMNS = (
+    "candidates",
+    "name",
+    "n",
+    "n long",
+    "statements 5/50/95 %",
+    "n timed",
+    "seconds 5/50/95 %",
+    "arrays",
+    "same cubin",
+    "same size",
+    "too long",
+    "predicted",
+    "put off",
+)
 
 
 def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[dict[str, Any]]:

@@ -108,9 +108,15 @@ def render(result: dict[str, Any]) -> str:
         label = [entry["workload"], entry["target"]]
         keys = ("n_sketches", "tvm_us", "batch_us", "large_batch_us", "ratio", "large_batch_ratio")
         speed.append([*label, *(entry[key] for key in keys)])
-        cost.append([*label, max(entry["extract_cold_s"]),
-                     statistics.mean(entry["extract_cold_s"]), max(entry["extract_cached_s"]),
-                     max(filter(None, entry["extract_structure_s"]), default=None)])  # fmt: skip
+        cost.append(
+            [
+                *label,
+                max(entry["extract_cold_s"]),
+                statistics.mean(entry["extract_cold_s"]),
+                max(entry["extract_cached_s"]),
+                max(filter(None, entry["extract_structure_s"]), default=None),
+            ]
+        )
         if "descent" in entry:
             times = entry["descent"]
             descents.append([*label, times["n_sketches"], times["first_s"], times["again_s"]])
@@ -212,8 +218,10 @@ def _one_more_structure(fresh: Any) -> float | None:
 
 
 def _totals(compared: list[dict[str, Any]]) -> dict[str, float]:
-    mean = {key: statistics.mean(entry[key] for entry in compared)
-            for key in ("tvm_us", "batch_us", "large_batch_us")}  # fmt: skip
+    mean = {
+        key: statistics.mean(entry[key] for entry in compared)
+        for key in ("tvm_us", "batch_us", "large_batch_us")
+    }
     return {
         **mean,
         "ratio": mean["tvm_us"] / mean["batch_us"],

@@ -76,13 +76,21 @@ def main() -> int:
 def render(data: Mapping[str, Any]) -> str:
     """Sums and ratios of each network, and every group, in Markdown."""
     sums = [
-        [each["network"], each["dtype"],
-         *(value for way in WAYS for value in (_calls(each, way), _sum_us(each, way))),
-         *(ratio(each, way) for way in (frontend.Fusion.FUSEOPS, frontend.Fusion.RULES))]
+        [
+            each["network"],
+            each["dtype"],
+            *(value for way in WAYS for value in (_calls(each, way), _sum_us(each, way))),
+            *(ratio(each, way) for way in (frontend.Fusion.FUSEOPS, frontend.Fusion.RULES)),
+        ]
         for each in data["entries"]
-    ]  # fmt: skip
-    head = ["network", "type", *(text for way in WAYS for text in (f"{way} calls", f"{way} us")),
-            "fuseops / planned", "rules / planned"]  # fmt: skip
+    ]
+    head = [
+        "network",
+        "type",
+        *(text for way in WAYS for text in (f"{way} calls", f"{way} us")),
+        "fuseops / planned",
+        "rules / planned",
+    ]
     rows = [
         [each["network"], each["dtype"], way, group["name"], group["calls"], group["latency_us"]]
         for each in data["entries"]
@@ -130,10 +138,15 @@ def _measured(
     print(f"{common.now()} {name} {dtype}: {len(tasks)} tasks", flush=True)
     load = common.load()
     request = outcomes.Request(
-        trials=args.trials * len(tasks), seconds=args.seconds, seed=0,
-        options=options.TuneOptions(), out=None, on_event=None, improve=args.improve,
+        trials=args.trials * len(tasks),
+        seconds=args.seconds,
+        seed=0,
+        options=options.TuneOptions(),
+        out=None,
+        on_event=None,
+        improve=args.improve,
         pytorch=False,
-    )  # fmt: skip
+    )
     gathered = outcomes.gather(list(tasks.values()), known, request)
     return {
         "network": name,

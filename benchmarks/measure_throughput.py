@@ -69,9 +69,13 @@ def main() -> int:
         )
         felix_pass(batches, results, "felix-warm", warm, args.builders)
     data = common.header("measure_throughput") | {
-        "device": _device(), "start_s": start_s, "candidates": args.candidates,
-        "seed": args.seed, "workloads": results, "summary": summary(results),
-    }  # fmt: skip
+        "device": _device(),
+        "start_s": start_s,
+        "candidates": args.candidates,
+        "seed": args.seed,
+        "workloads": results,
+        "summary": summary(results),
+    }
     common.write(args.out, data)
     print(render(data))
     return 0
@@ -152,8 +156,9 @@ def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if "stock" in tools:
             row["ratio"] = row["felix"] / row["stock"]
             row["ratio_ran"] = row["ratio"] * _ran(tools["felix"]) / max(_ran(tools["stock"]), 1)
-            row["failed"] = {tool: len(run["latency_us"]) - _ran(run)
-                             for tool, run in tools.items()}  # fmt: skip
+            row["failed"] = {
+                tool: len(run["latency_us"]) - _ran(run) for tool, run in tools.items()
+            }
             pairs = zip(
                 tools["felix-warm"]["latency_us"], tools["stock"]["latency_us"], strict=True
             )
@@ -180,11 +185,30 @@ def render(data: dict[str, Any]) -> str:
         deciles = row.get("latency_ratio")
         middle = f"{deciles[0]:.3f} {deciles[4]:.3f} {deciles[8]:.3f}" if deciles else "-"
         failed = row.get("failed", {})
-        rows.append([name, row["felix"], row.get("stock"), row.get("ratio"), row.get("ratio_ran"),
-                     started, failed.get("felix"), failed.get("stock"), middle])  # fmt: skip
-    head = ["workload", "felix 1/s", "stock 1/s", "ratio", "ratio of those that ran",
-            "with the pool's start", "felix failed", "stock failed",
-            "warm latency ratio 10/50/90 %"]  # fmt: skip
+        rows.append(
+            [
+                name,
+                row["felix"],
+                row.get("stock"),
+                row.get("ratio"),
+                row.get("ratio_ran"),
+                started,
+                failed.get("felix"),
+                failed.get("stock"),
+                middle,
+            ]
+        )
+    head = [
+        "workload",
+        "felix 1/s",
+        "stock 1/s",
+        "ratio",
+        "ratio of those that ran",
+        "with the pool's start",
+        "felix failed",
+        "stock failed",
+        "warm latency ratio 10/50/90 %",
+    ]
     return f"pool ready after {data['start_s']:.1f} s\n\n" + common.table(head, rows)
 
 

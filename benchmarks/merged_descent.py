@@ -35,9 +35,15 @@ from benchmarks import search_ablation
 from benchmarks.support import common
 
 NAMES = (
-    "gemm-primes", "gemm-vit", "gemm-row", "attention", "conv2d-first", "conv2d-35x35",
-    "conv2d-grouped", "softmax-odd",
-)  # fmt: skip
+    "gemm-primes",
+    "gemm-vit",
+    "gemm-row",
+    "attention",
+    "conv2d-first",
+    "conv2d-35x35",
+    "conv2d-grouped",
+    "softmax-odd",
+)
 COUNTS = (1, 2, 4, 8)
 STEPS, N_SEEDS = 10, 8
 LARGE, LARGE_STEPS, LARGE_SEEDS = "gemm:1024,1024,1024", 50, 128
@@ -132,8 +138,11 @@ def _descent(
     for index, sketch in enumerate(sketches):
         legal = sketch.sample(4 * n_seeds, seed=1, max_structures=1)
         structures = [coordinates.structure(sketch.variables, row) for row in legal.tolist()]
-        same = [row for row, each in zip(legal.tolist(), structures, strict=True)
-                if each == structures[0]]  # fmt: skip
+        same = [
+            row
+            for row, each in zip(legal.tolist(), structures, strict=True)
+            if each == structures[0]
+        ]
         seeds = np.asarray([same[i % len(same)] for i in range(n_seeds)], np.int64)
         entries.append(descent.Entry(index, structures[0], seeds))
     scorer = scoring.Scorer(list(sketches), {FeatureKind.TRACE: model})
@@ -148,11 +157,27 @@ def _cpu_ms(work: Callable[[], object]) -> float:
 
 def render(data: dict[str, Any]) -> str:
     """The table of a results file."""
-    head = ["tasks", "entries", "together ms a step", "apart ms a step", "together / apart",
-            "merging together ms", "merging apart ms"]  # fmt: skip
-    rows = [[row["tasks"], row["entries"], row["together_ms"], row["apart_ms"],
-             row["together_ms"] / row["apart_ms"], row["together_merging_ms"],
-             row["apart_merging_ms"]] for row in data["rows"]]  # fmt: skip
+    head = [
+        "tasks",
+        "entries",
+        "together ms a step",
+        "apart ms a step",
+        "together / apart",
+        "merging together ms",
+        "merging apart ms",
+    ]
+    rows = [
+        [
+            row["tasks"],
+            row["entries"],
+            row["together_ms"],
+            row["apart_ms"],
+            row["together_ms"] / row["apart_ms"],
+            row["together_merging_ms"],
+            row["apart_merging_ms"],
+        ]
+        for row in data["rows"]
+    ]
     large = data["large"]
     return (
         f"{LARGE_SEEDS} seeds and {LARGE_STEPS} steps over all sketches of {LARGE} take "

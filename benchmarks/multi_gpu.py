@@ -35,9 +35,16 @@ from benchmarks.support.simulated import jobs, nodes
 
 #: Parts of a candidate in the table: of the tuner's thread, then of the workers.
 PARTS = (
-    "extract", "search", "schedule", "train", "build_wait", "measure", "other", "build_work",
+    "extract",
+    "search",
+    "schedule",
+    "train",
+    "build_wait",
+    "measure",
+    "other",
+    "build_work",
     "run_work",
-)  # fmt: skip
+)
 
 #: Trials a task of the job that is not counted.
 WARM_TRIALS = 16
@@ -64,12 +71,15 @@ def main() -> int:
         tune(place, -1, min(args.trials, WARM_TRIALS * len(args.workloads)))
     runs = [
         tune(place, turn, args.trials) | dataclasses.asdict(place) | {"turn": turn}
-        for turn in range(args.turns) for place in places
-    ]  # fmt: skip
+        for turn in range(args.turns)
+        for place in places
+    ]
     data = common.header("multi_gpu") | {
         "device": "simulated" if args.simulated else _name(args.devices[0]),
-        "workloads": args.workloads, "runs": runs, "summary": summary(runs),
-    }  # fmt: skip
+        "workloads": args.workloads,
+        "runs": runs,
+        "summary": summary(runs),
+    }
     common.write(args.out, data)
     print(render(data))
     return 0
@@ -103,9 +113,14 @@ def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
 
     def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
         return jobs.tuned(
-            args.workloads, trials, turn + 1, place.devices, args.builders, times,
+            args.workloads,
+            trials,
+            turn + 1,
+            place.devices,
+            args.builders,
+            times,
             args.search_processes,
-        )  # fmt: skip
+        )
 
     return [Place(count) for count in sorted({1, args.simulated})], tune
 
@@ -117,12 +132,17 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for place in dict.fromkeys(where):
         some = [run for run, its in zip(runs, where, strict=True) if its == place]
         median = functools.partial(_median, some)
-        rows.append(dataclasses.asdict(place) | {
-            "turns": len(some), "seconds": median("seconds"),
-            "rate": median("rate"), "cpu_ms": median("cpu_ms"),
-            "ms": {part: statistics.median(run["ms"][part] for run in some) for part in PARTS},
-            "latency_us": statistics.median(_mean_us(run) for run in some),
-        })  # fmt: skip
+        rows.append(
+            dataclasses.asdict(place)
+            | {
+                "turns": len(some),
+                "seconds": median("seconds"),
+                "rate": median("rate"),
+                "cpu_ms": median("cpu_ms"),
+                "ms": {part: statistics.median(run["ms"][part] for run in some) for part in PARTS},
+                "latency_us": statistics.median(_mean_us(run) for run in some),
+            }
+        )
         rows[-1]["speed_up"] = rows[0]["seconds"] / rows[-1]["seconds"]
     return rows
 
@@ -142,14 +162,22 @@ def render(data: dict[str, Any]) -> str:
     head = ["devices", "turns", "job s", "speed-up", "candidates 1/s", "winners us"]
     fields = ("turns", "seconds", "speed_up", "rate", "latency_us")
     names = [f"{row['devices']}{', over Ray' * row.get('cluster', False)}" for row in rows]
-    parts = [[name, *(row["ms"][part] for part in PARTS)]
-             for name, row in zip(names, rows, strict=True)]  # fmt: skip
-    return "\n\n".join([
-        common.table(head, [[name, *(row[field] for field in fields)]
-                            for name, row in zip(names, rows, strict=True)]),
-        "Milliseconds a candidate:",
-        common.table(["devices", *(part.replace("_", " ") for part in PARTS)], parts),
-    ])  # fmt: skip
+    parts = [
+        [name, *(row["ms"][part] for part in PARTS)] for name, row in zip(names, rows, strict=True)
+    ]
+    return "\n\n".join(
+        [
+            common.table(
+                head,
+                [
+                    [name, *(row[field] for field in fields)]
+                    for name, row in zip(names, rows, strict=True)
+                ],
+            ),
+            "Milliseconds a candidate:",
+            common.table(["devices", *(part.replace("_", " ") for part in PARTS)], parts),
+        ]
+    )
 
 
 def _name(device: int) -> str:

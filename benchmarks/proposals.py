@@ -99,10 +99,15 @@ def main() -> int:
             entries.append(judge(text, target, args.proposals, args.uniform))
             print(entries[-1], flush=True)
     rows = [
-        [f["workload"], f["target"], f["proposed"], f["accepted"] / max(f["proposed"], 1),
-         f["uniform_accepted"] / f["uniform"]]
+        [
+            f["workload"],
+            f["target"],
+            f["proposed"],
+            f["accepted"] / max(f["proposed"], 1),
+            f["uniform_accepted"] / f["uniform"],
+        ]
         for f in entries
-    ]  # fmt: skip
+    ]
     total = sum(f["accepted"] for f in entries) / sum(f["proposed"] for f in entries)
     head_row = ["workload", "target", "proposed", "accepted share", "uniform accepted share"]
     print(common.table(head_row, rows))

@@ -93,8 +93,9 @@ def main() -> int:
     args = parser.parse_args()
     texts = {PAGES / name: text for name, text in pages().items()}
     stale = [path for path in PAGES.glob("*.md") if path not in texts]
-    stale += [path for path, text in texts.items()
-              if not path.exists() or path.read_text() != text]  # fmt: skip
+    stale += [
+        path for path, text in texts.items() if not path.exists() or path.read_text() != text
+    ]
     if args.check:
         for path in stale:
             print(f"not up to date: {path.relative_to(common.ROOT)}")

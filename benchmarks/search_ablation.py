@@ -66,29 +66,59 @@ SETS = {
     "templates": {
         name: subgraphs.EVERY[name]
         for name in (
-            "square-1024", "square-4096", "llama-qkv-16", "llama-up-100", "llama-down-512",
-            "bert-up-197", "primes", "odd", "scores-197", "values-512", "llama-up-16-gelu",
-            "bert-down-512-gelu", "resnet50-224-3-64-k7s2-b1", "resnet50-56-64-64-k3s1-b1",
-            "resnet50-14-256-256-k3s1-b16", "resnet50-7-512-2048-k1s1-b1",
-            "resnet50-28-512-1024-k1s2-b16", "r3d18-16x56-64-64-k3s1", "r3d18-4x14-256-256-k3s1",
+            "square-1024",
+            "square-4096",
+            "llama-qkv-16",
+            "llama-up-100",
+            "llama-down-512",
+            "bert-up-197",
+            "primes",
+            "odd",
+            "scores-197",
+            "values-512",
+            "llama-up-16-gelu",
+            "bert-down-512-gelu",
+            "resnet50-224-3-64-k7s2-b1",
+            "resnet50-56-64-64-k3s1-b1",
+            "resnet50-14-256-256-k3s1-b16",
+            "resnet50-7-512-2048-k1s1-b1",
+            "resnet50-28-512-1024-k1s2-b16",
+            "r3d18-16x56-64-64-k3s1",
+            "r3d18-4x14-256-256-k3s1",
             "r3d18-first",
         )
     },
     "mixed": {
         name: subgraphs.EVERY[name]
         for name in (
-            "gemm-primes", "gemm-vit", "gemm-llama", "gemm-row", "gemm-5-rows", "attention",
-            "gemm", "gemm-skinny", "batched-matmul", "conv2d-1x1",
+            "gemm-primes",
+            "gemm-vit",
+            "gemm-llama",
+            "gemm-row",
+            "gemm-5-rows",
+            "attention",
+            "gemm",
+            "gemm-skinny",
+            "batched-matmul",
+            "conv2d-1x1",
         )
     },
     "cpu": {
         name: subgraphs.AWKWARD[name]
         for name in (
-            "gemm-primes", "gemm-vit", "gemm-row", "attention", "sum-of-columns", "conv2d-first",
-            "conv2d-35x35", "conv2d-grouped", "softmax-odd", "transposed-8x8",
+            "gemm-primes",
+            "gemm-vit",
+            "gemm-row",
+            "attention",
+            "sum-of-columns",
+            "conv2d-first",
+            "conv2d-35x35",
+            "conv2d-grouped",
+            "softmax-odd",
+            "transposed-8x8",
         )
     },
-}  # fmt: skip
+}
 #: Kinds of features of the sketches of a set, if others than those of traces.
 KINDS = {"templates": ("template",), "mixed": ("trace", "template")}
 #: TVM's evolution, by the candidates of a round.
@@ -146,13 +176,14 @@ def make_search(strategy: str, sketches: Sequence[Any], models: Any, seed: int) 
         "gradient": (search.GradientSearch, search.GradientOptions()),
         "descent": (search.GradientSearch, gradients.DESCENT),
         "descent-only": (
-            search.GradientSearch, dataclasses.replace(gradients.DESCENT, n_polish=0)
+            search.GradientSearch,
+            dataclasses.replace(gradients.DESCENT, n_polish=0),
         ),
         "first-order": (gradients.FirstOrderSearch, search.LocalOptions()),
         "langevin": (gradients.LangevinSearch, search.GradientOptions(n_roundings=1)),
         "preconditioned": (gradients.PreconditionedSearch, search.GradientOptions()),
         "steepest": (gradients.SteepestSearch, search.GradientOptions()),
-    }[strategy]  # fmt: skip
+    }[strategy]
     return kind(sketches, models, options, seed)
 
 
@@ -239,9 +270,14 @@ def piece(sketches: Sequence[Any], models: Any, job: Job) -> dict[str, Any]:
         )
         after_s.append(after_s[-1] + time.process_time() - start)
     return {
-        "set": job.set, "name": job.name, "strategy": job.strategy, "seed": job.seed,
-        "sketches": len(sketches), "after_s": after_s[1:], "best_us": best_us[1:],
-    }  # fmt: skip
+        "set": job.set,
+        "name": job.name,
+        "strategy": job.strategy,
+        "seed": job.seed,
+        "sketches": len(sketches),
+        "after_s": after_s[1:],
+        "best_us": best_us[1:],
+    }
 
 
 def main() -> int:
@@ -295,8 +331,13 @@ def _write(
     path: pathlib.Path, head: Mapping[str, Any], cpu_s: float, pieces: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Write the results file; what it has."""
-    data = {**head, "targets": TARGETS, "cpu_s": cpu_s, "pieces": pieces,
-            "summary": ablation_table.summary(pieces, cpu_s)}  # fmt: skip
+    data = {
+        **head,
+        "targets": TARGETS,
+        "cpu_s": cpu_s,
+        "pieces": pieces,
+        "summary": ablation_table.summary(pieces, cpu_s),
+    }
     common.write(path, data)
     return data
 

@@ -35,9 +35,15 @@ from benchmarks.support import common, subgraphs
 TARGET = "h200"
 #: Of `subgraphs`.
 WORKLOADS = (
-    "gemm", "gemm-primes", "gemm-row", "conv2d-3x3", "conv3d", "transposed", "softmax",
+    "gemm",
+    "gemm-primes",
+    "gemm-row",
+    "conv2d-3x3",
+    "conv3d",
+    "transposed",
+    "softmax",
     "layer-norm",
-)  # fmt: skip
+)
 #: Searched before the clock starts: what a process pays once.
 FIRST = "reduce:8x8,axes=1"
 N_WARM_UP, N_ROUND = 8, 24

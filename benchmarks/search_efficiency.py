@@ -87,10 +87,20 @@ STRATEGIES = (*tuned.TUNED, "stock", "winners", "vendor")
 TRIALS = dict.fromkeys(tuned.TUNED, 128) | {"random": 64, "stock": 64}
 TIME_IS_UP = "time is up; the same command goes on"
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
-PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
-             "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.local",
-             "felix.metaschedule.tvm_search", "felix.tuning.online_model", "felix.workloads",
-             "server.tuner.warm_pools", "benchmarks.support.vendor")  # fmt: skip
+PRELOADED = (
+    "tvm.s_tir.tensor_intrin",
+    "tvm.s_tir.meta_schedule",
+    "xgboost",
+    "torch",
+    "felix.tuning.tune",
+    "felix.sketch.sketch",
+    "felix.search.strategies.local",
+    "felix.metaschedule.tvm_search",
+    "felix.tuning.online_model",
+    "felix.workloads",
+    "server.tuner.warm_pools",
+    "benchmarks.support.vendor",
+)
 #: For the process that imports them: TVM asks PyTorch whether there is a GPU, and a fork of a
 #: process that uses one cannot. NVML answers without.
 PRELOADING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -154,10 +164,11 @@ def _in_lanes(args: argparse.Namespace, benchmark: str) -> list[str]:
     args.work.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
     run = overlap.Overlap(
-        lane.Lane(args.tuning_worker, PRELOADED), lane.Lane(args.libraries_worker, PRELOADED),
+        lane.Lane(args.tuning_worker, PRELOADED),
+        lane.Lane(args.libraries_worker, PRELOADED),
         say=lambda text: print(f"{common.now()} {text}", flush=True),
         ended=lambda: write_results(args, benchmark),
-    )  # fmt: skip
+    )
     if not run.run(missing_shapes(args), args.limit_s):
         print(TIME_IS_UP)
     return run.failed
@@ -180,8 +191,9 @@ def missing_shapes(args: argparse.Namespace) -> list[overlap.Shape]:
             continue
         shape = shapes.setdefault((name, seed), overlap.Shape(name, {}))
         request = _request(args, name, seed, strategy, path) | {
-            "log": str(path.with_suffix(".log")), "lanes": True,
-        }  # fmt: skip
+            "log": str(path.with_suffix(".log")),
+            "lanes": True,
+        }
         if strategy in overlap.TUNING:
             shape.tuning[_label(name, seed, strategy)] = request
         else:
@@ -236,28 +248,39 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--set", nargs="+", choices=list(subgraphs.SETS), default=["common"])
     parser.add_argument(
-        "--subgraphs", nargs="+", choices=list(subgraphs.EVERY), metavar="NAME",
+        "--subgraphs",
+        nargs="+",
+        choices=list(subgraphs.EVERY),
+        metavar="NAME",
         help="only these (default: all of the sets)",
-    )  # fmt: skip
+    )
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--seeds", type=int, default=1)
     defaults = " ".join(f"{name}={count}" for name, count in TRIALS.items())
     parser.add_argument(
-        "--trials", type=_trials, nargs="+", default=[], metavar="STRATEGY=N",
+        "--trials",
+        type=_trials,
+        nargs="+",
+        default=[],
+        metavar="STRATEGY=N",
         help=f"those that are not named have the default ({defaults})",
-    )  # fmt: skip
+    )
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--workload", help="instead of the subgraphs: one workload, as `own`")
     parser.add_argument("--model", help="checkpoint for felix and evolution, not the shipped one")
     parser.add_argument(
-        "--max-compile-s", type=float,
+        "--max-compile-s",
+        type=float,
         help="felix puts off what is predicted to build longer (default: as the search has it)",
-    )  # fmt: skip
+    )
     parser.add_argument("--only", nargs="+", default=["*"], metavar="SUBGRAPH:SEED:STRATEGY")
     parser.add_argument(
-        "--restore", nargs="+", default=[], metavar="SUBGRAPH:SEED:STRATEGY",
+        "--restore",
+        nargs="+",
+        default=[],
+        metavar="SUBGRAPH:SEED:STRATEGY",
         help="take these pieces from the results file that is there (default: none)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--limit-s",
         type=float,
@@ -280,9 +303,10 @@ def _arguments() -> argparse.Namespace:
 def add_lanes(parser: argparse.ArgumentParser) -> None:
     """Options of runs in two lanes."""
     parser.add_argument(
-        "--lanes", action="store_true",
+        "--lanes",
+        action="store_true",
         help="tune and prepare libraries at a time, in two processes that share the CPU's cores",
-    )  # fmt: skip
+    )
     parser.set_defaults(tuning_worker=pieces.tuning, libraries_worker=pieces.libraries)
 
 
@@ -309,9 +333,17 @@ def _request(
     args: argparse.Namespace, name: str, seed: int, strategy: str, path: pathlib.Path
 ) -> dict[str, Any]:
     workload = args.workload or subgraphs.EVERY[name]
-    return {"name": name, "workload": workload, "seed": seed, "strategy": strategy,
-            "trials": args.trials.get(strategy), "target": args.target, "model": args.model,
-            "max_compile_s": args.max_compile_s, "path": str(path)}  # fmt: skip
+    return {
+        "name": name,
+        "workload": workload,
+        "seed": seed,
+        "strategy": strategy,
+        "trials": args.trials.get(strategy),
+        "target": args.target,
+        "model": args.model,
+        "max_compile_s": args.max_compile_s,
+        "path": str(path),
+    }
 
 
 def _run(

@@ -54,13 +54,22 @@ Models: TypeAlias = "Mapping[FeatureKind, Any]"
 FELIX = "felix"
 #: Searches of another name on lowered predictions.
 LOWERED = {"lower-bound": "mean", "gradient-lower-bound": "gradient"}
-STRATEGIES = (FELIX, "gradient", *tuned.SELECTED, *tuned.LOCAL,
-              "exact-evolution", "evolution-mean", *LOWERED)  # fmt: skip
+STRATEGIES = (
+    FELIX,
+    "gradient",
+    *tuned.SELECTED,
+    *tuned.LOCAL,
+    "exact-evolution",
+    "evolution-mean",
+    *LOWERED,
+)
 ROUNDS = (8, 24, 24, 16)
 #: Results files that say what the errors of a model are like: of a target and kind of features.
-ERRORS = {("h200", "trace"): "costmodel-evaluate-cuda",
-          ("h200", "template"): "costmodel-evaluate-templates",
-          ("llvm", "trace"): "costmodel-evaluate-llvm"}  # fmt: skip
+ERRORS = {
+    ("h200", "trace"): "costmodel-evaluate-cuda",
+    ("h200", "template"): "costmodel-evaluate-templates",
+    ("llvm", "trace"): "costmodel-evaluate-llvm",
+}
 OUT = common.RESULTS / "gpu-search" / "search_simulated.json"
 
 
@@ -71,10 +80,12 @@ def piece(sketches: Sequence[Any], models: Models, job: search_ablation.Job) -> 
     latencies = {
         kind: drawn_errors.DrawnErrors(
             [sketch for sketch in sketches if sketch.formulas.kind is kind],
-            model, *errors_of(job.set, kind), seed=job.seed,
+            model,
+            *errors_of(job.set, kind),
+            seed=job.seed,
         )
         for kind, model in models.items()
-    }  # fmt: skip
+    }
     searching = search_ablation.make_search(
         LOWERED.get(job.strategy, job.strategy), sketches, models, job.seed
     )
@@ -88,9 +99,13 @@ def piece(sketches: Sequence[Any], models: Models, job: search_ablation.Job) -> 
         measured_us = run.measure(suggestions, later=count // 2 if number else 0)
         best_us.append(min([best_us[-1], *measured_us]))
     return {
-        "set": job.set, "name": job.name, "strategy": job.strategy, "seed": job.seed,
-        "best_us": best_us[1:], "cpu_s": cpu_s,
-    }  # fmt: skip
+        "set": job.set,
+        "name": job.name,
+        "strategy": job.strategy,
+        "seed": job.seed,
+        "best_us": best_us[1:],
+        "cpu_s": cpu_s,
+    }
 
 
 def errors_of(set_name: str, kind: FeatureKind) -> tuple[float, float, float]:
@@ -130,10 +145,13 @@ class Run:
         ln_latency = {}
         for kind, own in self._of_kinds(suggestions):
             features = self.search.scorer.padded_features([each.key for each in own])
-            ln_latency |= dict(zip(
-                [each.key for each in own], self._latencies[kind].ln_latency(features).tolist(),
-                strict=True,
-            ))  # fmt: skip
+            ln_latency |= dict(
+                zip(
+                    [each.key for each in own],
+                    self._latencies[kind].ln_latency(features).tolist(),
+                    strict=True,
+                )
+            )
         known = [*self._pending, *((each, ln_latency[each.key]) for each in suggestions)]
         n_known = len(known) - later
         self._learn(known[:n_known])
@@ -162,10 +180,12 @@ class Run:
             ln_latency = np.array([of[each.key] for each in own])
             self._correctors[kind].update(rows, mask, ln_latency, np.zeros(len(own), np.int64))
         self._correct()
-        self.search.update([
-            (suggestion, protocol.Measurement(latency_us=math.exp(each)))
-            for suggestion, each in known
-        ])  # fmt: skip
+        self.search.update(
+            [
+                (suggestion, protocol.Measurement(latency_us=math.exp(each)))
+                for suggestion, each in known
+            ]
+        )
 
 
 def over_felix(pieces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -178,17 +198,27 @@ def over_felix(pieces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         ratios = []
         for after in range(len(ROUNDS)):
             by_task = [
-                [math.log(p["best_us"][after] / felix["best_us"][after]) for p in own
-                 if p["name"] == name
-                 and (felix := ends.get((set_name, FELIX, name, p["seed"]))) is not None]
+                [
+                    math.log(p["best_us"][after] / felix["best_us"][after])
+                    for p in own
+                    if p["name"] == name
+                    and (felix := ends.get((set_name, FELIX, name, p["seed"]))) is not None
+                ]
                 for name in names
-            ]  # fmt: skip
+            ]
             if both := [logs for logs in by_task if logs]:
                 ratios.append(paired.mean(both))
         if ratios:
             cpu_s = sum(sum(p["cpu_s"]) for p in own) / len(own)
-            rows.append({"set": set_name, "strategy": strategy, "searches": len(own),
-                         "ratios": ratios, "cpu_s": cpu_s})  # fmt: skip
+            rows.append(
+                {
+                    "set": set_name,
+                    "strategy": strategy,
+                    "searches": len(own),
+                    "ratios": ratios,
+                    "cpu_s": cpu_s,
+                }
+            )
     return rows
 
 
@@ -197,11 +227,16 @@ def render(data: Mapping[str, Any]) -> str:
     after = [sum(ROUNDS[: number + 1]) for number in range(len(ROUNDS))]
     head = ["set", "strategy", "searches", "CPU s", *(f"after {count}" for count in after), "95 %"]
     rows = [
-        [row["set"], row["strategy"], row["searches"], row["cpu_s"],
-         *(ratio.mean for ratio in row["ratios"]),
-         f"{row['ratios'][-1].low:.3f} to {row['ratios'][-1].high:.3f}"]
+        [
+            row["set"],
+            row["strategy"],
+            row["searches"],
+            row["cpu_s"],
+            *(ratio.mean for ratio in row["ratios"]),
+            f"{row['ratios'][-1].low:.3f} to {row['ratios'][-1].high:.3f}",
+        ]
         for row in over_felix(data["pieces"])
-    ]  # fmt: skip
+    ]
     return str(common.table(head, rows))
 
 
@@ -212,8 +247,9 @@ def says(data: Mapping[str, Any]) -> str:
     for set_name in dict.fromkeys(row["set"] for row in every):
         others = ", ".join(
             f"`{row['strategy']}` {row['ratios'][-1]}"
-            for row in every if row["set"] == set_name and row["strategy"] != FELIX
-        )  # fmt: skip
+            for row in every
+            if row["set"] == set_name and row["strategy"] != FELIX
+        )
         sentences.append(
             f"On {set_name}, after {sum(ROUNDS)} candidates, the lowest latency over felix's is: "
             f"{others}."
@@ -235,12 +271,13 @@ def main() -> int:
     args = parser.parse_args()
     data: dict[str, Any] = common.header("search_simulated") | {
         "errors": {
-            set_name: {str(kind): errors_of(set_name, kind)
-                       for kind in search_ablation.kinds_of(set_name)}
+            set_name: {
+                str(kind): errors_of(set_name, kind) for kind in search_ablation.kinds_of(set_name)
+            }
             for set_name in args.set
         },
         "pieces": [],
-    }  # fmt: skip
+    }
     context = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         for set_name in args.set:

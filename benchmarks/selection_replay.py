@@ -156,24 +156,38 @@ def over_first(pieces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 [a - b for a, b in zip(*pair, strict=True)]
                 for pair in zip(own, first, strict=True)
             ]
-            rows.append({
-                "set": set_name, "rule": rule, "workloads": len(names), "after": after,
-                "best": paired.mean(own), "over": paired.mean(ratio),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "set": set_name,
+                    "rule": rule,
+                    "workloads": len(names),
+                    "after": after,
+                    "best": paired.mean(own),
+                    "over": paired.mean(ratio),
+                }
+            )
     return rows
 
 
 def render(data: Mapping[str, Any]) -> str:
     """One table."""
     rows = over_first(data["pieces"])
-    head = ["set", "rule", "workloads", *(f"best / {after}" for after in AFTER),
-            *(f"over {FIRST} / {after}" for after in AFTER)]  # fmt: skip
+    head = [
+        "set",
+        "rule",
+        "workloads",
+        *(f"best / {after}" for after in AFTER),
+        *(f"over {FIRST} / {after}" for after in AFTER),
+    ]
     cells = []
     for set_name, rule in dict.fromkeys((row["set"], row["rule"]) for row in rows):
         own = [row for row in rows if (row["set"], row["rule"]) == (set_name, rule)]
-        over = ["" if rule == FIRST else
-                f"{row['over'].mean:.3f} ({row['over'].low:.3f} to {row['over'].high:.3f})"
-                for row in own]  # fmt: skip
+        over = [
+            ""
+            if rule == FIRST
+            else f"{row['over'].mean:.3f} ({row['over'].low:.3f} to {row['over'].high:.3f})"
+            for row in own
+        ]
         best = [f"{row['best'].mean:.3f}" for row in own]
         cells.append([set_name, rule, own[0]["workloads"], *best, *over])
     return str(common.table(head, cells))

@@ -41,7 +41,7 @@ import psutil
 
 from benchmarks.support import common
 from benchmarks.support.service import full_store
-from benchmarks.support.service import hostile as service_hostile  # fmt: skip
+from benchmarks.support.service import hostile as service_hostile
 from benchmarks.support.service import polling as service_polling
 from benchmarks.support.service import process as service_process
 from benchmarks.support.service import start as service_start

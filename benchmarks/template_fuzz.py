@@ -45,12 +45,14 @@ def main() -> int:
     data = common.header("template_fuzz") | {"seed": args.seed}
     with contextlib.ExitStack() as stack:
         outcome = fuzzing.fuzz(
-            _workloads(args), _Opener(args, stack), args.target,
+            _workloads(args),
+            _Opener(args, stack),
+            args.target,
             fuzzing.Limits(
                 args.settings, args.seconds, args.per_workload, IN_FLIGHT * args.builders
             ),
             random.Random(f"{args.seed} settings"),
-        )  # fmt: skip
+        )
     data |= results(outcome, time.monotonic() - start_s)
     common.write(args.out, data)
     print(render(data))
@@ -102,8 +104,10 @@ def results(outcome: fuzzing.Outcome, seconds: float) -> dict[str, Any]:
 def render(data: dict[str, Any]) -> str:
     """Counts as a table, then every setting that is not right."""
     names = ["ok", *sorted(set(data["totals"]) - {"ok"})]
-    rows = [[group, *(counts.get(name, 0) for name in names)]
-            for group, counts in data["counts"].items()]  # fmt: skip
+    rows = [
+        [group, *(counts.get(name, 0) for name in names)]
+        for group, counts in data["counts"].items()
+    ]
     rows.append(["all", *(data["totals"].get(name, 0) for name in names)])
     lines = [common.table(["template, operator, type", *names], rows), ""]
     lines.append(

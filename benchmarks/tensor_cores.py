@@ -53,11 +53,20 @@ SETS = {
 STRATEGIES = ("felix", "first", "vendor")
 #: Columns of the table of shapes: head and key of a row.
 COLUMNS = {
-    "shape": "name", "sketch": "sketch", "Felix us": "felix_us", "eager us": "eager_us",
-    "inductor us": "inductor_us", "library / Felix": "ratio", "TFLOP/s": "tflops",
-    "cores": "cores", "tuning s": "tuning_s", "to 90% s": "to_90%_s", "kernels": "kernels",
-    "build s": "build_s", "first / best": "first_ratio",
-}  # fmt: skip
+    "shape": "name",
+    "sketch": "sketch",
+    "Felix us": "felix_us",
+    "eager us": "eager_us",
+    "inductor us": "inductor_us",
+    "library / Felix": "ratio",
+    "TFLOP/s": "tflops",
+    "cores": "cores",
+    "tuning s": "tuning_s",
+    "to 90% s": "to_90%_s",
+    "kernels": "kernels",
+    "build s": "build_s",
+    "first / best": "first_ratio",
+}
 TRIALS = 64
 #: The model's first choice is good enough if it takes at most so many times as long as the best.
 NEAR_BEST = 1.25
@@ -128,14 +137,27 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
         if not firsts and not builds:
             continue
         table.append(
-            [name, *_longest(of_set, "own"), *_longest(of_set, "shared"),
-             statistics.mean(builds) if builds else None,
-             statistics.geometric_mean(firsts) if firsts else None, max(firsts, default=None),
-             f"{sum(ratio <= NEAR_BEST for ratio in firsts)} of {len(firsts)}"]
-        )  # fmt: skip
-    head = ["set", "longest tuning s", "to 90% s", "longest tuning s, shared cores",
-            "to 90% s, shared cores", "mean build s", "geometric mean of first / best", "worst",
-            "first within 25 %"]  # fmt: skip
+            [
+                name,
+                *_longest(of_set, "own"),
+                *_longest(of_set, "shared"),
+                statistics.mean(builds) if builds else None,
+                statistics.geometric_mean(firsts) if firsts else None,
+                max(firsts, default=None),
+                f"{sum(ratio <= NEAR_BEST for ratio in firsts)} of {len(firsts)}",
+            ]
+        )
+    head = [
+        "set",
+        "longest tuning s",
+        "to 90% s",
+        "longest tuning s, shared cores",
+        "to 90% s, shared cores",
+        "mean build s",
+        "geometric mean of first / best",
+        "worst",
+        "first within 25 %",
+    ]
     return common.table(head, table) if table else ""
 
 
@@ -199,9 +221,10 @@ def _latencies_us(
 
 def ratios_by_set(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Ratios of the shapes of each set that were measured."""
-    of_sets = {name: [row["ratio"] for row in rows
-                      if row["name"] in members and row["ratio"] is not None]
-               for name, members in SETS.items()}  # fmt: skip
+    of_sets = {
+        name: [row["ratio"] for row in rows if row["name"] in members and row["ratio"] is not None]
+        for name, members in SETS.items()
+    }
     return {name: ratios for name, ratios in of_sets.items() if ratios}
 
 
@@ -226,26 +249,44 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", nargs="+", choices=list(SETS), default=list(SETS))
     names = [name for members in SETS.values() for name in members]
-    parser.add_argument("--shapes", nargs="+", choices=names, metavar="NAME",
-                        help="only these (default: all of the sets)")  # fmt: skip
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        choices=names,
+        metavar="NAME",
+        help="only these (default: all of the sets)",
+    )
     parser.add_argument("--trials", type=int, default=TRIALS)
-    parser.add_argument("--restore", nargs="+", default=[], metavar="SHAPE",
-                        help="take these of the results file, like '*' (none)")  # fmt: skip
+    parser.add_argument(
+        "--restore",
+        nargs="+",
+        default=[],
+        metavar="SHAPE",
+        help="take these of the results file, like '*' (none)",
+    )
     parser.add_argument(
         "--limit-s",
         type=float,
         help="begin no further piece (with --lanes: shape) after this long",
     )
-    parser.add_argument("--first", nargs="+", choices=list(SETS), default=[], metavar="SET",
-                        help="sets whose shapes come before those of others (none)")  # fmt: skip
+    parser.add_argument(
+        "--first",
+        nargs="+",
+        choices=list(SETS),
+        default=[],
+        metavar="SET",
+        help="sets whose shapes come before those of others (none)",
+    )
     search_efficiency.add_lanes(parser)
-    parser.add_argument("--without-libraries", action="store_true",
-                        help="Felix alone, with all of the CPU's cores")  # fmt: skip
+    parser.add_argument(
+        "--without-libraries", action="store_true", help="Felix alone, with all of the CPU's cores"
+    )
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "tensor_cores")
     out = common.RESULTS / "gpu-search" / "tensor-cores-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
-    parser.add_argument("--picture", type=pathlib.Path,
-                        help="SVG to write (default: beside the results)")  # fmt: skip
+    parser.add_argument(
+        "--picture", type=pathlib.Path, help="SVG to write (default: beside the results)"
+    )
     args = parser.parse_args()
     chosen = args.shapes or in_order(args.set, args.first)
     if args.lanes and args.without_libraries:
@@ -255,12 +296,25 @@ def _arguments() -> argparse.Namespace:
     strategies = ("felix", "first") if args.without_libraries else STRATEGIES
     picture = args.picture or (None if args.without_libraries else args.out.with_suffix(".svg"))
     return argparse.Namespace(
-        set=[], subgraphs=chosen, strategies=strategies, seeds=1, target="cuda",
-        trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
-        restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
-        picture=picture, lanes=args.lanes, tuning_worker=args.tuning_worker,
+        set=[],
+        subgraphs=chosen,
+        strategies=strategies,
+        seeds=1,
+        target="cuda",
+        trials={"felix": args.trials},
+        workload=None,
+        model=None,
+        max_compile_s=None,
+        only=["*"],
+        restore=args.restore,
+        limit_s=args.limit_s,
+        work=args.work,
+        out=args.out,
+        picture=picture,
+        lanes=args.lanes,
+        tuning_worker=args.tuning_worker,
         libraries_worker=args.libraries_worker,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

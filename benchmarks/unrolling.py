@@ -87,12 +87,16 @@ def _rows(by_variant: dict[str, list[Any]]) -> list[dict[str, Any]]:
     """One dictionary a schedule: variant -> its measurement."""
     return [
         {
-            name: {"latency_us": m.latency_us, "build_s": m.build_s, "spread": m.spread,
-                   "error": m.message or None}
+            name: {
+                "latency_us": m.latency_us,
+                "build_s": m.build_s,
+                "spread": m.spread,
+                "error": m.message or None,
+            }
             for name, m in zip(by_variant, measured, strict=True)
         }
         for measured in zip(*by_variant.values(), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def render(data: dict[str, Any]) -> str:
@@ -111,8 +115,16 @@ def render(data: dict[str, Any]) -> str:
             failed = sum(s[name]["latency_us"] is None for s in schedules)
             costs = [statistics.mean(builds), max(builds)]
             rows.append([text, name, len(ran), spread, best, *costs, failed])
-    head = ["workload", "variant", "schedules", "ratio 10/50/90 %", "best us", "build mean s",
-            "build max s", "failed"]  # fmt: skip
+    head = [
+        "workload",
+        "variant",
+        "schedules",
+        "ratio 10/50/90 %",
+        "best us",
+        "build mean s",
+        "build max s",
+        "failed",
+    ]
     return common.table(head, rows)
 
 

@@ -42,64 +42,88 @@ def _collect(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--target", default="llvm", help="llvm, cuda, a tag or JSON (%(default)s)")
     sub.add_argument("--out", required=True, help="data set folder; continued if it exists")
     sub.add_argument(
-        "--workloads", default="builtin",
+        "--workloads",
+        default="builtin",
         help="file of workload lines, builtin, or few-channels: the built-in convolutions with "
         "few channels alone",
-    )  # fmt: skip
+    )
     sub.add_argument("--per-workload", type=_positive, default=80, metavar="N")
     sub.add_argument("--seconds", type=_seconds, help="stop after this long")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--model", help="checkpoint that chooses half of the schedules (llvm) or "
-                     "that is descended on (cuda; default: what tuning would use)")  # fmt: skip
     sub.add_argument(
-        "--near", type=_share, default=0.3, metavar="SHARE",
+        "--model",
+        help="checkpoint that chooses half of the schedules (llvm) or "
+        "that is descended on (cuda; default: what tuning would use)",
+    )
+    sub.add_argument(
+        "--near",
+        type=_share,
+        default=0.3,
+        metavar="SHARE",
         help="without a model, share of neighbours of the fastest so far (%(default)s)",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--descend", type=_share, default=0.3, metavar="SHARE",
+        "--descend",
+        type=_share,
+        default=0.3,
+        metavar="SHARE",
         help="cuda: share of schedules proposed by descent (%(default)s)",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--tournament", type=_positive, default=3, metavar="N",
+        "--tournament",
+        type=_positive,
+        default=3,
+        metavar="N",
         help="cuda: a random schedule is the best predicted of N (%(default)s)",
-    )  # fmt: skip
+    )
     sub.add_argument("--turn", type=_positive, default=16, help="schedules between workloads")
     sub.add_argument(
-        "--sketches", type=_positive, metavar="N",
+        "--sketches",
+        type=_positive,
+        metavar="N",
         help="use N sketches of a workload at random, those of variants among them (default: all)",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--gpus", type=_positive, default=1, help="that the --jobs are spread over (%(default)s)"
     )
     sub.add_argument("--builders", type=_positive, help="build workers (default: one a core)")
     shares = sub.add_mutually_exclusive_group()
     shares.add_argument(
-        "--jobs", type=_positive, default=1,
+        "--jobs",
+        type=_positive,
+        default=1,
         help="collector processes, each with a share of the workloads (%(default)s)",
-    )  # fmt: skip
+    )
     shares.add_argument(
-        "--part", type=_part, default=(0, 1), metavar="I/N",
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
         help="only the I-th of N shares of the workloads, counted from 0 (default: all)",
-    )  # fmt: skip
+    )
     _kind(sub, "template: generated kernels, for cuda")
     sub.set_defaults(run=collect.collect)
 
 
 def _kind(sub: argparse.ArgumentParser, text: str) -> None:
     sub.add_argument(
-        "--kind", choices=[str(kind) for kind in FeatureKind], default=str(FeatureKind.TRACE),
+        "--kind",
+        choices=[str(kind) for kind in FeatureKind],
+        default=str(FeatureKind.TRACE),
         help=f"of sketches and their features (%(default)s). {text}",
-    )  # fmt: skip
+    )
 
 
 def _split_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--data", required=True, nargs="+", help="data set folders")
     sub.add_argument("--cache", help="folder for computed features")
     sub.add_argument(
-        "--jobs", type=_positive, default=1,
+        "--jobs",
+        type=_positive,
+        default=1,
         help="processes that compute features into the cache, and of compare those that train "
         "side by side (%(default)s)",
-    )  # fmt: skip
+    )
     sub.add_argument("--split", choices=("workload", "operator"), default="workload")
     sub.add_argument("--validation", type=float, default=0.15, help="share (%(default)s)")
     sub.add_argument("--test", type=float, default=0.15, help="share (%(default)s)")
@@ -111,16 +135,20 @@ def _train(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     sub.add_argument("--out", required=True, help="checkpoint to write")
     sub.add_argument(
-        "--scores", metavar="FOLDER",
+        "--scores",
+        metavar="FOLDER",
         help="for the scores and, with --final, the weights scored (default: beside the model)",
-    )  # fmt: skip
+    )
     _training(sub)
     _calibrating(sub)
     _kind(sub, "Each kind has a model of its own")
     sub.add_argument(
-        "--replay", type=int, default=720, metavar="N",
+        "--replay",
+        type=int,
+        default=720,
+        metavar="N",
         help="schedules stored beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
-    )  # fmt: skip
+    )
     sub.add_argument(
         "--final", action="store_true", help="after scoring, train again on all workloads"
     )
@@ -135,14 +163,18 @@ def _training(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--hidden", type=_positive, default=128)
     sub.add_argument("--blocks", type=_positive, default=2)
     sub.add_argument(
-        "--prior", metavar="FEATURE",
+        "--prior",
+        metavar="FEATURE",
         help="holds an analytic latency in us, or none (none; of templates analytic_us)",
-    )  # fmt: skip
+    )
     sub.add_argument("--rank-weight", type=float, default=0.5)
     sub.add_argument(
-        "--drop", nargs="+", default=(), metavar="PATTERN",
+        "--drop",
+        nargs="+",
+        default=(),
+        metavar="PATTERN",
         help="features to leave out, for ablations (with * and ?)",
-    )  # fmt: skip
+    )
     sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
 
 
@@ -182,13 +214,19 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--baselines", action="store_true", help="also analytic and trees")
     sub.add_argument("--per-task", action="store_true", help="table per workload")
     sub.add_argument(
-        "--measured", type=_positive, nargs="+", default=[], metavar="N",
+        "--measured",
+        type=_positive,
+        nargs="+",
+        default=[],
+        metavar="N",
         help="also the model corrected by N measurements of each workload, on its other schedules",
-    )  # fmt: skip
+    )
     sub.add_argument(
-        "--sources", nargs="+", choices=("random", "model", "neighbour", "descent"),
+        "--sources",
+        nargs="+",
+        choices=("random", "model", "neighbour", "descent"),
         help="score only schedules that were chosen in one of these ways (all)",
-    )  # fmt: skip
+    )
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.evaluate)
 

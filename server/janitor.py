@@ -36,9 +36,11 @@ def clean(db: database.Database, store: blobs.BlobStore, default_days: int | Non
             with db.write() as tx:
                 retention.remove_content(tx, store, sha256)
         _log.info(
-            "%d files of job %d are removed", len(removed.names), job_id,
+            "%d files of job %d are removed",
+            len(removed.names),
+            job_id,
             extra={"action": "files_removed", "job": job_id},
-        )  # fmt: skip
+        )
     return job_ids
 
 

@@ -45,12 +45,14 @@ def tighten(path: pathlib.Path) -> None:
         return
     if status.st_uid != os.geteuid() or status.st_mode & stat.S_ISVTX:
         _log.warning(
-            "other users can read %s: give the service a folder of its user's own", path,
+            "other users can read %s: give the service a folder of its user's own",
+            path,
             extra={"action": "open_to_others"},
-        )  # fmt: skip
+        )
         return
     path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     _log.warning(
-        "%s was open to other users and is its user's alone now", path,
+        "%s was open to other users and is its user's alone now",
+        path,
         extra={"action": "tightened"},
-    )  # fmt: skip
+    )

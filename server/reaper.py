@@ -24,9 +24,11 @@ def reap(db: database.Database, max_attempts: int) -> list[leases.Reaped]:
         reaped = leases.reap(tx, max_attempts)
     for each in reaped:
         _log.warning(
-            "the lease of job %d expired; it is %s now", each.job_id, each.state,
+            "the lease of job %d expired; it is %s now",
+            each.job_id,
+            each.state,
             extra={"action": "reap", "job": each.job_id, "state": str(each.state)},
-        )  # fmt: skip
+        )
     return reaped
 
 

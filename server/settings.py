@@ -45,9 +45,13 @@ class Settings(pydantic_settings.BaseSettings):
     """
 
     model_config = pydantic_settings.SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=_PREFIX, env_ignore_empty=True,
-        validate_by_name=True, validate_by_alias=True,
-    )  # fmt: skip
+        frozen=True,
+        extra="forbid",
+        env_prefix=_PREFIX,
+        env_ignore_empty=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
 
     #: SQLite file, blobs and scratch files live here unless another setting says otherwise.
     data_dir: pathlib.Path = pathlib.Path("felix-data")

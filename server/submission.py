@@ -67,9 +67,11 @@ def from_json(body: request_bodies.NewJob, idempotency_key: str | None) -> Submi
     requested = body.workload
     if isinstance(requested, request_bodies.OperatorWorkload):
         operator = parsing.Workload(
-            kind="operator", name=requested.name, params=requested.params,
+            kind="operator",
+            name=requested.name,
+            params=requested.params,
             allow_tf32=body.allow_tf32,
-        )  # fmt: skip
+        )
         stored: dict[str, Any] = {"params": requested.params}
         return Submission(body, operator, stored | _tf32(body), idempotency)
     content = requested.program.encode()
@@ -227,15 +229,28 @@ def _import(
     with open(upload.path, "rb") as file:
         text = databases.merge(databases.unpack(file))
     parsed = services.parser.parse_database(upload.name, text)
-    stored = {"file": upload.name, "sha256": upload.sha256, "size_bytes": upload.size_bytes,
-              "n_records": parsed.n_records, "left_out": list(parsed.notes)}  # fmt: skip
+    stored = {
+        "file": upload.name,
+        "sha256": upload.sha256,
+        "size_bytes": upload.size_bytes,
+        "n_records": parsed.n_records,
+        "left_out": list(parsed.notes),
+    }
     body = upload.body
     new = jobs.NewJob(
-        name=body.name or upload.name, kind="database", op=upload.name, workload=stored,
-        target=parsed.target, target_key=parsed.target_key, tasks=parsed.tasks, trials=None,
-        seconds=None, strategy=default_strategy(parsed.target_key), note=body.note,
+        name=body.name or upload.name,
+        kind="database",
+        op=upload.name,
+        workload=stored,
+        target=parsed.target,
+        target_key=parsed.target_key,
+        tasks=parsed.tasks,
+        trials=None,
+        seconds=None,
+        strategy=default_strategy(parsed.target_key),
+        note=body.note,
         tags=tuple(body.tags),
-    )  # fmt: skip
+    )
     services.blobs.put(upload.path)
     quota = job_actions.quota(services, caller)
     with caller.write() as tx:

@@ -14,8 +14,10 @@ import pytest
 SCRIPT = pathlib.Path(__file__).parents[1] / ".ci" / "audit.py"
 
 BAD: dict[str, Any] = {
-    "name": "jinja2", "version": "2.10", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.10.1"]}]
-}  # fmt: skip
+    "name": "jinja2",
+    "version": "2.10",
+    "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.10.1"]}],
+}
 GOOD: dict[str, Any] = {"name": "numpy", "version": "2.4.6", "vulns": []}
 SKIPPED = {"name": "jinja2", "skip_reason": "Dependency not found on PyPI"}
 

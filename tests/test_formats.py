@@ -94,8 +94,10 @@ def test_the_best_schedule_is_built_from_stored_records(
 def test_an_artifact_runs_by_itself(stored: pathlib.Path) -> None:
     done = subprocess.run(
         run_py.command(stored / "run" / "run.py", "--json"),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["checked_against"]) == {"the unscheduled program", "numpy"}
 
@@ -115,8 +117,9 @@ def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:
     with testclient.TestClient(app.create_app(service), headers=headers) as client:
         page = client.get("/v1/jobs").json()
         assert {(job["name"], job["state"], job["n_trials"]) for job in page["items"]} == {
-            ("finished", "succeeded", 8), ("paused", "paused", 8),
-        }  # fmt: skip
+            ("finished", "succeeded", 8),
+            ("paused", "paused", 8),
+        }
         assert client.get("/v1/jobs/1").json()["best_us"] == 7.6365
         assert len(client.get("/v1/jobs/1/trials").json()["items"]) == 8
         (artifact,) = client.get("/v1/jobs/1/artifacts").json()["items"]
@@ -129,10 +132,13 @@ def test_a_paused_job_of_a_stored_database_goes_on(
 ) -> None:
     parsed = target.parse(TARGET)
     device = {
-        "name": "x86-64-v3", "kind": "llvm", "target_keys": list(devices.keys(parsed)),
+        "name": "x86-64-v3",
+        "kind": "llvm",
+        "target_keys": list(devices.keys(parsed)),
         "target": json.loads(target.describe(parsed)),
-        "hardware": dataclasses.asdict(target.hardware(parsed)), "model": "pretrained",
-    }  # fmt: skip
+        "hardware": dataclasses.asdict(target.hardware(parsed)),
+        "model": "pretrained",
+    }
     monkeypatch.setattr(devices, "of_this_machine", lambda: [device])
     with contextlib.closing(database.Database(service.database)) as db:
         schema.check(db)

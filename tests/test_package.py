@@ -76,10 +76,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "tree")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-         "--wheel-dir", str(folder), str(folder / "tree")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(folder),
+            str(folder / "tree"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("felix_tuner-*.whl")
     return zipfile.ZipFile(path)
@@ -116,9 +127,12 @@ def test_the_wheel_runs_by_itself(wheel: zipfile.ZipFile, tmp_path: pathlib.Path
     wheel.extractall(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "felix", "devices", "--json"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert '"kind": "llvm"' in done.stdout
 
@@ -130,9 +144,13 @@ def _make(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     return subprocess.run(
-        ["make", *arguments], capture_output=True, text=True, check=False, cwd=folder,
+        ["make", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
         env={k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))},
-    )  # fmt: skip
+    )
 
 
 def test_make_alone_helps(tmp_path: pathlib.Path) -> None:
@@ -173,8 +191,12 @@ def test_torch_knows_the_backend(wheel: zipfile.ZipFile, tmp_path: pathlib.Path)
         "import felix; print(felix.backend_report())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path), "FELIX_CACHE_DIR": str(tmp_path / "cache")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "1 tasks are queued" in done.stdout

@@ -45,12 +45,18 @@ class Inception(nn.Module):
         pooled: int,
     ) -> None:
         super().__init__()
-        self.paths = nn.ModuleList([
-            _convolution(before, one, 1),
-            nn.Sequential(_convolution(before, reduced_3, 1), _convolution(reduced_3, three, 3)),
-            nn.Sequential(_convolution(before, reduced_5, 1), _convolution(reduced_5, five, 5)),
-            nn.Sequential(nn.MaxPool2d(3, 1, 1), _convolution(before, pooled, 1)),
-        ])  # fmt: skip
+        self.paths = nn.ModuleList(
+            [
+                _convolution(before, one, 1),
+                nn.Sequential(
+                    _convolution(before, reduced_3, 1), _convolution(reduced_3, three, 3)
+                ),
+                nn.Sequential(
+                    _convolution(before, reduced_5, 1), _convolution(reduced_5, five, 5)
+                ),
+                nn.Sequential(nn.MaxPool2d(3, 1, 1), _convolution(before, pooled, 1)),
+            ]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, before, h, w) to (batch, one + three + five + pooled, h, w)."""
@@ -67,14 +73,26 @@ def googlenet() -> nn.Module:
     """GoogLeNet without its auxiliary classifiers; images of 224 x 224."""
     pool = nn.MaxPool2d(3, 2, 1)
     return nn.Sequential(
-        _convolution(3, 64, 7, 2), pool, _convolution(64, 64, 1), _convolution(64, 192, 3), pool,
-        Inception(192, 64, 96, 128, 16, 32, 32), Inception(256, 128, 128, 192, 32, 96, 64), pool,
-        Inception(480, 192, 96, 208, 16, 48, 64), Inception(512, 160, 112, 224, 24, 64, 64),
-        Inception(512, 128, 128, 256, 24, 64, 64), Inception(512, 112, 144, 288, 32, 64, 64),
-        Inception(528, 256, 160, 320, 32, 128, 128), pool,
-        Inception(832, 256, 160, 320, 32, 128, 128), Inception(832, 384, 192, 384, 48, 128, 128),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000),
-    )  # fmt: skip
+        _convolution(3, 64, 7, 2),
+        pool,
+        _convolution(64, 64, 1),
+        _convolution(64, 192, 3),
+        pool,
+        Inception(192, 64, 96, 128, 16, 32, 32),
+        Inception(256, 128, 128, 192, 32, 96, 64),
+        pool,
+        Inception(480, 192, 96, 208, 16, 48, 64),
+        Inception(512, 160, 112, 224, 24, 64, 64),
+        Inception(512, 128, 128, 256, 24, 64, 64),
+        Inception(512, 112, 144, 288, 32, 64, 64),
+        Inception(528, 256, 160, 320, 32, 128, 128),
+        pool,
+        Inception(832, 256, 160, 320, 32, 128, 128),
+        Inception(832, 384, 192, 384, 48, 128, 128),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(1024, 1000),
+    )
 
 
 class DLRM(nn.Module):
@@ -113,8 +131,9 @@ def _made(name: str, dtype: torch.dtype, small: bool) -> tuple[nn.Module, tuple[
         return googlenet().to(dtype).eval(), (torch.randn(1, 3, 224, 224, dtype=dtype),)
     categories = torch.randint(0, 1000, (1, 26))
     return DLRM(1000 if small else 100_000).to(dtype).eval(), (
-        torch.randn(1, 13, dtype=dtype), categories,
-    )  # fmt: skip
+        torch.randn(1, 13, dtype=dtype),
+        categories,
+    )
 
 
 def main() -> int:
@@ -129,9 +148,17 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     runs: list[dict[str, Any]] = []
-    every = [{"name": name, "dtype": dtype, "small": args.small, "trials": args.trials,
-              "captures": args.captures}
-             for dtype in args.dtypes for name in args.networks]  # fmt: skip
+    every = [
+        {
+            "name": name,
+            "dtype": dtype,
+            "small": args.small,
+            "trials": args.trials,
+            "captures": args.captures,
+        }
+        for dtype in args.dtypes
+        for name in args.networks
+    ]
     failed = cases.run_all(NAME, every, _case, runs, args.out)
     if runs:
         print(render({"runs": runs}))
@@ -147,24 +174,45 @@ def _case(case: dict[str, Any], out: str) -> None:
     model, inputs = _made(case["name"], getattr(torch, case["dtype"]), case["small"])
     model, inputs = model.cuda(), tuple(each.cuda() for each in inputs)
     fast = felix.optimize(model, inputs, trials=case["trials"])
-    made = [cuda_graph.CapturedNetwork(fast.executable, inputs).branching
-            for _ in range(case["captures"])]  # fmt: skip
+    made = [
+        cuda_graph.CapturedNetwork(fast.executable, inputs).branching
+        for _ in range(case["captures"])
+    ]
     captures = [
-        {"branches": each.n_branches, "branched_us": each.branched_us,
-         "in_order_us": each.in_order_us}
-        for each in made if each is not None
-    ]  # fmt: skip
+        {
+            "branches": each.n_branches,
+            "branched_us": each.branched_us,
+            "in_order_us": each.in_order_us,
+        }
+        for each in made
+        if each is not None
+    ]
     device = str(target.hardware(target.parse("cuda")).name)
     kernels = sum(each.group.calls for each in fast.report.groups)
-    common.write(pathlib.Path(out), {**case, "device": device, "calls": kernels,
-                                     "max_error": fast.report.max_error,
-                                     "captured": captures})  # fmt: skip
+    common.write(
+        pathlib.Path(out),
+        {
+            **case,
+            "device": device,
+            "calls": kernels,
+            "max_error": fast.report.max_error,
+            "captured": captures,
+        },
+    )
 
 
 def render(data: Mapping[str, Any]) -> str:
     """One row a network."""
-    head = ["network", "calls", "branches", "in order us", "with branches us",
-            "in order / with branches", "least", "largest"]  # fmt: skip
+    head = [
+        "network",
+        "calls",
+        "branches",
+        "in order us",
+        "with branches us",
+        "in order / with branches",
+        "least",
+        "largest",
+    ]
     return common.table(head, [_row(run) for run in data["runs"]])
 
 
@@ -176,8 +224,16 @@ def _row(run: Mapping[str, Any]) -> Sequence[Any]:
         statistics.median(each[key] for each in captures) for key in ("in_order_us", "branched_us")
     )
     ratios = [each["in_order_us"] / each["branched_us"] for each in captures]
-    return [name, run["calls"], captures[0]["branches"], in_order, branched,
-            statistics.median(ratios), min(ratios), max(ratios)]  # fmt: skip
+    return [
+        name,
+        run["calls"],
+        captures[0]["branches"],
+        in_order,
+        branched,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    ]
 
 
 if __name__ == "__main__":

@@ -87,15 +87,31 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1])
     parser.add_argument("--small", action="store_true", help="the networks' small variants")
     parser.add_argument("--target", default="cuda")
-    parser.add_argument("--seconds", nargs="+", type=float, default=[30.0, 60.0, 120.0],
-                        help="of tuning: points of the curve")  # fmt: skip
-    parser.add_argument("--fusion", choices=FUSIONS,
-                        help="how Felix groups operators (as it does by itself)")  # fmt: skip
+    parser.add_argument(
+        "--seconds",
+        nargs="+",
+        type=float,
+        default=[30.0, 60.0, 120.0],
+        help="of tuning: points of the curve",
+    )
+    parser.add_argument(
+        "--fusion", choices=FUSIONS, help="how Felix groups operators (as it does by itself)"
+    )
     parser.add_argument("--calls", type=int, default=200, help="timed calls of each contender")
-    parser.add_argument("--without", nargs="+", default=[], metavar="CONTENDER",
-                        help="leave these out, like stock or max-autotune")  # fmt: skip
-    parser.add_argument("--restore", nargs="+", default=[], metavar="CASE",
-                        help="take these of the results file, like '*' (none)")  # fmt: skip
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        metavar="CONTENDER",
+        help="leave these out, like stock or max-autotune",
+    )
+    parser.add_argument(
+        "--restore",
+        nargs="+",
+        default=[],
+        metavar="CASE",
+        help="take these of the results file, like '*' (none)",
+    )
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "networks")
     out = common.RESULTS / "networks" / "networks-h200.json"
@@ -113,9 +129,15 @@ def _cases(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for dtype in args.dtypes:
         for batch in args.batches:
             for name in args.networks:
-                yield {"name": name, "batch": batch, "dtype": dtype, "small": args.small,
-                       "target": args.target, "seconds": args.seconds,
-                       "fusion": args.fusion}  # fmt: skip
+                yield {
+                    "name": name,
+                    "batch": batch,
+                    "dtype": dtype,
+                    "small": args.small,
+                    "target": args.target,
+                    "seconds": args.seconds,
+                    "fusion": args.fusion,
+                }
 
 
 def _run_case(case: Mapping[str, Any], args: argparse.Namespace, end: float) -> list[str]:
@@ -128,8 +150,12 @@ def _run_case(case: Mapping[str, Any], args: argparse.Namespace, end: float) -> 
         if time.monotonic() > end:
             return []
         print(f"{common.now()} {results.label(case)}: {piece} ...", flush=True)
-        request = {"case": dict(case), "piece": piece, "calls": args.calls,
-                   "without": list(args.without)}  # fmt: skip
+        request = {
+            "case": dict(case),
+            "piece": piece,
+            "calls": args.calls,
+            "without": list(args.without),
+        }
         if not _run(request, path):
             print(f"  failed, see {path.with_suffix('.log')}", file=sys.stderr)
             if piece != "stock":  # stock is a contender like others
@@ -165,11 +191,15 @@ def _collect(args: argparse.Namespace) -> dict[str, Any]:
     """All cases that were timed; written to the results file if there are any."""
     runs = []
     for path in sorted(args.work.glob("*/times.json")):
-        pieces = {piece: json.loads(file.read_text()) for piece in PIECES
-                  if (file := path.with_name(f"{piece}.json")).exists()}  # fmt: skip
+        pieces = {
+            piece: json.loads(file.read_text())
+            for piece in PIECES
+            if (file := path.with_name(f"{piece}.json")).exists()
+        }
         runs.append({**pieces["times"]["case"], **pieces})
-    runs.sort(key=lambda run: (run["dtype"] != "float32", run["batch"],
-                               NETWORKS.index(run["name"])))  # fmt: skip
+    runs.sort(
+        key=lambda run: (run["dtype"] != "float32", run["batch"], NETWORKS.index(run["name"]))
+    )
     where = [run["times"]["measured_on"] for run in runs]
     latest = max(where, key=lambda one: str(one["date"])) if where else {}
     commits = dict.fromkeys(str(one["commit"]) for one in where)

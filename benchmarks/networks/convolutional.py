@@ -26,9 +26,12 @@ def _conv2d(i: int, o: int, kernel: int, stride: int = 1, groups: int = 1) -> li
 
 def _bottleneck(i: int, width: int, stride: int) -> nn.Module:
     body = nn.Sequential(
-        *_conv2d(i, width, 1), nn.ReLU(), *_conv2d(width, width, 3, stride), nn.ReLU(),
+        *_conv2d(i, width, 1),
+        nn.ReLU(),
+        *_conv2d(width, width, 3, stride),
+        nn.ReLU(),
         *_conv2d(width, 4 * width, 1),
-    )  # fmt: skip
+    )
     is_same = stride == 1 and i == 4 * width
     shortcut = nn.Identity() if is_same else nn.Sequential(*_conv2d(i, 4 * width, 1, stride))
     return _Residual(body, shortcut)
@@ -64,9 +67,14 @@ class _InvertedResidual(nn.Module):
 
 #: (expansion, channels, blocks, stride of the first) of the stages of MobileNet-v2.
 MOBILENET_STAGES = (
-    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
     (6, 320, 1, 1),
-)  # fmt: skip
+)
 
 
 def mobilenet(

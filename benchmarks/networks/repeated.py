@@ -43,9 +43,18 @@ def main() -> int:
     if args.keep and args.out.exists():
         runs = json.loads(args.out.read_text())["runs"]
     known = {cases.label(run) for run in runs}
-    every = [{"name": name, "dtype": dtype, "small": args.small, "target": args.target,
-              "batches": [args.batch, args.other_batch], "trials": args.trials}
-             for dtype in args.dtypes for name in args.networks]  # fmt: skip
+    every = [
+        {
+            "name": name,
+            "dtype": dtype,
+            "small": args.small,
+            "target": args.target,
+            "batches": [args.batch, args.other_batch],
+            "trials": args.trials,
+        }
+        for dtype in args.dtypes
+        for name in args.networks
+    ]
     missing = [case for case in every if cases.label(case) not in known]
     failed = cases.run_all(NAME, missing, _case, runs, args.out)
     if runs:
@@ -55,8 +64,9 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--networks", nargs="+", choices=compare.NETWORKS,
-                        default=compare.NETWORKS)  # fmt: skip
+    parser.add_argument(
+        "--networks", nargs="+", choices=compare.NETWORKS, default=compare.NETWORKS
+    )
     parser.add_argument("--dtypes", nargs="+", choices=compare.DTYPES, default=compare.DTYPES)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--other-batch", type=int, default=16)
@@ -109,16 +119,25 @@ def _optimize(case: Mapping[str, Any], batch: int, folder: pathlib.Path) -> dict
 
     begin = time.perf_counter()
     fast = felix.optimize(
-        model, inputs, trials=case["trials"], target=case["target"], known_results=known.path,
+        model,
+        inputs,
+        trials=case["trials"],
+        target=case["target"],
+        known_results=known.path,
         on_event=count,
-    )  # fmt: skip
+    )
     wall_s = time.perf_counter() - begin
     tasks = groups.tasks([each.group for each in fast.report.groups])
     others = [task for task in tasks if before.find(task) is None]
-    return {"batch": batch, "wall_s": wall_s, "trials": trials, "tasks": len(tasks),
-            "known": len(tasks) - len(others),
-            "similar": sum(bool(before.similar(task)) for task in others),
-            "max_error": fast.report.max_error}  # fmt: skip
+    return {
+        "batch": batch,
+        "wall_s": wall_s,
+        "trials": trials,
+        "tasks": len(tasks),
+        "known": len(tasks) - len(others),
+        "similar": sum(bool(before.similar(task)) for task in others),
+        "max_error": fast.report.max_error,
+    }
 
 
 class Memory:
@@ -158,18 +177,43 @@ def _used_bytes() -> int:
 
 def render(data: Mapping[str, Any]) -> str:
     """One row a network."""
-    head = ["network", "trials", "first s", "max error", "again s", "again trials", "other batch",
-            "tasks", "known", "similar", "its trials", "its s", "its max error",
-            "peak GiB"]  # fmt: skip
+    head = [
+        "network",
+        "trials",
+        "first s",
+        "max error",
+        "again s",
+        "again trials",
+        "other batch",
+        "tasks",
+        "known",
+        "similar",
+        "its trials",
+        "its s",
+        "its max error",
+        "peak GiB",
+    ]
     return common.table(head, [_row(run) for run in data["runs"]])
 
 
 def _row(run: Mapping[str, Any]) -> Sequence[Any]:
     first, again, batch = run["first"], run["again"], run["batch"]
-    return [cases.label(run), first["trials"], first["wall_s"], first["max_error"],
-            again["wall_s"], again["trials"], batch["batch"], batch["tasks"], batch["known"],
-            batch["similar"], batch["trials"], batch["wall_s"], batch["max_error"],
-            run["peak_gib"]]  # fmt: skip
+    return [
+        cases.label(run),
+        first["trials"],
+        first["wall_s"],
+        first["max_error"],
+        again["wall_s"],
+        again["trials"],
+        batch["batch"],
+        batch["tasks"],
+        batch["known"],
+        batch["similar"],
+        batch["trials"],
+        batch["wall_s"],
+        batch["max_error"],
+        run["peak_gib"],
+    ]
 
 
 if __name__ == "__main__":

@@ -42,15 +42,25 @@ def rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         felix_us, best = us[point("felix", seconds[-1])], min(peers, key=lambda each: peers[each])
         took = {each["seconds"]: each["elapsed_s"] for each in run["felix"]["points"]}
         ahead = [took[moment] for moment, latency_us in felix if latency_us < peers[best]]
-        made.append({
-            "case": label(run), "dtype": run["dtype"], "batch": run["batch"], **peers,
-            "stock": dict(stock).get(seconds[-1]), "felix": felix_us, "best": best,
-            "best_ratio": peers[best] / felix_us,
-            "eager_ratio": us["eager"] / felix_us if "eager" in us else None,
-            "ahead_s": ahead[0] if ahead else None,
-            "stock_ratios": [dict(stock)[moment] / latency_us for moment, latency_us in felix
-                             if moment in dict(stock)],
-        })  # fmt: skip
+        made.append(
+            {
+                "case": label(run),
+                "dtype": run["dtype"],
+                "batch": run["batch"],
+                **peers,
+                "stock": dict(stock).get(seconds[-1]),
+                "felix": felix_us,
+                "best": best,
+                "best_ratio": peers[best] / felix_us,
+                "eager_ratio": us["eager"] / felix_us if "eager" in us else None,
+                "ahead_s": ahead[0] if ahead else None,
+                "stock_ratios": [
+                    dict(stock)[moment] / latency_us
+                    for moment, latency_us in felix
+                    if moment in dict(stock)
+                ],
+            }
+        )
     return made
 
 
@@ -76,19 +86,41 @@ def _means(every: Sequence[Mapping[str, Any]]) -> str:
         best = [row["best_ratio"] for row in of_kind]
         eager = [row["eager_ratio"] for row in of_kind if row["eager_ratio"] is not None]
         stock = [ratio for row in of_kind for ratio in row["stock_ratios"]]
-        table.append([
-            dtype, batch, len(of_kind), statistics.geometric_mean(best), min(best),
-            statistics.geometric_mean(eager) if eager else None,
-            statistics.geometric_mean(stock) if stock else None, min(stock, default=None),
-        ])  # fmt: skip
-    head = ["element type", "batch", "networks", "geometric mean of best peer / Felix", "least",
-            "of eager / Felix", "of stock / Felix, all points", "least of them"]  # fmt: skip
+        table.append(
+            [
+                dtype,
+                batch,
+                len(of_kind),
+                statistics.geometric_mean(best),
+                min(best),
+                statistics.geometric_mean(eager) if eager else None,
+                statistics.geometric_mean(stock) if stock else None,
+                min(stock, default=None),
+            ]
+        )
+    head = [
+        "element type",
+        "batch",
+        "networks",
+        "geometric mean of best peer / Felix",
+        "least",
+        "of eager / Felix",
+        "of stock / Felix, all points",
+        "least of them",
+    ]
     return common.table(head, table)
 
 
 def _cases(every: Sequence[Mapping[str, Any]]) -> str:
-    head = ["network", *_PEERS, "stock", "Felix", "best peer / Felix", "eager / Felix",
-            "ahead after wall s"]  # fmt: skip
+    head = [
+        "network",
+        *_PEERS,
+        "stock",
+        "Felix",
+        "best peer / Felix",
+        "eager / Felix",
+        "ahead after wall s",
+    ]
     keys = [*_PEERS, "stock", "felix", "best_ratio", "eager_ratio", "ahead_s"]
     body = [[row["case"], *(row.get(key) for key in keys)] for row in every]
     return "Latencies of one call in us.\n\n" + common.table(head, body)
@@ -102,10 +134,26 @@ def _curves(runs: Sequence[Mapping[str, Any]]) -> str:
         for moment in run["seconds"]:
             if moment in felix or moment in stock:
                 details = took.get(moment, {})
-                body.append([label(run), moment, felix.get(moment), stock.get(moment),
-                             details.get("elapsed_s"), *_ships(details)])  # fmt: skip
-    head = ["network", "seconds", "Felix us", "stock us", "Felix, wall s", "calls by Felix",
-            "by TVM", "by PyTorch"]  # fmt: skip
+                body.append(
+                    [
+                        label(run),
+                        moment,
+                        felix.get(moment),
+                        stock.get(moment),
+                        details.get("elapsed_s"),
+                        *_ships(details),
+                    ]
+                )
+    head = [
+        "network",
+        "seconds",
+        "Felix us",
+        "stock us",
+        "Felix, wall s",
+        "calls by Felix",
+        "by TVM",
+        "by PyTorch",
+    ]
     return common.table(head, body) if body else ""
 
 
@@ -176,8 +224,9 @@ def _panel(axis: Any, run: Mapping[str, Any]) -> None:
     us = run["times"]["latency_us"]
     for number, name in enumerate(_PEERS):
         if name in us:
-            axis.axhline(us[name], color=f"C{number + 2}", linewidth=0.9, linestyle="--",
-                         label=name)  # fmt: skip
+            axis.axhline(
+                us[name], color=f"C{number + 2}", linewidth=0.9, linestyle="--", label=name
+            )
     for number, tool in enumerate(("felix", "stock")):
         points = curve(run, tool)
         if points:

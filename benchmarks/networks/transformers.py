@@ -45,9 +45,15 @@ class ViT(nn.Module):
     """A vision transformer (Dosovitskiy et al., 2021); the defaults are ViT-B/32."""
 
     def __init__(
-        self, image: int = 224, patch: int = 32, width: int = 768, depth: int = 12,
-        heads: int = 12, hidden: int = 3072, classes: int = 1000,
-    ) -> None:  # fmt: skip
+        self,
+        image: int = 224,
+        patch: int = 32,
+        width: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        hidden: int = 3072,
+        classes: int = 1000,
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
@@ -78,9 +84,14 @@ class Bert(nn.Module):
     """An encoder of text (Devlin et al., 2019); the defaults are BERT-base."""
 
     def __init__(
-        self, vocabulary: int = 30522, width: int = 768, depth: int = 12, heads: int = 12,
-        hidden: int = 3072, positions: int = 512,
-    ) -> None:  # fmt: skip
+        self,
+        vocabulary: int = 30522,
+        width: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        hidden: int = 3072,
+        positions: int = 512,
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.kinds, self.norm = nn.Embedding(2, width), nn.LayerNorm(width, eps=1e-12)
@@ -125,9 +136,13 @@ class Llama(nn.Module):
     """Decoder blocks (Touvron et al., 2023) without the embedding; the widths are LLaMA-7B's."""
 
     def __init__(
-        self, width: int = 4096, hidden: int = 11008, heads: int = 32, depth: int = 4,
+        self,
+        width: int = 4096,
+        hidden: int = 11008,
+        heads: int = 32,
+        depth: int = 4,
         rows: int = 100,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(_LlamaBlock(width, heads, hidden) for _ in range(depth))
         self.norm = nn.RMSNorm(width, eps=1e-6)

@@ -88,15 +88,27 @@ def tune_felix(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     for seconds in case.seconds:
         begin = time.perf_counter()
         fast = felix.optimize(
-            model, inputs, seconds=seconds, target=case.target, seed=case.seed, improve=True,
-            known_results=known, fusion=case.fusion, out=folder / "session",
-        )  # fmt: skip
+            model,
+            inputs,
+            seconds=seconds,
+            target=case.target,
+            seed=case.seed,
+            improve=True,
+            known_results=known,
+            fusion=case.fusion,
+            out=folder / "session",
+        )
         elapsed_s += time.perf_counter() - begin
         copy_database(known, snapshot(folder, "felix", seconds))
-        points.append({
-            "seconds": seconds, "elapsed_s": elapsed_s, "tuning_s": fast.report.tuning_s,
-            "reason": fast.report.reason, "report": fast.report.to_json(),
-        })  # fmt: skip
+        points.append(
+            {
+                "seconds": seconds,
+                "elapsed_s": elapsed_s,
+                "tuning_s": fast.report.tuning_s,
+                "reason": fast.report.reason,
+                "report": fast.report.to_json(),
+            }
+        )
         common.write(folder / "felix-points.json", points)
     return {"points": points}
 
@@ -169,9 +181,14 @@ def _stock_process(case: Case, work: str) -> None:
     )
     pathlib.Path(work, _STARTED).touch()
     ms.relax_integration.tune_relax(
-        mod, {}, network.target, work, max_trials_global=_ENDLESS, builder=builder,
+        mod,
+        {},
+        network.target,
+        work,
+        max_trials_global=_ENDLESS,
+        builder=builder,
         seed=case.seed + 1,
-    )  # fmt: skip
+    )
 
 
 def _watched(
@@ -230,9 +247,10 @@ def build_stock(network: imported.Network, database: pathlib.Path) -> Call:
     with network.target, opened, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.MetaScheduleApplyDatabase()(mod)
     built = executable.Executable(
-        executable.compile_network(mod, network.target), parameters,
+        executable.compile_network(mod, network.target),
+        parameters,
         executable.device(network.target),
-    )  # fmt: skip
+    )
     runs, _ = optimized.runner(built, network.examples)
     calling, inputs = network.imported.calling, list(network.examples)
     return lambda: calling.rebuild(runs(inputs))

@@ -363,8 +363,10 @@ def service_start(data: Data) -> str:
 
 def service_answers(data: Data) -> str:
     """Response times of the API and the dashboard."""
-    rows = [[name, row["median_ms"], row["p95_ms"], row["server_cpu_ms"], row["bytes"]]
-            for name, row in data["answers"].items()]  # fmt: skip
+    rows = [
+        [name, row["median_ms"], row["p95_ms"], row["server_cpu_ms"], row["bytes"]]
+        for name, row in data["answers"].items()
+    ]
     return (
         f"{data['database']}, {data['jobs']} jobs with {data['trials']:,} trials, "
         "one request at a time:\n\n"
@@ -381,11 +383,15 @@ def structure_table(data: Data) -> str:
 def proposals_table(data: Data) -> str:
     """Accepted shares by workload and target."""
     rows = [
-        [entry["workload"], entry["target"], entry["proposed"],
-         entry["accepted"] / max(entry["proposed"], 1),
-         entry["uniform_accepted"] / entry["uniform"]]
+        [
+            entry["workload"],
+            entry["target"],
+            entry["proposed"],
+            entry["accepted"] / max(entry["proposed"], 1),
+            entry["uniform_accepted"] / entry["uniform"],
+        ]
         for entry in data["found"]
-    ]  # fmt: skip
+    ]
     head = ["workload", "target", "proposed", "share accepted", "share of uniform samples"]
     return common.table(head, rows)
 

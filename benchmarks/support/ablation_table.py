@@ -49,14 +49,18 @@ def summary(pieces: Sequence[dict[str, Any]], cpu_s: float) -> list[dict[str, An
             for strategy in dict.fromkeys(piece["strategy"] for piece in of_set):
                 own = [piece for piece in of_set if piece["strategy"] == strategy]
                 logs = [math.log(lowest[p["name"]] / best_by(p, budget_s)) for p in own]
-                rows.append({
-                    "set": name, "budget_s": budget_s, "strategy": strategy,
-                    "share": math.exp(statistics.fmean(logs)),
-                    "rounds": statistics.fmean(
-                        sum(s <= budget_s for s in piece["after_s"]) for piece in own
-                    ),
-                    **_ahead(of_set, strategy, budget_s),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "set": name,
+                        "budget_s": budget_s,
+                        "strategy": strategy,
+                        "share": math.exp(statistics.fmean(logs)),
+                        "rounds": statistics.fmean(
+                            sum(s <= budget_s for s in piece["after_s"]) for piece in own
+                        ),
+                        **_ahead(of_set, strategy, budget_s),
+                    }
+                )
     return rows
 
 
@@ -91,16 +95,29 @@ def at_equal_rounds(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for strategy in [each for each in COMPARED if any(each == key[0] for key in ends)]:
             for n in ROUNDS:
                 by_task = [
-                    [math.log(theirs[n - 1] / ours[n - 1]) for seed in seeds
-                     if min(len(theirs := ends.get((strategy, task, seed), ())),
-                            len(ours := ends[FELIX, task, seed])) >= n]
+                    [
+                        math.log(theirs[n - 1] / ours[n - 1])
+                        for seed in seeds
+                        if min(
+                            len(theirs := ends.get((strategy, task, seed), ())),
+                            len(ours := ends[FELIX, task, seed]),
+                        )
+                        >= n
+                    ]
                     for task, seeds in _tasks(of_set)
-                ]  # fmt: skip
+                ]
                 both = [logs for logs in by_task if logs]
                 if both:
                     n_searches, ahead = sum(map(len, both)), paired.mean(both)
-                    rows.append({"set": name, "strategy": strategy, "rounds": n,
-                                 "searches": n_searches, "ahead": ahead})  # fmt: skip
+                    rows.append(
+                        {
+                            "set": name,
+                            "strategy": strategy,
+                            "rounds": n,
+                            "searches": n_searches,
+                            "ahead": ahead,
+                        }
+                    )
     return rows
 
 
@@ -109,19 +126,31 @@ def render(data: dict[str, Any]) -> str:
     tables = []
     for name in dict.fromkeys(row["set"] for row in data["summary"]):
         rows = [
-            [row["strategy"], row["budget_s"], row["rounds"], row["share"],
-             None if row["strategy"] == FELIX else row["ahead"],
-             "" if row["strategy"] == FELIX else "{:.3f} to {:.3f}".format(*row["interval"])]
-            for row in data["summary"] if row["set"] == name
-        ]  # fmt: skip
+            [
+                row["strategy"],
+                row["budget_s"],
+                row["rounds"],
+                row["share"],
+                None if row["strategy"] == FELIX else row["ahead"],
+                "" if row["strategy"] == FELIX else "{:.3f} to {:.3f}".format(*row["interval"]),
+            ]
+            for row in data["summary"]
+            if row["set"] == name
+        ]
         n_tasks = len({piece["name"] for piece in data["pieces"] if piece["set"] == name})
         head = ["strategy", "CPU s", "rounds", "share", "felix / other", "95 %"]
         tables.append(f"{name}, {n_tasks} tasks:\n\n{common.table(head, rows)}")
     equal = [
-        [row["set"], row["strategy"], row["rounds"], row["searches"], row["ahead"].mean,
-         f"{row['ahead'].low:.3f} to {row['ahead'].high:.3f}"]
+        [
+            row["set"],
+            row["strategy"],
+            row["rounds"],
+            row["searches"],
+            row["ahead"].mean,
+            f"{row['ahead'].low:.3f} to {row['ahead'].high:.3f}",
+        ]
         for row in at_equal_rounds(data["pieces"])
-    ]  # fmt: skip
+    ]
     if equal:
         head = ["set", "strategy", "rounds", "searches", "felix / other", "95 %"]
         tables.append(f"After as many rounds, whatever they cost:\n\n{common.table(head, equal)}")
@@ -160,8 +189,13 @@ def picture(data: Mapping[str, Any], path: pathlib.Path) -> None:
         of_set = [piece for piece in data["pieces"] if piece["set"] == name]
         for number, strategy in enumerate(dict.fromkeys(piece["strategy"] for piece in of_set)):
             seconds, shares = _curve(of_set, strategy, data["cpu_s"])
-            axis.plot(seconds, shares, color=f"C{number}", label=strategy,
-                      linewidth=2.5 if strategy == FELIX else 1.2)  # fmt: skip
+            axis.plot(
+                seconds,
+                shares,
+                color=f"C{number}",
+                label=strategy,
+                linewidth=2.5 if strategy == FELIX else 1.2,
+            )
         axis.set(title=name, xlabel="CPU s", ylabel="lowest prediction of any search / own")
         axis.legend(fontsize=8)
     figure.tight_layout()

@@ -75,8 +75,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     is_number = [all(not isinstance(row[i], str) for row in rows) for i in range(len(head))]
 
     def line(values: Sequence[str]) -> str:
-        aligned = [v.rjust(w) if n else v.ljust(w)
-                   for v, w, n in zip(values, widths, is_number, strict=True)]  # fmt: skip
+        aligned = [
+            v.rjust(w) if n else v.ljust(w)
+            for v, w, n in zip(values, widths, is_number, strict=True)
+        ]
         return "| " + " | ".join(aligned) + " |"
 
     rule = ["-" * (w - 1) + (":" if n else "-") for w, n in zip(widths, is_number, strict=True)]

@@ -46,8 +46,11 @@ def render(data: Mapping[str, Any]) -> str:
         counts.append([target, len(mine), *of_kind, missing, _share(of_kind[0], missing)])
     head = ["target", "programs", *KINDS, "not modelled, but by MetaSchedule", "share"]
     tables = [common.table(head, counts)]
-    rows = [[each["name"], each["target"], each["kind"], each["reason"].replace("|", "\\|")]
-            for each in programs if each.get("missing") or each["kind"] in KINDS[2:]]  # fmt: skip
+    rows = [
+        [each["name"], each["target"], each["kind"], each["reason"].replace("|", "\\|")]
+        for each in programs
+        if each.get("missing") or each["kind"] in KINDS[2:]
+    ]
     if rows:
         tables.append(common.table(["program", "target", "what", "why"], rows))
     return "\n\n".join(tables)

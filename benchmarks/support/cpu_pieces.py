@@ -110,8 +110,10 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
         )
         wall_s = time.perf_counter() - start
         best = ms.tir_integration.compile_tir(database, task.mod, task.target)
-        times = [sorted(float(s) * 1e6 for s in record.run_secs or ())
-                 for record in database.get_all_tuning_records()]  # fmt: skip
+        times = [
+            sorted(float(s) * 1e6 for s in record.run_secs or ())
+            for record in database.get_all_tuning_records()
+        ]
     ran = [t[len(t) // 2] for t in times if t and t[-1] < FAILED_US]
     if best is None or not ran:
         raise RuntimeError("stock tuning found no schedule that runs")
@@ -165,8 +167,10 @@ def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
         compile_ = build.module if tool == "felix" else tvm.tirx.build
         library = compile_(mod, built_for)
         outputs = _outputs(library, args, contents)
-        wrong = [reference.mismatch(outputs[i], expected[i], task_program.tolerance(task.mod))
-                 for i in expected]  # fmt: skip
+        wrong = [
+            reference.mismatch(outputs[i], expected[i], task_program.tolerance(task.mod))
+            for i in expected
+        ]
         results[tool] = {"correct": not any(wrong), "mismatch": next(filter(None, wrong), "")}
         tensors = [tvm.runtime.tensor(array) for array in contents]
         calls[tool] = Call(functools.partial(library["main"], *tensors), tensors)

@@ -37,9 +37,14 @@ class DrawnErrors:
     """
 
     def __init__(
-        self, sketches: Sequence[Any], model: Any, length: float, amplitude: float, noise: float,
+        self,
+        sketches: Sequence[Any],
+        model: Any,
+        length: float,
+        amplitude: float,
+        noise: float,
         seed: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.seed, self.noise = model, seed, noise
         rows = torch.from_numpy(_sampled(scoring.Scorer(sketches, model)))
         z = gaussian_process.summary(rows, scoring.row_mask(rows))

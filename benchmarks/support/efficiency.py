@@ -57,8 +57,10 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             entry |= {key: _median([run.get(key) for run in mine]) for key in WARM}
             entry["searched_s"] = statistics.median(searched_s(run) for run in mine)
             entry["pool_s"] = statistics.median(run.get("pool_s", 0.0) for run in mine)
-            entry |= {key: statistics.median(run[key] for run in mine)
-                      for key in ("wall_s", "n_measured")}  # fmt: skip
+            entry |= {
+                key: statistics.median(run[key] for run in mine)
+                for key in ("wall_s", "n_measured")
+            }
             entry["equal_us"] = _median([best_after(curve, equal) for curve in curves])
             for share in SHARES:
                 times = [time_to(curve, best_us / share) for curve in curves]
@@ -139,8 +141,11 @@ def ratios(
 
     key = f"to_{share:.0%}_s"
     of = {(e["name"], e["strategy"]): e for e in entries}
-    pairs = [(e, of[e["name"], "felix"]) for e in entries
-             if e["strategy"] == strategy and (e["name"], "felix") in of]  # fmt: skip
+    pairs = [
+        (e, of[e["name"], "felix"])
+        for e in entries
+        if e["strategy"] == strategy and (e["name"], "felix") in of
+    ]
     return Ratios(
         tuple(took_s(e, key) / took_s(felix, key) for e, felix in pairs if e[key] and felix[key]),
         tuple(
@@ -155,8 +160,20 @@ def ratios(
 def render(data: dict[str, Any]) -> str:
     """Tables in Markdown."""
     entries = summary(data["runs"])
-    keys = ["name", "strategy", "seeds", "n_measured", "wall_s", "best_us", "of_best", "equal_us",
-            "to_90%_s", "to_95%_s", "to_99%_s", "to_95%_trials"]  # fmt: skip
+    keys = [
+        "name",
+        "strategy",
+        "seeds",
+        "n_measured",
+        "wall_s",
+        "best_us",
+        "of_best",
+        "equal_us",
+        "to_90%_s",
+        "to_95%_s",
+        "to_99%_s",
+        "to_95%_trials",
+    ]
     if not entries:
         return ""
     head = [key.replace("_", " ") for key in keys]
@@ -164,22 +181,43 @@ def render(data: dict[str, Any]) -> str:
     every = [_ratio_row(entries, strategy, share) for strategy in COMPARED for share in SHARES]
     rows = [row for row in every if row is not None]
     if rows:
-        head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
-                "with its bounds at least", "only the other did", "mean with pool's start",
-                "with bounds and start"]  # fmt: skip
+        head = [
+            "against Felix",
+            "share",
+            "both got there",
+            "geometric mean",
+            "only Felix did",
+            "with its bounds at least",
+            "only the other did",
+            "mean with pool's start",
+            "with bounds and start",
+        ]
         parts.append(common.table(head, rows))
     turns = _turns_table(entries, data["runs"])
     if turns is not None:
         parts.append(turns)
     warm = _warm_rows(entries)
     if warm:
-        head = ["warm and cold L2", "stock's choice warm us", "by Felix's pool us", "cold us",
-                "stock's best cold us", "Felix warm us", "Felix cold us"]  # fmt: skip
+        head = [
+            "warm and cold L2",
+            "stock's choice warm us",
+            "by Felix's pool us",
+            "cold us",
+            "stock's best cold us",
+            "Felix warm us",
+            "Felix cold us",
+        ]
         parts.append(common.table(head, warm))
     vendor = _vendor_rows(entries)
     if vendor:
-        head = ["name", "Felix us", "best found us", "eager us", "inductor us",
-                "vendor's best / Felix"]  # fmt: skip
+        head = [
+            "name",
+            "Felix us",
+            "best found us",
+            "eager us",
+            "inductor us",
+            "vendor's best / Felix",
+        ]
         parts.append(common.table(head, vendor))
     return "\n\n".join(parts)
 
@@ -195,8 +233,17 @@ def _ratio_row(entries: Sequence[dict[str, Any]], strategy: str, share: float) -
         for one in (searched, started)
         for some in (one.both, one.both + one.bounds)
     ]
-    return [strategy, f"{share:.0%}", len(searched.both), means[0], len(searched.bounds), means[1],
-            len(searched.lost), means[2], means[3]]  # fmt: skip
+    return [
+        strategy,
+        f"{share:.0%}",
+        len(searched.both),
+        means[0],
+        len(searched.bounds),
+        means[1],
+        len(searched.lost),
+        means[2],
+        means[3],
+    ]
 
 
 def _turns_table(entries: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str | None:
@@ -231,20 +278,33 @@ def _warm_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
         if strategy == "stock" and stock["own_best_us"] and (name, "felix") in of
     ]
     return [
-        [stock["name"], stock["own_best_us"], stock["best_warm_us"], stock["own_best_cold_us"],
-         stock["best_us"], felix["best_warm_us"], felix["best_us"]]
+        [
+            stock["name"],
+            stock["own_best_us"],
+            stock["best_warm_us"],
+            stock["own_best_cold_us"],
+            stock["best_us"],
+            felix["best_warm_us"],
+            felix["best_us"],
+        ]
         for stock, felix in pairs
-    ]  # fmt: skip
+    ]
 
 
 def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
     ratios = ratios_to_libraries(entries)
     return [
-        [entry["name"], felix_us(entry),
-         min(e["best_us"] for e in entries if e["name"] == entry["name"]),
-         entry["vendor_eager_us"], entry["vendor_inductor_us"], ratios[entry["name"]]]
-        for entry in entries if entry["strategy"] == "felix" and entry["name"] in ratios
-    ]  # fmt: skip
+        [
+            entry["name"],
+            felix_us(entry),
+            min(e["best_us"] for e in entries if e["name"] == entry["name"]),
+            entry["vendor_eager_us"],
+            entry["vendor_inductor_us"],
+            ratios[entry["name"]],
+        ]
+        for entry in entries
+        if entry["strategy"] == "felix" and entry["name"] in ratios
+    ]
 
 
 def ratios_to_libraries(entries: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -34,9 +34,13 @@ class _SlopedDescent(descent.Descent):
     """A descent that asks for slopes beside its steps."""
 
     def _slopes(
-        self, merged: descent.MergedProgram, starts: interface.Decisions,
-        masks: Sequence[torch.Tensor], temperature: float, penalty: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        self,
+        merged: descent.MergedProgram,
+        starts: interface.Decisions,
+        masks: Sequence[torch.Tensor],
+        temperature: float,
+        penalty: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Coordinates of starts, their predicted ln(latency), slopes of that and the penalty.
 
         A slope that is not finite, or of what does not move, counts as 0.
@@ -63,9 +67,11 @@ class LangevinDescent(_SlopedDescent):
         self._noise = torch.Generator().manual_seed(0)
 
     def _descend(
-        self, merged: descent.MergedProgram, starts: interface.Decisions,
+        self,
+        merged: descent.MergedProgram,
+        starts: interface.Decisions,
         masks: Sequence[torch.Tensor],
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         where = merged.space
         x, cost, slope = self._slopes(merged, starts, masks, TEMPERATURE, self.options.penalty)
         with torch.no_grad():
@@ -125,9 +131,11 @@ class SteepestDescent(_SlopedDescent):
         self._hot = weakref.WeakKeyDictionary[descent.MergedProgram, float]()
 
     def _descend(
-        self, merged: descent.MergedProgram, starts: interface.Decisions,
+        self,
+        merged: descent.MergedProgram,
+        starts: interface.Decisions,
         masks: Sequence[torch.Tensor],
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if merged not in self._hot:
             slopes = {
                 each: self._slope(merged, starts, masks, each) for each in FIRST_TEMPERATURES
@@ -137,9 +145,12 @@ class SteepestDescent(_SlopedDescent):
         return super()._descend(merged, starts, masks)
 
     def _slope(
-        self, merged: descent.MergedProgram, starts: interface.Decisions,
-        masks: Sequence[torch.Tensor], temperature: float,
-    ) -> float:  # fmt: skip
+        self,
+        merged: descent.MergedProgram,
+        starts: interface.Decisions,
+        masks: Sequence[torch.Tensor],
+        temperature: float,
+    ) -> float:
         slope = self._slopes(merged, starts, masks, temperature, penalty=0.0)[2]
         return float(slope.square().mean().sqrt())
 
@@ -172,13 +183,17 @@ class FirstOrderSearch(local.LocalSearch):
             for parent in parents:
                 groups[parent.sketch_index, parent.structure].append(parent.decisions)
             for (index, structure), points in sorted(groups.items()):
-                pool.add(index, self._promised(index, structure, points, pool),
-                         selection.Source.POLISH)  # fmt: skip
+                pool.add(
+                    index, self._promised(index, structure, points, pool), selection.Source.POLISH
+                )
 
     def _promised(
-        self, index: int, structure: coordinates.Structure, points: Sequence[tuple[int, ...]],
+        self,
+        index: int,
+        structure: coordinates.Structure,
+        points: Sequence[tuple[int, ...]],
         pool: selection.Pool,
-    ) -> list[tuple[int, ...]]:  # fmt: skip
+    ) -> list[tuple[int, ...]]:
         """Neighbours of points that are to be scored."""
         slopes = self._slopes(index, structure, np.asarray(points, np.int64))
         columns = coordinates.structural(self.sketches[index].variables)

@@ -41,8 +41,11 @@ def render(result: Mapping[str, Any]) -> str:
         if len(predictors) > 1:
             parts.append(_behind(predictors))
         if after := [(each["label"], each["overall"]) for each in result.get("corrected", [])]:
-            parts += ["After measurements of each workload, its other schedules:",
-                      _scores("model", after), *_errors(result)]  # fmt: skip
+            parts += [
+                "After measurements of each workload, its other schedules:",
+                _scores("model", after),
+                *_errors(result),
+            ]
     return "\n\n".join(parts)
 
 

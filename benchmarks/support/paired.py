@@ -175,10 +175,12 @@ def of_winners(runs: Sequence[Run], strategy: str) -> Mean | None:
 
 
 def _ratio(runs: Sequence[Run], strategy: str, value: Callable[[Run], float]) -> Mean:
-    return mean([
-        [math.log(value(theirs) / value(ours)) for ours, theirs, _ in seeds]
-        for seeds in _shared(runs, strategy).values()
-    ])  # fmt: skip
+    return mean(
+        [
+            [math.log(value(theirs) / value(ours)) for ours, theirs, _ in seeds]
+            for seeds in _shared(runs, strategy).values()
+        ]
+    )
 
 
 def _shared(runs: Sequence[Run], strategy: str) -> dict[str, list[tuple[Run, Run, list[Run]]]]:

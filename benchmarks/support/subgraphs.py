@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 #: Name -> workload text. Common layers, whose extents divide well.
 SUBGRAPHS = {
     "gemm": "gemm:1024,1024,1024",
@@ -114,35 +116,44 @@ _RESNET50 = (
 )  # fmt: skip
 #: R3D-18's: frames, height, channels in, channels out, kernel, stride; its first one follows.
 _R3D18 = (
-    (16, 56, 64, 64, 3, 1), (16, 56, 64, 128, 3, 2), (16, 56, 64, 128, 1, 2),
-    (8, 28, 128, 128, 3, 1), (8, 28, 128, 256, 3, 2), (8, 28, 128, 256, 1, 2),
-    (4, 14, 256, 256, 3, 1), (4, 14, 256, 512, 3, 2), (4, 14, 256, 512, 1, 2),
+    (16, 56, 64, 64, 3, 1),
+    (16, 56, 64, 128, 3, 2),
+    (16, 56, 64, 128, 1, 2),
+    (8, 28, 128, 128, 3, 1),
+    (8, 28, 128, 256, 3, 2),
+    (8, 28, 128, 256, 1, 2),
+    (4, 14, 256, 256, 3, 1),
+    (4, 14, 256, 512, 3, 2),
+    (4, 14, 256, 512, 1, 2),
     (2, 7, 512, 512, 3, 1),
-)  # fmt: skip
+)
 
 
-def _window(kernel: int, stride: int) -> str:
-    """Options of a convolution with channels last in bfloat16."""
+def _convolution(extents: Sequence[int], kernel: int, stride: int) -> str:
+    """A convolution with channels last in bfloat16: batch, then as in `_RESNET50` and `_R3D18`."""
     step = f",stride={stride}" if stride > 1 else ""
     pad = f",padding={kernel // 2}" if kernel > 1 else ""
-    return f"{step}{pad},dtype=bfloat16"
+    sizes = ",".join(map(str, (*extents, kernel)))
+    return f"conv{len(extents) - 3}d:{sizes}{step}{pad},dtype=bfloat16"
 
 
 #: Convolutions in bfloat16 with channels last: ResNet-50's at batch 1 and 16, R3D-18's.
 TENSOR_RESNET50 = {
-    f"resnet50-{size}-{ci}-{co}-k{kernel}s{stride}-b{batch}":
-        f"conv2d:{batch},{size},{size},{ci},{co},{kernel}{_window(kernel, stride)}"
+    f"resnet50-{size}-{ci}-{co}-k{kernel}s{stride}-b{batch}": _convolution(
+        (batch, size, size, ci, co), kernel, stride
+    )
     for batch in (1, 16)
     for size, ci, co, kernel, stride in _RESNET50
-}  # fmt: skip
+}
 TENSOR_R3D18 = {
     "r3d18-first": "conv3d:1,16,112,112,3,64,3x7x7,stride=1x2x2,padding=1x3x3,dtype=bfloat16",
     **{
-        f"r3d18-{frames}x{size}-{ci}-{co}-k{kernel}s{stride}":
-            f"conv3d:1,{frames},{size},{size},{ci},{co},{kernel}{_window(kernel, stride)}"
+        f"r3d18-{frames}x{size}-{ci}-{co}-k{kernel}s{stride}": _convolution(
+            (1, frames, size, size, ci, co), kernel, stride
+        )
         for frames, size, ci, co, kernel, stride in _R3D18
     },
-}  # fmt: skip
+}
 SETS = {
     "common": SUBGRAPHS,
     "awkward": AWKWARD,

@@ -92,8 +92,9 @@ def in_turns_us(
 
     from felix.measure.calls import cuda_calls
 
-    each = {(layout, kind): call for layout, kinds in by_layout.items()
-            for kind, call in kinds.items()}  # fmt: skip
+    each = {
+        (layout, kind): call for layout, kinds in by_layout.items() for kind, call in kinds.items()
+    }
     first = next(iter(by_layout))
     each |= {(first, kind): call for kind, call in (felix or {}).items()}
     with torch.inference_mode():

@@ -106,11 +106,13 @@ class TaskData:
     def only(self, positions: NDArray[np.intp]) -> TaskData:
         """The task with some of its schedules."""
         return dataclasses.replace(
-            self, rows=self.rows[positions], mask=self.mask[positions],
+            self,
+            rows=self.rows[positions],
+            mask=self.mask[positions],
             ln_latency=self.ln_latency[positions],
             errors=tuple(self.errors[position] for position in positions.tolist()),
             sources=tuple(self.sources[position] for position in positions.tolist()),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,21 +26,44 @@ _RESNET50 = (
 )  # fmt: skip
 #: (height, channels, stride) of MobileNet-v2's depthwise convolutions.
 _DEPTHWISE = (
-    (112, 32, 1), (112, 96, 2), (56, 144, 2), (28, 192, 1), (28, 192, 2), (14, 384, 1),
-    (14, 576, 1), (14, 576, 2), (7, 960, 1),
-)  # fmt: skip
+    (112, 32, 1),
+    (112, 96, 2),
+    (56, 144, 2),
+    (28, 192, 1),
+    (28, 192, 2),
+    (14, 384, 1),
+    (14, 576, 1),
+    (14, 576, 2),
+    (7, 960, 1),
+)
 #: (height, channels in, channels out) of its pointwise ones.
 _POINTWISE = (
-    (112, 32, 16), (112, 16, 96), (56, 96, 24), (56, 24, 144), (28, 144, 32), (28, 32, 192),
-    (14, 192, 64), (14, 64, 384), (14, 384, 96), (14, 96, 576), (7, 576, 160), (7, 160, 960),
-    (7, 960, 320), (7, 320, 1280),
-)  # fmt: skip
+    (112, 32, 16),
+    (112, 16, 96),
+    (56, 96, 24),
+    (56, 24, 144),
+    (28, 144, 32),
+    (28, 32, 192),
+    (14, 192, 64),
+    (14, 64, 384),
+    (14, 384, 96),
+    (14, 96, 576),
+    (7, 576, 160),
+    (7, 160, 960),
+    (7, 960, 320),
+    (7, 320, 1280),
+)
 #: (frames, height, channels in, channels out, kernel, stride) of R3D-18.
 _R3D = (
-    (16, 56, 64, 64, "3", "1"), (16, 56, 64, 128, "3", "2"), (8, 28, 128, 128, "3", "1"),
-    (8, 28, 128, 256, "3", "2"), (4, 14, 256, 256, "3", "1"), (4, 14, 256, 512, "3", "2"),
-    (2, 7, 512, 512, "3", "1"), (16, 56, 64, 128, "1", "2"),
-)  # fmt: skip
+    (16, 56, 64, 64, "3", "1"),
+    (16, 56, 64, 128, "3", "2"),
+    (8, 28, 128, 128, "3", "1"),
+    (8, 28, 128, 256, "3", "2"),
+    (4, 14, 256, 256, "3", "1"),
+    (4, 14, 256, 512, "3", "2"),
+    (2, 7, 512, 512, "3", "1"),
+    (16, 56, 64, 128, "1", "2"),
+)
 #: (height, channels in, channels out) of DCGAN's generator.
 _DCGAN = ((4, 1024, 512), (8, 512, 256), (16, 256, 64), (32, 128, 64), (32, 64, 3))
 #: (m, n, k) of projections: ViT-B, ViT-L, BERT, LLaMA-7B slices, classifiers.
@@ -54,23 +77,74 @@ _PROJECTIONS = (
 )  # fmt: skip
 #: (batch, m, n, k) of attention products.
 _ATTENTION = (
-    (12, 197, 197, 64), (12, 197, 64, 197), (96, 197, 197, 64), (12, 384, 384, 64),
-    (16, 512, 512, 64), (16, 512, 64, 512), (32, 128, 128, 128), (32, 1, 128, 512),
-    (32, 1, 512, 128), (192, 64, 64, 64),
-)  # fmt: skip
-_SOFTMAX = ("12x197x197", "96x197x197", "16x512x512", "32x128x128", "192x128x128", "1x32000",
-            "16x50257", "64x1000", "8192x64", "32x1x512", "384x384", "4096x1024")  # fmt: skip
-_LAYER_NORM = ("197x768", "1576x768", "128x768", "512x1024", "4096x1024", "16x512x768", "50x512",
-               "1x4096", "2048x3072", "16384x256")  # fmt: skip
+    (12, 197, 197, 64),
+    (12, 197, 64, 197),
+    (96, 197, 197, 64),
+    (12, 384, 384, 64),
+    (16, 512, 512, 64),
+    (16, 512, 64, 512),
+    (32, 128, 128, 128),
+    (32, 1, 128, 512),
+    (32, 1, 512, 128),
+    (192, 64, 64, 64),
+)
+_SOFTMAX = (
+    "12x197x197",
+    "96x197x197",
+    "16x512x512",
+    "32x128x128",
+    "192x128x128",
+    "1x32000",
+    "16x50257",
+    "64x1000",
+    "8192x64",
+    "32x1x512",
+    "384x384",
+    "4096x1024",
+)
+_LAYER_NORM = (
+    "197x768",
+    "1576x768",
+    "128x768",
+    "512x1024",
+    "4096x1024",
+    "16x512x768",
+    "50x512",
+    "1x4096",
+    "2048x3072",
+    "16384x256",
+)
 _RMS_NORM = ("1x4096", "16x4096", "128x4096", "2048x4096", "512x5120", "333x1536")
-_POOLS = ((112, 64, 3, 2, 1), (56, 192, 2, 2, 0), (28, 256, 3, 1, 1), (14, 512, 2, 2, 0),
-          (35, 96, 3, 1, 1), (8, 2048, 3, 2, 0))  # fmt: skip
-_REDUCTIONS = ("4194304", "128x4096,axes=1", "4096x1024,axes=1", "1024x4096,axes=0",
-               "16x56x56x64,axes=1+2,kind=mean", "64x32768,axes=1,kind=max", "16x512x768,axes=1",
-               "8x131072,axes=1", "512x49x256,axes=1", "1000x1009,axes=0,kind=min")  # fmt: skip
-_ELEMENTWISE = ("2048x4096", "16x56x56x64,ops=mul@3+add@3+relu", "512x3072,ops=add@1+gelu",
-                "128x11008,ops=sigmoid+mul", "16777216", "197x3072,ops=add@1+gelu",
-                "1000x1009,ops=sub@0+exp+div@0", "8x28x28x512,ops=relu")  # fmt: skip
+_POOLS = (
+    (112, 64, 3, 2, 1),
+    (56, 192, 2, 2, 0),
+    (28, 256, 3, 1, 1),
+    (14, 512, 2, 2, 0),
+    (35, 96, 3, 1, 1),
+    (8, 2048, 3, 2, 0),
+)
+_REDUCTIONS = (
+    "4194304",
+    "128x4096,axes=1",
+    "4096x1024,axes=1",
+    "1024x4096,axes=0",
+    "16x56x56x64,axes=1+2,kind=mean",
+    "64x32768,axes=1,kind=max",
+    "16x512x768,axes=1",
+    "8x131072,axes=1",
+    "512x49x256,axes=1",
+    "1000x1009,axes=0,kind=min",
+)
+_ELEMENTWISE = (
+    "2048x4096",
+    "16x56x56x64,ops=mul@3+add@3+relu",
+    "512x3072,ops=add@1+gelu",
+    "128x11008,ops=sigmoid+mul",
+    "16777216",
+    "197x3072,ops=add@1+gelu",
+    "1000x1009,ops=sub@0+exp+div@0",
+    "8x28x28x512,ops=relu",
+)
 #: Layers of these networks that benchmarks time.
 _HELD_OUT = ("conv2d:1,224,224,3,64,7,stride=2,padding=3", "conv_transpose2d:1,8,8,512,256,4")
 _BATCHES = (1, 16, 4, 8, 2)
@@ -137,8 +211,14 @@ def _video() -> Iterator[str]:
 
 
 def _dense() -> Iterator[str]:
-    epilogues = ("", ",epilogue=bias", ",transpose_b=true", ",epilogue=bias+gelu", "",
-                 ",epilogue=bias+residual")  # fmt: skip
+    epilogues = (
+        "",
+        ",epilogue=bias",
+        ",transpose_b=true",
+        ",epilogue=bias+gelu",
+        "",
+        ",epilogue=bias+residual",
+    )
     for index, (m, n, k) in enumerate(_PROJECTIONS):
         yield f"gemm:{m},{n},{k}{epilogues[index % len(epilogues)]}"
     for index, (batch, m, n, k) in enumerate(_ATTENTION):
@@ -164,15 +244,26 @@ def _others() -> Iterator[str]:
     for text in _ELEMENTWISE:
         yield f"elementwise:{text}"
     for width, ci, co, kernel, batch in (
-        (512, 80, 128, 3, 1), (256, 64, 64, 5, 4), (1000, 32, 48, 9, 8), (128, 256, 256, 3, 16)
-    ):  # fmt: skip
+        (512, 80, 128, 3, 1),
+        (256, 64, 64, 5, 4),
+        (1000, 32, 48, 9, 8),
+        (128, 256, 256, 3, 16),
+    ):
         yield f"conv1d:{batch},{width},{ci},{co},{kernel},padding={kernel // 2}"
 
 
 def _random_lines(count: int, seed: int) -> Iterator[str]:
     draw = random.Random(seed)
-    makers = (_random_gemm, _random_conv2d, _random_conv2d, _random_gemm, _random_rows,
-              _random_depthwise, _random_conv3d, _random_transposed)  # fmt: skip
+    makers = (
+        _random_gemm,
+        _random_conv2d,
+        _random_conv2d,
+        _random_gemm,
+        _random_rows,
+        _random_depthwise,
+        _random_conv3d,
+        _random_transposed,
+    )
     made = 0
     while made < count:
         text, macs = makers[made % len(makers)](draw)

@@ -204,8 +204,9 @@ def _rows(draw: random.Random) -> Drawn:
 
 def _middle_rows(draw: random.Random) -> Drawn:
     shape = [draw.choice((1, 3, 8)), _extent(draw, 13, 512), _extent(draw, 13, 257)]
-    operator = draw.choice(("softmax:{},axis=1", "layer_norm:{},axes=1+2", "softmax:{}",
-                            "rms_norm:{}"))  # fmt: skip
+    operator = draw.choice(
+        ("softmax:{},axis=1", "layer_norm:{},axes=1+2", "softmax:{}", "rms_norm:{}")
+    )
     return operator.format("x".join(map(str, shape))), 4.0 * math.prod(shape)
 
 
@@ -229,8 +230,10 @@ def _column_sum(draw: random.Random) -> Drawn:
 
 def _elementwise(draw: random.Random) -> Drawn:
     rows, width = _extent(draw, 7, 2048) * draw.choice((1, 4)), _extent(draw, 31, 2048)
-    ops = [draw.choice(_UNARY) if draw.random() < 0.6 else draw.choice(_BINARY)
-           for _ in range(draw.randint(1, 3))]  # fmt: skip
+    ops = [
+        draw.choice(_UNARY) if draw.random() < 0.6 else draw.choice(_BINARY)
+        for _ in range(draw.randint(1, 3))
+    ]
     return f"elementwise:{rows}x{width},ops={'+'.join(ops)}", 4.0 * rows * width
 
 

@@ -60,37 +60,98 @@ _RESNET50 = (
     (14, 256, 256, 3, 1), (14, 1024, 512, 1, 1), (14, 512, 512, 3, 2), (7, 512, 2048, 1, 1),
     (14, 1024, 2048, 1, 2), (7, 512, 512, 3, 1), (7, 2048, 512, 1, 1), (224, 3, 64, 7, 2),
 )  # fmt: skip
-_MOBILENET = ((56, 144, 24, 1, 1), (28, 192, 32, 1, 1), (14, 384, 96, 1, 1), (14, 576, 96, 1, 1),
-              (7, 960, 160, 1, 1), (7, 320, 1280, 1, 1), (112, 32, 16, 1, 1))  # fmt: skip
-_UNET = ((128, 64, 64, 3, 1), (64, 128, 128, 3, 1), (64, 320, 320, 3, 1), (32, 640, 640, 3, 1),
-         (32, 1280, 640, 3, 1), (16, 1280, 1280, 3, 1), (64, 320, 320, 3, 2), (64, 4, 320, 3, 1),
-         (35, 192, 96, 3, 1), (33, 160, 160, 5, 1))  # fmt: skip
+_MOBILENET = (
+    (56, 144, 24, 1, 1),
+    (28, 192, 32, 1, 1),
+    (14, 384, 96, 1, 1),
+    (14, 576, 96, 1, 1),
+    (7, 960, 160, 1, 1),
+    (7, 320, 1280, 1, 1),
+    (112, 32, 16, 1, 1),
+)
+_UNET = (
+    (128, 64, 64, 3, 1),
+    (64, 128, 128, 3, 1),
+    (64, 320, 320, 3, 1),
+    (32, 640, 640, 3, 1),
+    (32, 1280, 640, 3, 1),
+    (16, 1280, 1280, 3, 1),
+    (64, 320, 320, 3, 2),
+    (64, 4, 320, 3, 1),
+    (35, 192, 96, 3, 1),
+    (33, 160, 160, 5, 1),
+)
 _BATCHES = (2, 4, 8, 32)
 #: (frames, height, channels in, channels out, kernel, stride) of R3D-18, with two and four clips.
 _R3D18 = (
-    (16, 56, 64, 64, 3, 1), (16, 56, 64, 128, 3, 2), (8, 28, 128, 128, 3, 1),
-    (8, 28, 128, 256, 3, 2), (4, 14, 256, 256, 3, 1), (4, 14, 256, 512, 3, 2),
-    (2, 7, 512, 512, 3, 1), (16, 56, 64, 128, 1, 2), (8, 28, 128, 256, 1, 2),
-)  # fmt: skip
+    (16, 56, 64, 64, 3, 1),
+    (16, 56, 64, 128, 3, 2),
+    (8, 28, 128, 128, 3, 1),
+    (8, 28, 128, 256, 3, 2),
+    (4, 14, 256, 256, 3, 1),
+    (4, 14, 256, 512, 3, 2),
+    (2, 7, 512, 512, 3, 1),
+    (16, 56, 64, 128, 1, 2),
+    (8, 28, 128, 256, 1, 2),
+)
 #: (height, channels in, channels out) of DCGAN's generator.
 _DCGAN = ((4, 1024, 512), (8, 512, 256), (16, 256, 128), (32, 128, 3))
 #: Types of factors with their usual shares, and what follows a product.
-_DTYPES = ("bfloat16", "bfloat16", "bfloat16", "float16", "bfloat16", "bfloat16", "int8",
-           "bfloat16", "float8_e4m3fn", "bfloat16")  # fmt: skip
-_EPILOGUES = ("", "bias", "bias+gelu", "", "residual", "bias+relu", "bias+residual", "relu",
-              "bias+residual+relu")  # fmt: skip
-_LAYOUTS = ("transpose_b=true", "transpose_b=true", "", "transpose_b=true", "transpose_a=true",
-            "transpose_b=true", "", "transpose_a=true,transpose_b=true")  # fmt: skip
+_DTYPES = (
+    "bfloat16",
+    "bfloat16",
+    "bfloat16",
+    "float16",
+    "bfloat16",
+    "bfloat16",
+    "int8",
+    "bfloat16",
+    "float8_e4m3fn",
+    "bfloat16",
+)
+_EPILOGUES = (
+    "",
+    "bias",
+    "bias+gelu",
+    "",
+    "residual",
+    "bias+relu",
+    "bias+residual",
+    "relu",
+    "bias+residual+relu",
+)
+_LAYOUTS = (
+    "transpose_b=true",
+    "transpose_b=true",
+    "",
+    "transpose_b=true",
+    "transpose_a=true",
+    "transpose_b=true",
+    "",
+    "transpose_a=true,transpose_b=true",
+)
 #: Extents that benchmarks time: batch (0: none), m, n, k.
 _HELD_OUT = frozenset(
     {(0, n, n, n) for n in (512, 1024, 2048, 4096, 8192)}
-    | {(0, m, *layer) for m in (1, 16, 100, 512)
-       for layer in ((4096, 4096), (11008, 4096), (4096, 11008))}
-    | {(0, m, *layer) for m in (1, 16, 100, 197, 512)
-       for layer in ((768, 768), (3072, 768), (768, 3072))}
-    | {(0, 197, 1021, 509), (0, 1023, 1025, 1027), (12, 197, 197, 64), (12, 197, 64, 197),
-       (32, 512, 512, 128), (32, 512, 128, 512)}
-)  # fmt: skip
+    | {
+        (0, m, *layer)
+        for m in (1, 16, 100, 512)
+        for layer in ((4096, 4096), (11008, 4096), (4096, 11008))
+    }
+    | {
+        (0, m, *layer)
+        for m in (1, 16, 100, 197, 512)
+        for layer in ((768, 768), (3072, 768), (768, 3072))
+    }
+    | {
+        (0, 197, 1021, 509),
+        (0, 1023, 1025, 1027),
+        (12, 197, 197, 64),
+        (12, 197, 64, 197),
+        (32, 512, 512, 128),
+        (32, 512, 128, 512),
+    }
+)
 
 
 def lines(random_count: int = 48, seed: int = 11) -> list[str]:
@@ -98,8 +159,10 @@ def lines(random_count: int = 48, seed: int = 11) -> list[str]:
     products = [_layers(), _squares(), _attention(), _awkward(), _random(random_count, seed)]
     tails = _tails()
     distinct: set[tuple[int, ...]] = set(_HELD_OUT)
-    groups = [[_product(shape, next(tails)) for shape in group if _is_new(shape, distinct)]
-              for group in map(list, products)]  # fmt: skip
+    groups = [
+        [_product(shape, next(tails)) for shape in group if _is_new(shape, distinct)]
+        for group in map(list, products)
+    ]
     mixed = itertools.zip_longest(*groups, _images(), _videos(), _transposed())
     return [line for turn in mixed for line in turn if line is not None]
 
@@ -124,8 +187,12 @@ def _product(shape: tuple[int, ...], tail: tuple[str, str, str]) -> str:
     dtype, layout, epilogue = tail
     if dtype == "int8":  # gelu needs floats
         epilogue = epilogue.replace("gelu", "relu")
-    options = [f"batch={batch}" if batch else "", layout,
-               f"epilogue={epilogue}" if epilogue else "", f"dtype={dtype}"]  # fmt: skip
+    options = [
+        f"batch={batch}" if batch else "",
+        layout,
+        f"epilogue={epilogue}" if epilogue else "",
+        f"dtype={dtype}",
+    ]
     return ",".join([f"gemm:{m},{n},{k}", *filter(None, options)])
 
 

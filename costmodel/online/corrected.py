@@ -25,9 +25,11 @@ AT_LEAST = 5
 #: Schedules of a task whose errors say what process they are of, at least; and the processes.
 N_OF_PROCESS = 30
 GRID = gaussian_process.CorrectionOptions(
-    lengths=(0.25, 0.5, 1.0, 2.0), amplitudes=(0.05, 0.1, 0.2, 0.4, 0.8),
-    noises=(0.0012, 0.0025, 0.005, 0.01, 0.04), max_records=128,
-)  # fmt: skip
+    lengths=(0.25, 0.5, 1.0, 2.0),
+    amplitudes=(0.05, 0.1, 0.2, 0.4, 0.8),
+    noises=(0.0012, 0.0025, 0.005, 0.01, 0.04),
+    max_records=128,
+)
 
 
 def reports(
@@ -56,9 +58,11 @@ def reports(
         measured, others = ran[chosen], np.delete(ran, chosen)
         corrector = gaussian_process.Corrector(module)
         corrector.update(
-            task.rows[measured], task.mask[measured], task.ln_latency[measured],
+            task.rows[measured],
+            task.mask[measured],
+            task.ln_latency[measured],
             np.zeros(count, np.int64),
-        )  # fmt: skip
+        )
         left.append(task.only(others))
         corrected[id(left[-1])] = evaluate.of_module(corrector.for_task(0))
     return [

@@ -290,12 +290,20 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     length, amplitude, _ = best.values
     weights = best.inverse @ error
     return Fit(
-        centre=centre, scale=scale, points=points, inverse=best.inverse, weights=weights,
-        f=records.f, mean_f=float(records.f.mean()), length=length * median_distance(points),
-        amplitude=amplitude, options=options, shift=options.shift * float(weights.sum()),
+        centre=centre,
+        scale=scale,
+        points=points,
+        inverse=best.inverse,
+        weights=weights,
+        f=records.f,
+        mean_f=float(records.f.mean()),
+        length=length * median_distance(points),
+        amplitude=amplitude,
+        options=options,
+        shift=options.shift * float(weights.sum()),
         loss_before=_rms((error - error.mean()) * n / max(1, n - 1)),
         loss_after=_rms(weights / best.inverse.diagonal()),
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()

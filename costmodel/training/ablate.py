@@ -35,13 +35,25 @@ _OF_TRACES = (
     Variant("no reuse", ("buf*.reuse*",)),
     Variant("no traffic by level", ("buf*.l?_bytes", "buf*.warp_sectors", "buf*.bank_ways")),
     Variant("no strides", ("buf*.stride", "buf*.vector_stride")),
-    Variant("no threads", ("grid_blocks", "block_threads", "vthreads", "shared_bytes",
-                           "local_bytes", "blocks_per_core", "occupancy", "waves", "tail")),
+    Variant(
+        "no threads",
+        (
+            "grid_blocks",
+            "block_threads",
+            "vthreads",
+            "shared_bytes",
+            "local_bytes",
+            "blocks_per_core",
+            "occupancy",
+            "waves",
+            "tail",
+        ),
+    ),
     Variant("no code size", ("unroll_*", "code_*")),
     Variant("no arithmetic", ("float_*", "int_ops", "select_ops", "bool_ops")),
     Variant("ranking weight 0", rank_weight=0.0),
     Variant("ranking weight 2", rank_weight=2.0),
-)  # fmt: skip
+)
 _OF_TEMPLATES = (
     Variant("as given"),
     Variant("no prior", without_prior=True),

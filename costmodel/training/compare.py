@@ -61,13 +61,17 @@ def reports(
     by_felix = splitter(felix.tasks)
     with _trainers(jobs, threads) as trainers:
         begun = [
-            (f"{label}'s features, {kind}", splits,
-             [trainers.submit(_predictions, fit, parts) for parts in splits])
+            (
+                f"{label}'s features, {kind}",
+                splits,
+                [trainers.submit(_predictions, fit, parts) for parts in splits],
+            )
             for label, features, settings, splits in (
-                ("Felix", felix, options, by_felix), ("TVM", tvm, plain, splitter(tvm.tasks))
+                ("Felix", felix, options, by_felix),
+                ("TVM", tvm, plain, splitter(tvm.tasks)),
             )
             for kind, fit in _fits(features, settings, threads)
-        ]  # fmt: skip
+        ]
         reported = [_scored(*each, progress) for each in begun]
     prior = analytic.AnalyticModel(felix.names, registry.analytic_options(felix.names))
     tested = [task for parts in by_felix for task in parts.test]

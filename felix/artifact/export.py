@@ -218,8 +218,10 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
     else:
         (folder / "oracle.py").write_text(numpy_source)
     if best.generated is not None:
-        notes.append(f"a template generated the kernel, so there is no schedule and no database "
-                     f"of TVM: {best.template_text}")  # fmt: skip
+        notes.append(
+            f"a template generated the kernel, so there is no schedule and no database "
+            f"of TVM: {best.template_text}"
+        )
         return
     (folder / "schedule.py").write_text(_schedule_script(best.schedule.mod, task.target))
     entry = records.DatabaseEntry(

@@ -30,15 +30,31 @@ MAX_FACTORS = 4
 _OPERATOR_KINDS = {op: op.__name__ for op in expr.OPERATORS if op not in (expr.And, expr.Not)}
 #: Every node kind, in the order used by the serialised form.
 KINDS: tuple[str, ...] = (
-    "symbol", "constant", "linear", "multiply2", "multiply3", "multiply4",
-    "divide", "power", "log", "exp", *_OPERATOR_KINDS.values(),
-)  # fmt: skip
+    "symbol",
+    "constant",
+    "linear",
+    "multiply2",
+    "multiply3",
+    "multiply4",
+    "divide",
+    "power",
+    "log",
+    "exp",
+    *_OPERATOR_KINDS.values(),
+)
 #: Kind -> number of arguments, where it is fixed.
 ARITY: dict[str, int] = {
-    "symbol": 0, "constant": 0, "multiply2": 2, "multiply3": 3, "multiply4": 4,
-    "divide": 2, "power": 2, "log": 1, "exp": 1,
+    "symbol": 0,
+    "constant": 0,
+    "multiply2": 2,
+    "multiply3": 3,
+    "multiply4": 4,
+    "divide": 2,
+    "power": 2,
+    "log": 1,
+    "exp": 1,
     **{name: int(op.nargs.args[0]) for op, name in _OPERATOR_KINDS.items()},
-}  # fmt: skip
+}
 
 #: A node with a factor: the value is factor * node. Keeps 3xy and xy one node.
 _Scaled = tuple[float, int]
@@ -98,8 +114,10 @@ class Graph:
         if not level:
             return self.constant(1.0)
         while len(level) > 1:
-            level = [self._multiply(level[i : i + MAX_FACTORS])
-                     for i in range(0, len(level), MAX_FACTORS)]  # fmt: skip
+            level = [
+                self._multiply(level[i : i + MAX_FACTORS])
+                for i in range(0, len(level), MAX_FACTORS)
+            ]
         return level[0]
 
     def _multiply(self, factors: list[int]) -> int:

@@ -36,9 +36,16 @@ FORMAT = 1
 EXACT_VALUES, EXACT_COLUMNS = 1 << 18, 64
 #: What reading damaged bytes can raise on the way.
 _DAMAGE = (
-    ValueError, KeyError, IndexError, TypeError, OSError, EOFError,
-    zipfile.BadZipFile, zlib.error, NotImplementedError,
-)  # fmt: skip
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+)
 
 
 class Program:
@@ -221,8 +228,10 @@ class Program:
         factors_of = _cut(arrays["coefficients"], arrays["n_coefficients"])
         for node, kind_index in enumerate(arrays["kinds"].tolist()):
             kind, arguments, factors = (
-                expression_graph.KINDS[kind_index], arguments_of[node], factors_of[node],
-            )  # fmt: skip
+                expression_graph.KINDS[kind_index],
+                arguments_of[node],
+                factors_of[node],
+            )
             _check_node(kind, arguments, factors, node, len(symbols))
             if graph.add(kind, arguments, factors) != node:
                 raise ValueError("nodes repeat")

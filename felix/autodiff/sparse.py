@@ -68,6 +68,12 @@ class SparseRows:
         """Write the product with `dense` [n_columns, k] to `out` [n, k], both C-contiguous."""
         out.fill(0.0)
         _sparsetools.csr_matvecs(
-            len(out), self.n_columns, dense.shape[1], self.ends, self.columns, self.values,
-            dense.reshape(-1), out.reshape(-1),
-        )  # fmt: skip
+            len(out),
+            self.n_columns,
+            dense.shape[1],
+            self.ends,
+            self.columns,
+            self.values,
+            dense.reshape(-1),
+            out.reshape(-1),
+        )

@@ -118,14 +118,27 @@ def _add(
 def _tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("workload", metavar="WORKLOAD", nargs="*", default=[],
-        help="one or several (tuned together)")  # fmt: skip
-    what.add_argument("--queued", action="store_true",
-        help="tune what torch.compile(..., backend=\"felix\") met unknown")  # fmt: skip
+    what.add_argument(
+        "workload",
+        metavar="WORKLOAD",
+        nargs="*",
+        default=[],
+        help="one or several (tuned together)",
+    )
+    what.add_argument(
+        "--queued",
+        action="store_true",
+        help='tune what torch.compile(..., backend="felix") met unknown',
+    )
     add("--target", help="what to tune for (default: llvm, this CPU, or what a file says)")
-    add("--trials", type=_positive(int), default=None, metavar="N",
+    add(
+        "--trials",
+        type=_positive(int),
+        default=None,
+        metavar="N",
         help="candidates to measure (default: 64 a workload, or until --seconds; a network: "
-        "until 300 seconds)")  # fmt: skip
+        "until 300 seconds)",
+    )
     add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
     add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
     add(
@@ -135,38 +148,69 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
     add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")
-    add("--patience", type=_positive(int), metavar="ROUNDS",
-        help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add(
+        "--patience",
+        type=_positive(int),
+        metavar="ROUNDS",
+        help="stop after so many rounds without an improvement of 1 %%",
+    )
     add(
         "--devices",
         type=_devices,
         metavar="GPUS",
         help="GPUs of one model to measure on: numbers joined by commas, or all (default: 0)",
     )
-    add("--cluster", metavar="HOST:PORT",
-        help="measure on the workers of this Ray cluster instead (`felix worker`)")  # fmt: skip
-    add("--tracker", metavar="HOST:PORT",
-        help="measure on boards of this TVM RPC tracker instead; --target says their CPU"
-    )  # fmt: skip
-    add("--key", action="append", default=[], metavar="KEY",
-        help="of a board; several boards of one kind: once for each")  # fmt: skip
-    add("--priority", type=_natural, default=1, metavar="N",
-        help="of requests for boards; larger ones come first (default 1)")  # fmt: skip
+    add(
+        "--cluster",
+        metavar="HOST:PORT",
+        help="measure on the workers of this Ray cluster instead (`felix worker`)",
+    )
+    add(
+        "--tracker",
+        metavar="HOST:PORT",
+        help="measure on boards of this TVM RPC tracker instead; --target says their CPU",
+    )
+    add(
+        "--key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="of a board; several boards of one kind: once for each",
+    )
+    add(
+        "--priority",
+        type=_natural,
+        default=1,
+        metavar="N",
+        help="of requests for boards; larger ones come first (default 1)",
+    )
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
-    add("--database", metavar="DIR",
-        help="measure the schedules of this MetaSchedule database first")  # fmt: skip
+    add(
+        "--database",
+        metavar="DIR",
+        help="measure the schedules of this MetaSchedule database first",
+    )
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
-    add("--compare", type=_libraries, default=libraries.DEFAULT, metavar="LIBRARIES",
+    add(
+        "--compare",
+        type=_libraries,
+        default=libraries.DEFAULT,
+        metavar="LIBRARIES",
         help="what the best schedules are compared with: numpy, torch, inductor (torch.compile), "
-        "joined by +, or none (default: numpy+torch)")  # fmt: skip
-    add("--no-pytorch", action="store_true",
-        help="of a network: no group runs PyTorch's operators")  # fmt: skip
+        "joined by +, or none (default: numpy+torch)",
+    )
+    add(
+        "--no-pytorch", action="store_true", help="of a network: no group runs PyTorch's operators"
+    )
     add("--improve", action="store_true", help="of a network: tune known tasks further")
-    add("--fusion", choices=("rules", "fuseops", "planned", "planned-as-written"),
+    add(
+        "--fusion",
+        choices=("rules", "fuseops", "planned", "planned-as-written"),
         help="how the operators of a network are grouped: by fixed rules, by TVM's FuseOps, or by "
         "what groups cost, of the model's operators alone or with norms folded into products "
-        "and products merged (default: what felix.optimize does)")  # fmt: skip
+        "and products merged (default: what felix.optimize does)",
+    )
     add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
@@ -174,30 +218,53 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 def _known(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="DIR", help="folder of the database")
-    parser.add_argument("--known-results", metavar="FILE",
-        help="of known results (default: $FELIX_KNOWN_RESULTS, else that of the cache folder)"
-    )  # fmt: skip
+    parser.add_argument(
+        "--known-results",
+        metavar="FILE",
+        help="of known results (default: $FELIX_KNOWN_RESULTS, else that of the cache folder)",
+    )
 
 
 def _worker(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--address", metavar="HOST:PORT",
+    add(
+        "--address",
+        metavar="HOST:PORT",
         help="head of the Ray cluster; a service that asks for keys of machines gets this one's "
-        "from FELIX_WORKER_KEY")  # fmt: skip
-    add("--devices", type=_worker_devices, default="all", metavar="GPUS",
+        "from FELIX_WORKER_KEY",
+    )
+    add(
+        "--devices",
+        type=_worker_devices,
+        default="all",
+        metavar="GPUS",
         help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
-        "none: build only")  # fmt: skip
-    add("--builders", type=_natural, metavar="N",
-        help="programs to build at a time (default: one a core)")  # fmt: skip
-    add("--tracker", metavar="HOST:PORT",
-        help="be a board of this TVM RPC tracker instead: run what is sent, on this CPU"
-    )  # fmt: skip
+        "none: build only",
+    )
+    add(
+        "--builders",
+        type=_natural,
+        metavar="N",
+        help="programs to build at a time (default: one a core)",
+    )
+    add(
+        "--tracker",
+        metavar="HOST:PORT",
+        help="be a board of this TVM RPC tracker instead: run what is sent, on this CPU",
+    )
     add("--key", metavar="KEY", help="of the board at the tracker, its own")
-    add("--host", metavar="ADDRESS",
-        help="of this machine, where the board listens (default: as the tracker sees it)"
-    )  # fmt: skip
-    add("--port", type=_natural, default=9090, metavar="N",
-        help="first port that the board tries (default 9090)")  # fmt: skip
+    add(
+        "--host",
+        metavar="ADDRESS",
+        help="of this machine, where the board listens (default: as the tracker sees it)",
+    )
+    add(
+        "--port",
+        type=_natural,
+        default=9090,
+        metavar="N",
+        help="first port that the board tries (default 9090)",
+    )
 
 
 def _worker_devices(text: str) -> tuple[int, ...] | Literal["all", "cpu"]:
@@ -212,13 +279,22 @@ def _features(parser: argparse.ArgumentParser) -> None:
     add("workload", metavar="WORKLOAD")
     add("--target", help="what the program is scheduled for (default: llvm, or what a file says)")
     add("--sketch", type=_natural, metavar="I", help="only this sketch")
-    add("--samples", type=_positive(int), default=1, metavar="N",
-        help="random legal schedules to show of each sketch (default 1)")  # fmt: skip
+    add(
+        "--samples",
+        type=_positive(int),
+        default=1,
+        metavar="N",
+        help="random legal schedules to show of each sketch (default 1)",
+    )
     add("--seed", type=_natural, default=0, help="of the random schedules (default 0)")
     add("--all", action="store_true", help="show features that are zero everywhere, too")
     add("--csv", action="store_true", help="values as CSV, one line a store")
-    add("--check", type=_positive(int), metavar="N",
-        help="compare N random schedules of every sketch with what TVM makes of them")  # fmt: skip
+    add(
+        "--check",
+        type=_positive(int),
+        metavar="N",
+        help="compare N random schedules of every sketch with what TVM makes of them",
+    )
 
 
 def _compile(parser: argparse.ArgumentParser) -> None:
@@ -272,8 +348,12 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=_natural, help="everything random follows from it (default 0)")
     add("--strategy", choices=strategies.NAMES, help="how to search")
     add("--round", type=_positive(int), metavar="N", help="candidates a round")
-    add("--patience", type=_positive(int), metavar="ROUNDS",
-        help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add(
+        "--patience",
+        type=_positive(int),
+        metavar="ROUNDS",
+        help="stop after so many rounds without an improvement of 1 %%",
+    )
     add("--name", help="how people know the job")
     add("--tag", action="append", metavar="TAG", help="may be given several times")
     add("--priority", type=int, help="higher goes first (default 0)")
@@ -284,11 +364,18 @@ def _submit(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="tune the programs of an ONNX file, but do not build the network",
     )
-    add("--pytorch", action="store_true",
-        help="PyTorch's operators run groups of the network where they are faster")  # fmt: skip
+    add(
+        "--pytorch",
+        action="store_true",
+        help="PyTorch's operators run groups of the network where they are faster",
+    )
     add("--allow-tf32", action="store_true", help=_TF32)
-    add("--no-reuse", dest="reuse", action="store_false",
-        help="begin anew, whatever earlier jobs measured of this workload")  # fmt: skip
+    add(
+        "--no-reuse",
+        dest="reuse",
+        action="store_false",
+        help="begin anew, whatever earlier jobs measured of this workload",
+    )
     add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")
     add("--watch", action="store_true", help="show progress until the job has ended")
 
@@ -315,11 +402,20 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["ls", "create", "revoke"])
     add("subject", nargs="?", metavar="NAME_OR_ID", help="name of a new key, or which to revoke")
-    add("--scope", action="append", choices=["read", "submit", "priority", "worker", "admin"],
-        help="of a new key; may be given several times (default: read)")  # fmt: skip
-    add("--device-kind", action="append", metavar="KIND", dest="device_kinds",
+    add(
+        "--scope",
+        action="append",
+        choices=["read", "submit", "priority", "worker", "admin"],
+        help="of a new key; may be given several times (default: read)",
+    )
+    add(
+        "--device-kind",
+        action="append",
+        metavar="KIND",
+        dest="device_kinds",
         help="what a key with the scope worker may measure on, as `felix worker` says it (h200); "
-        "may be given several times")  # fmt: skip
+        "may be given several times",
+    )
     add("--project", metavar="NAME", help="whose jobs a new key sees (default: default)")
     add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
     add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")
@@ -335,16 +431,24 @@ def _projects(parser: argparse.ArgumentParser) -> None:
     add("--max-running-jobs", type=_natural, metavar="N", help="unfinished jobs of all its keys")
     add("--max-trials", type=_positive(int), metavar="N", help="of one job")
     add("--max-bytes", type=_size, metavar="N", help="of its uploads and artifacts")
-    add("--retention-days", type=_positive(int), metavar="N",
-        help="files of ended jobs are removed after so long, unless tagged keep")  # fmt: skip
+    add(
+        "--retention-days",
+        type=_positive(int),
+        metavar="N",
+        help="files of ended jobs are removed after so long, unless tagged keep",
+    )
 
 
 def _webhooks(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["ls", "create", "delete", "test", "deliveries"])
     add("subject", nargs="?", metavar="URL_OR_ID", help="address of a new webhook, or which one")
-    add("--state", action="append", metavar="STATE",
-        help="what a new webhook reports; several: each (default: all but queued)")  # fmt: skip
+    add(
+        "--state",
+        action="append",
+        metavar="STATE",
+        help="what a new webhook reports; several: each (default: all but queued)",
+    )
     add("--limit", type=_positive(int), default=20, metavar="N", help="newest N (default 20)")
 
 

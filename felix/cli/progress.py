@@ -100,8 +100,12 @@ def _advance(bar: progress.Progress, number: progress.TaskID, event: events.Even
         case events.Started():
             bar.print(text(event), highlight=False)
             total = event.trials
-            bar.update(number, total=total, completed=event.resumed_trials,
-                       of="" if total is None else f"/{total}")  # fmt: skip
+            bar.update(
+                number,
+                total=total,
+                completed=event.resumed_trials,
+                of="" if total is None else f"/{total}",
+            )
         case events.RoundStarted():
             bar.update(number, description=f"{event.task} round {event.round + 1}")
         case events.Trial():

@@ -123,9 +123,12 @@ class Client(_teams.Teams, _administration.Administration):
         except OSError as error:
             raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
         response = self._http.send(
-            "POST", "/v1/jobs/upload", headers,
-            files={"file": (path.name, content)}, data={"job": json.dumps(job)},
-        )  # fmt: skip
+            "POST",
+            "/v1/jobs/upload",
+            headers,
+            files={"file": (path.name, content)},
+            data={"job": json.dumps(job)},
+        )
         return _rows.of(_rows.Job, response.json())
 
     def job(self, job_id: int, seq: int = 0) -> _rows.Job:

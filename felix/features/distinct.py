@@ -51,8 +51,11 @@ def _inside(count: Scalar, access: Access, block: ir.Block, visited: _Visited) -
     counts where the access tells all of them apart: by one index, or by one for each iterator.
     """
     for flat, bound in block.guards:
-        linked = [it.symbol for it, binding in zip(block.iters, block.bindings, strict=True)
-                  if binding.terms and binding.terms.keys() <= flat.terms.keys()]  # fmt: skip
+        linked = [
+            it.symbol
+            for it, binding in zip(block.iters, block.bindings, strict=True)
+            if binding.terms and binding.terms.keys() <= flat.terms.keys()
+        ]
         points = ir.product(visited[symbol].length for symbol in linked)
         whole = [i for i in access.indices if i.free_symbols == set(linked)]
         apart = bool(whole) or set(linked) <= set(access.indices)

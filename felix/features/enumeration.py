@@ -52,11 +52,15 @@ def n_touched(
     keeps = [_kept(conditions, grid, shape) for _, conditions in accesses]
     low, spans = _box(columns)
     if math.prod(spans) > np.iinfo(np.int64).max:
-        rows = [np.stack([_at(column, shape, keep) for column in each], axis=1)
-                for each, keep in zip(columns, keeps, strict=True)]  # fmt: skip
+        rows = [
+            np.stack([_at(column, shape, keep) for column in each], axis=1)
+            for each, keep in zip(columns, keeps, strict=True)
+        ]
         return len(np.unique(np.concatenate(rows), axis=0))
-    flat = (_at(_flat(each, low, spans), shape, keep)
-            for each, keep in zip(columns, keeps, strict=True))  # fmt: skip
+    flat = (
+        _at(_flat(each, low, spans), shape, keep)
+        for each, keep in zip(columns, keeps, strict=True)
+    )
     return _n_distinct(flat, math.prod(spans))
 
 

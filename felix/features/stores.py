@@ -178,8 +178,11 @@ def hull(
 
 def _overhangs(index: sympy.Expr, block: Block) -> bool:
     """Whether a guard over several iterators of the index keeps it inside of its buffer."""
-    used = [b for it, b in zip(block.iters, block.bindings, strict=True)
-            if it.symbol in index.free_symbols]  # fmt: skip
+    used = [
+        b
+        for it, b in zip(block.iters, block.bindings, strict=True)
+        if it.symbol in index.free_symbols
+    ]
     return any(
         sum(any(comp in flat.terms for comp in binding.terms) for binding in used) > 1
         for flat, _ in block.guards

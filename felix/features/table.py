@@ -80,8 +80,13 @@ def operation_counts(value: ir.Value) -> Counter[str]:
     Index arithmetic inside of loads is not counted; integer work of the value itself is.
     """
     counts: Counter[str] = Counter()
-    floats = {"addsub": "float_add", "mul": "float_mul", "divmod": "float_div", "cmp": "float_cmp",
-              "math": "float_math"}  # fmt: skip
+    floats = {
+        "addsub": "float_add",
+        "mul": "float_mul",
+        "divmod": "float_div",
+        "cmp": "float_cmp",
+        "math": "float_math",
+    }
     for node in value.walk():
         kind = load.OPERATION_KINDS.get(node.op)
         if node.op == "cast":

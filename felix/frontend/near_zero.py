@@ -41,9 +41,11 @@ def legalizations() -> Mapping[str, annotation.Lowering]:
 
 def _call(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
     options: dict[str, Any] = {
-        "operator": f"{function}.default", "arguments": [{"tensor": 0}], "keywords": {},
+        "operator": f"{function}.default",
+        "arguments": [{"tensor": 0}],
+        "keywords": {},
         "result": None,
-    }  # fmt: skip
+    }
     form = TorchForm(1, [TorchCall("aten", [0], options, str(x.ty.dtype))])
     return builder.call_te(
         lambda tensor: _program(function, _FORMULAS[function], tensor),
@@ -119,5 +121,7 @@ def _number(value: float, x: Any) -> Any:
 
 
 _FORMULAS: Mapping[str, Callable[[Any], Any]] = {
-    "atanh": _atanh, "expm1": _expm1, "log1p": _log1p,
-}  # fmt: skip
+    "atanh": _atanh,
+    "expm1": _expm1,
+    "log1p": _log1p,
+}

@@ -94,8 +94,14 @@ class Store:
             )
             row = connection.execute(query, self.key(task)).fetchone()
             merged = result if row is None else faster(_from_json(row[0]), result)
-            values = (*self.key(task), outcome.family(task), task.to_json(), merged.tuned_us,
-                      json.dumps(dataclasses.asdict(merged)), time.time())  # fmt: skip
+            values = (
+                *self.key(task),
+                outcome.family(task),
+                task.to_json(),
+                merged.tuned_us,
+                json.dumps(dataclasses.asdict(merged)),
+                time.time(),
+            )
             connection.execute(
                 "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
             )

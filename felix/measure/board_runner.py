@@ -103,9 +103,9 @@ class Runner:
         if wrong is not None:
             return _failure(protocol.ErrorClass.WRONG_RESULT, wrong, lost=False)
         settings = timing.TimingOptions(**options)
-        flush = {"f_preproc": _FLUSH} if settings.flush else {
-            "min_repeat_ms": settings.min_repeat_ms
-        }  # fmt: skip
+        flush = (
+            {"f_preproc": _FLUSH} if settings.flush else {"min_repeat_ms": settings.min_repeat_ms}
+        )
 
         def sample(repeat: int) -> list[float]:
             if repeat <= 0:

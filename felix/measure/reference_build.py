@@ -65,8 +65,11 @@ def _for_gpu(mod: tvm.IRModule, target: tvm.target.Target, task: Description, st
 
 def _check_size(args: Sequence[reference.Argument]) -> None:
     """Refuse outputs that are too large to be sent; ValueError."""
-    n_bytes = sum(math.prod(arg.shape) * reference.np_dtype(arg.dtype).itemsize
-                  for arg in args if arg.is_output)  # fmt: skip
+    n_bytes = sum(
+        math.prod(arg.shape) * reference.np_dtype(arg.dtype).itemsize
+        for arg in args
+        if arg.is_output
+    )
     if n_bytes > MAX_OUTPUT_BYTES:
         raise ValueError(
             f"its outputs are computed by a builder, and {n_bytes / 1e6:.0f} MB are more than the "

@@ -60,9 +60,12 @@ class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         """Remember what is to be tuned, without keeping the context alive."""
         self._context = _Context(
-            context.mod, context.target, context.space_generator, str(context.task_name),
+            context.mod,
+            context.target,
+            context.space_generator,
+            str(context.task_name),
             int(context.rand_state),
-        )  # fmt: skip
+        )
         self._state = None
 
     def pre_tuning(

@@ -73,11 +73,16 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
     ]
     refused = [
         Group(
-            name=symbol, symbols=(symbol,), calls=counts[symbol], task=None, reason=reason,
-            dtypes=dtypes(lowered[symbol]), form=_form([symbol], known),
+            name=symbol,
+            symbols=(symbol,),
+            calls=counts[symbol],
+            task=None,
+            reason=reason,
+            dtypes=dtypes(lowered[symbol]),
+            form=_form([symbol], known),
         )
         for symbol, reason in sorted(read.refused.items())
-    ]  # fmt: skip
+    ]
     return [*tuned, *refused]
 
 

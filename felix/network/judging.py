@@ -17,9 +17,13 @@ from felix.task import Task
 
 #: Code that decides which sketches a task has, and what is said of them.
 SOURCES = (
-    "sketch", "symbolic", "templates", "tir", "frontend/programs/planning/cost.py",
+    "sketch",
+    "symbolic",
+    "templates",
+    "tir",
+    "frontend/programs/planning/cost.py",
     "network/judging.py",
-)  # fmt: skip
+)
 
 
 class KnownJudge:

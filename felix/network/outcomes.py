@@ -132,9 +132,15 @@ def _tune(
         chosen = dataclasses.replace(chosen, first_schedules=first)
     try:
         network = tuning.tune(
-            list(tasks), request.trials, request.seconds, request.seed, options=chosen,
-            out=folder, resume=True, on_event=request.on_event,
-        )  # fmt: skip
+            list(tasks),
+            request.trials,
+            request.seconds,
+            request.seed,
+            options=chosen,
+            out=folder,
+            resume=True,
+            on_event=request.on_event,
+        )
     except (errors.NoDesignSpace, errors.WorkloadError) as error:
         if len(tasks) > 1:
             raise

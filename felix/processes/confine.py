@@ -28,17 +28,38 @@ from felix.processes import policy as policies
 _log = logging.getLogger(__name__)
 
 _LIBRARIES = (
-    "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec",
-    "/usr/local/lib", "/usr/local/lib64", "/usr/share", "/usr/include", "/nix/store",
-    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
-)  # fmt: skip
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/usr/local/lib",
+    "/usr/local/lib64",
+    "/usr/share",
+    "/usr/include",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+)
 _PROGRAMS = ("/bin", "/usr/bin", "/usr/local/bin")
 #: About the machine; nothing of other processes.
 _KERNEL = (
-    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version",
-    "/proc/filesystems", "/proc/sys/vm", "/sys/devices/system", "/dev/random", "/dev/urandom",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/version",
+    "/proc/filesystems",
+    "/proc/sys/vm",
+    "/sys/devices/system",
+    "/dev/random",
+    "/dev/urandom",
     "/dev/zero",
-)  # fmt: skip
+)
 _SINKS = ("/dev/null",)
 
 
@@ -55,14 +76,20 @@ class Confinement:
         """What this system lacks, and what a confined process may do therefore; empty if none."""
         lacks = []
         if self.landlock_abi is None:
-            lacks.append("no Landlock (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): files are "
-                         "protected by their permissions alone")  # fmt: skip
+            lacks.append(
+                "no Landlock (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): files are "
+                "protected by their permissions alone"
+            )
         if self.landlock_abi == 1:
-            lacks.append("Landlock 1, with which nobody can move files (2 is in Linux 5.19): "
-                         "from engines, files are protected by permissions alone")  # fmt: skip
+            lacks.append(
+                "Landlock 1, with which nobody can move files (2 is in Linux 5.19): "
+                "from engines, files are protected by permissions alone"
+            )
         if not self.seccomp:
-            lacks.append("no seccomp filters for this system: sockets, signals and other "
-                         "processes are protected by the user's rights alone")  # fmt: skip
+            lacks.append(
+                "no seccomp filters for this system: sockets, signals and other "
+                "processes are protected by the user's rights alone"
+            )
         return tuple(lacks)
 
     def __str__(self) -> str:
@@ -80,8 +107,11 @@ def available() -> Confinement:
 def warn_of_missing() -> None:
     """Say once in the log of this process what the system lacks."""
     for lack in available().missing:
-        _log.warning("processes that meet clients' programs are confined less than they could "
-                     "be: %s", lack, extra={"action": "confinement_missing"})  # fmt: skip
+        _log.warning(
+            "processes that meet clients' programs are confined less than they could be: %s",
+            lack,
+            extra={"action": "confinement_missing"},
+        )
 
 
 def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confinement:

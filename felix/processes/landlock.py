@@ -33,9 +33,10 @@ _RULE_PATH_BENEATH = 1
 
 class _Ruleset(ctypes.Structure):
     _fields_ = (
-        ("handled_fs", ctypes.c_uint64), ("handled_net", ctypes.c_uint64),
+        ("handled_fs", ctypes.c_uint64),
+        ("handled_net", ctypes.c_uint64),
         ("scoped", ctypes.c_uint64),
-    )  # fmt: skip
+    )
 
 
 class _PathBeneath(ctypes.Structure):

@@ -31,9 +31,18 @@ if TYPE_CHECKING:
     from felix.search.strategies.local import LocalOptions, LocalSearch
     from felix.search.strategies.random import RandomSearch
 
-__all__ = ["Allocator", "EvolutionOptions", "EvolutionarySearch", "GradientOptions",
-           "GradientSearch", "LocalOptions", "LocalSearch", "RandomSearch", "Search",
-           "Suggestion"]  # fmt: skip
+__all__ = [
+    "Allocator",
+    "EvolutionOptions",
+    "EvolutionarySearch",
+    "GradientOptions",
+    "GradientSearch",
+    "LocalOptions",
+    "LocalSearch",
+    "RandomSearch",
+    "Search",
+    "Suggestion",
+]
 
 
 def __getattr__(name: str) -> Any:

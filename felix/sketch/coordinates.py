@@ -166,8 +166,9 @@ def _coordinates(variables: Sequence[Variable]) -> Coordinates:
     column = {variable: j for j, variable in enumerate(owner)}
     matrix = np.zeros((len(variables), len(owner)))
     offset, shift = np.zeros(len(variables)), np.zeros(len(variables))
-    is_log = np.asarray([v.kind == "tile" or (v.log_scale and not v.structural)
-                         for v in variables])  # fmt: skip
+    is_log = np.asarray(
+        [v.kind == "tile" or (v.log_scale and not v.structural) for v in variables]
+    )
     for i, variable in enumerate(variables):
         if i in column:
             matrix[i, column[i]] = 1.0
@@ -187,13 +188,17 @@ def _coordinates(variables: Sequence[Variable]) -> Coordinates:
         room[g] = np.log(extent) - sum(np.log(lowest[i]) for i in group)
     logs = is_log[owner] if owner else np.zeros(0, bool)
     return Coordinates(
-        matrix=matrix, offset=offset, shift=shift, is_log=is_log,
+        matrix=matrix,
+        offset=offset,
+        shift=shift,
+        is_log=is_log,
         lower=_scaled([lowest[i] for i in owner], logs),
         upper=_scaled([highest[i] for i in owner], logs),
-        tilings=belongs, room=np.maximum(room, 0.0),
+        tilings=belongs,
+        room=np.maximum(room, 0.0),
         trainable=np.asarray([not variables[i].structural for i in owner], bool),
         owner=np.asarray(owner, np.intp),
-    )  # fmt: skip
+    )
 
 
 def _scaled(values: Sequence[float], logs: NDArray[np.bool_]) -> Array:

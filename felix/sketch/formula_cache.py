@@ -27,8 +27,12 @@ _COMPILER = ("autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py")
 SOURCES = ("symbolic", "features", "sketch/formulas.py", "sketch/trace_source.py", *_COMPILER)
 #: and of a template.
 TEMPLATE_SOURCES = (
-    "templates", "symbolic/expr.py", "sketch/formulas.py", "sketch/template_sketch.py", *_COMPILER,
-)  # fmt: skip
+    "templates",
+    "symbolic/expr.py",
+    "sketch/formulas.py",
+    "sketch/template_sketch.py",
+    *_COMPILER,
+)
 
 
 def folder() -> pathlib.Path:

@@ -289,9 +289,22 @@ class Select(_Picked):
 
 #: Every operator above; `felix.autodiff.smoothing` has one rule for each and a test that says so.
 OPERATORS: tuple[type[Any], ...] = (
-    FloorDiv, CeilDiv, FloorMod, Minimum, Maximum, Absolute, Floor, Ceiling,
-    Less, LessEqual, Equal, And, Or, Not, Select,
-)  # fmt: skip
+    FloorDiv,
+    CeilDiv,
+    FloorMod,
+    Minimum,
+    Maximum,
+    Absolute,
+    Floor,
+    Ceiling,
+    Less,
+    LessEqual,
+    Equal,
+    And,
+    Or,
+    Not,
+    Select,
+)
 
 
 class SharedSubexpr(sympy.Dummy):

@@ -166,8 +166,11 @@ def _runs(component: IterComponent, relaxed: set[IterComponent]) -> bool:
 
 def _enumerated(index: sympy.Expr, block: Block, relaxed: set[IterComponent]) -> Interval | None:
     """The interval of an index whose iterators all run over their whole domains."""
-    used = [(it, b) for it, b in zip(block.iters, block.bindings, strict=True)
-            if it.symbol in index.free_symbols]  # fmt: skip
+    used = [
+        (it, b)
+        for it, b in zip(block.iters, block.bindings, strict=True)
+        if it.symbol in index.free_symbols
+    ]
     runs = all(is_relaxed(component, relaxed) for _, b in used for component in b.terms)
     if not runs or not all(isinstance(it.extent, int) for it, _ in used):
         return None

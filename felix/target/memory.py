@@ -11,10 +11,23 @@ from tvm.target import Target
 _GB = 10**9
 #: Short name of a card -> its memory in GB, from the data sheets of `felix.target.gpu`.
 _CARD_GB = {
-    "h200": 141, "h100": 80, "h100-pcie": 80, "h100-nvl": 94, "a100": 80, "a100-40gb": 40,
-    "a10g": 24, "rtx-a5000": 24, "rtx-3090": 24, "rtx-3080": 10, "rtx-4090": 24, "l4": 24,
-    "l40s": 48, "rtx-5090": 32, "v100": 32, "t4": 16,
-}  # fmt: skip
+    "h200": 141,
+    "h100": 80,
+    "h100-pcie": 80,
+    "h100-nvl": 94,
+    "a100": 80,
+    "a100-40gb": 40,
+    "a10g": 24,
+    "rtx-a5000": 24,
+    "rtx-3090": 24,
+    "rtx-3080": 10,
+    "rtx-4090": 24,
+    "l4": 24,
+    "l40s": 48,
+    "rtx-5090": 32,
+    "v100": 32,
+    "t4": 16,
+}
 #: Where Linux says how much a container may take.
 _CGROUP_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 

@@ -58,8 +58,7 @@ FEATURES: tuple[Feature, ...] = (
     # Bytes of the launch.
     Feature("copied_bytes", "bytes", True, "copied into shared memory, padding included"),
     Feature("shared_traffic", "bytes", True, "copied, and read there to multiply"),
-    Feature("l2_bytes", "bytes", True,
-            "of operands within their bounds; a multicast counts once"),
+    Feature("l2_bytes", "bytes", True, "of operands within their bounds; a multicast counts once"),
     Feature("dram_bytes", "bytes", True, "unique bytes of operands, reads and what is stored"),
     Feature("read_bytes", "bytes", True, "of the epilogue's reads, an element for each of C"),
     Feature("stored_bytes", "bytes", True, "stored to the output or a workspace"),
@@ -81,7 +80,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("store_us", "us", True, "stores that the next tile's steps do not hide"),
     Feature("launch_us", "us", True, "until the first step: launch, barriers, first copies"),
     Feature("analytic_us", "us", True, "the kernel's estimated latency"),
-)  # fmt: skip
+)
 
 NAMES: tuple[str, ...] = tuple(feature.name for feature in FEATURES)
 LOG: tuple[bool, ...] = tuple(feature.is_log for feature in FEATURES)

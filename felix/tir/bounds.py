@@ -58,15 +58,19 @@ def _check_index_width(func: tirx.PrimFunc) -> None:
     buffers = [*func.params, *(buffer for block in all_blocks for buffer in block.alloc_buffers)]
     for buffer in buffers:
         if math.prod(grammar.shape(buffer)) > NARROW_LIMIT:
-            _wide(all(grammar.dtype(extent) == "int64" for extent in buffer.ty.shape),
-                  f"buffer {quoted(buffer.name)} has more than 2^30 elements and int32 extents; "
-                  "use int64")  # fmt: skip
+            _wide(
+                all(grammar.dtype(extent) == "int64" for extent in buffer.ty.shape),
+                f"buffer {quoted(buffer.name)} has more than 2^30 elements and int32 extents; "
+                "use int64",
+            )
     for block in all_blocks:
         points = math.prod(int(v.dom.extent) for v in block.iter_vars)
         narrow = any(grammar.dtype(v.var) != "int64" for v in block.iter_vars)
-        _wide(not narrow or points <= NARROW_LIMIT,
-              f"block {quoted(block.name_hint)} has more than 2^30 iterations and int32 "
-              "iterators; use int64")  # fmt: skip
+        _wide(
+            not narrow or points <= NARROW_LIMIT,
+            f"block {quoted(block.name_hint)} has more than 2^30 iterations and int32 "
+            "iterators; use int64",
+        )
 
 
 def _wide(condition: object, message: str) -> None:
@@ -140,11 +144,13 @@ def _realize(realize: Any, scopes: list[Scope]) -> None:
         domains[iterator.var] = Interval(0, int(iterator.dom.extent) - 1)
         for scope in inside:
             form = Evaluation(scope).linear(value)
-            check(scope.proves(form, domains[iterator.var]),
-                  f"block {quoted(block.name_hint)} binds {quoted(iterator.var.name)} to "
-                  f"{evaluation.text_of(value)}, which is not proved to lie in its domain "
-                  f"[0, {iterator.dom.extent}): it takes "
-                  f"{evaluation.values_of(scope, form)}")  # fmt: skip
+            check(
+                scope.proves(form, domains[iterator.var]),
+                f"block {quoted(block.name_hint)} binds {quoted(iterator.var.name)} to "
+                f"{evaluation.text_of(value)}, which is not proved to lie in its domain "
+                f"[0, {iterator.dom.extent}): it takes "
+                f"{evaluation.values_of(scope, form)}",
+            )
     _check_sources(block)
     budget = scopes[0].budget if scopes else Budget(0)
     if block.init is not None:
@@ -159,9 +165,11 @@ def _check_sources(block: Any) -> None:
     values = [part.value for part in parts if type(part).__name__ in ("BufferStore", "Bind")]
     values += [part.condition for part in parts if type(part).__name__ == "IfThenElse"]
     for value in values:
-        check(stored.isdisjoint(_sources(value)),
-              f"block {quoted(block.name_hint)} takes an index from a buffer that it stores to; "
-              "give it a buffer of its own")  # fmt: skip
+        check(
+            stored.isdisjoint(_sources(value)),
+            f"block {quoted(block.name_hint)} takes an index from a buffer that it stores to; "
+            "give it a buffer of its own",
+        )
 
 
 def _sources(value: Any) -> Iterator[Any]:
@@ -184,9 +192,11 @@ def _access(buffer: Any, indices: Sequence[Any], scopes: list[Scope]) -> None:
     wide = math.prod(grammar.shape(buffer)) > NARROW_LIMIT
     for number, (index, extent) in enumerate(zip(indices, grammar.shape(buffer), strict=True)):
         _reads(index, scopes)
-        _wide(not wide or grammar.dtype(index) == "int64",
-              f"buffer {quoted(buffer.name)} has more than 2^30 elements and an int32 index; "
-              "use int64")  # fmt: skip
+        _wide(
+            not wide or grammar.dtype(index) == "int64",
+            f"buffer {quoted(buffer.name)} has more than 2^30 elements and an int32 index; "
+            "use int64",
+        )
         for scope in scopes:
             form = Evaluation(scope).linear(index)
             if not scope.proves(form, Interval(0, extent - 1)):

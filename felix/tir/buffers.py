@@ -28,8 +28,17 @@ MAX_BUFFER_BYTES = 2**40
 _ALIGNMENT = 64
 #: The axis of a layout that is memory.
 _MEMORY = "m"
-_BUFFER = ("dtype", "storage_scope", "shape", "strides", "elem_offset", "data_alignment",
-           "offset_factor", "layout", "allocated_addr")  # fmt: skip
+_BUFFER = (
+    "dtype",
+    "storage_scope",
+    "shape",
+    "strides",
+    "elem_offset",
+    "data_alignment",
+    "offset_factor",
+    "layout",
+    "allocated_addr",
+)
 
 
 class BufferReader(ExpressionReader):
@@ -45,23 +54,37 @@ class BufferReader(ExpressionReader):
         name = self._name(fields["name"], self._buffer_names)
         label = quoted(name)
         check(index not in self._buffers, f"buffer {label} is declared twice")
-        check(graph.type_of(fields["ty"]) == "tirx.BufferType",
-              f"parameter {label} is a scalar; dynamic shapes and scalar arguments are not "
-              "supported")  # fmt: skip
+        check(
+            graph.type_of(fields["ty"]) == "tirx.BufferType",
+            f"parameter {label} is a scalar; dynamic shapes and scalar arguments are not "
+            "supported",
+        )
         parts = graph.fields(fields["ty"], _BUFFER)
         shape = [self._extent(item, f"buffer {label}") for item in graph.array(parts["shape"])]
         dtype = self._dtype(parts["dtype"])
-        check(dtype in grammar.DTYPES, f"buffer {label} has the unsupported dtype "
-              f"{quoted(dtype)[1:-1]}; supported: {', '.join(grammar.DTYPES)}")  # fmt: skip
+        check(
+            dtype in grammar.DTYPES,
+            f"buffer {label} has the unsupported dtype "
+            f"{quoted(dtype)[1:-1]}; supported: {', '.join(grammar.DTYPES)}",
+        )
         elements = math.prod(int(extent) for extent in shape)
-        check(elements * grammar.element_bytes(dtype) <= MAX_BUFFER_BYTES,
-              f"buffer {label} is larger than 1 TiB")  # fmt: skip
+        check(
+            elements * grammar.element_bytes(dtype) <= MAX_BUFFER_BYTES,
+            f"buffer {label} is larger than 1 TiB",
+        )
         self._check_memory(parts, [int(extent) for extent in shape], label)
         self._check_offset(parts["elem_offset"], label, is_parameter)
         start = tirx.IntImm(grammar.dtype(shape[0]) if shape else "int32", 0)
-        buffer = tirx.decl_buffer(shape, dtype, name, elem_offset=start, scope="global",
-                                  data_alignment=_ALIGNMENT, offset_factor=1,
-                                  layout=None)  # fmt: skip
+        buffer = tirx.decl_buffer(
+            shape,
+            dtype,
+            name,
+            elem_offset=start,
+            scope="global",
+            data_alignment=_ALIGNMENT,
+            offset_factor=1,
+            layout=None,
+        )
         self._buffers[index] = buffer
         return buffer
 
@@ -71,24 +94,34 @@ class BufferReader(ExpressionReader):
         scope = graph.string(parts["storage_scope"])
         check(scope in ("", "global"), f"buffer {label} has the storage scope {quoted(scope)}")
         strides = graph.array(parts["strides"])
-        check(not strides or self._integers(strides) == _strides(shape),
-              f"buffer {label} has explicit strides that are not those of its shape; give it the "
-              "shape of its memory, and index the part of it that is used")  # fmt: skip
+        check(
+            not strides or self._integers(strides) == _strides(shape),
+            f"buffer {label} has explicit strides that are not those of its shape; give it the "
+            "shape of its memory, and index the part of it that is used",
+        )
         check(not graph.array(parts["allocated_addr"]), f"buffer {label} has a fixed address")
-        check(graph.is_none(parts["layout"]) or self._is_compact(parts["layout"], shape),
-              f"buffer {label} has a layout that is not that of its shape; leave it out, and "
-              "index the buffer as its memory lies")  # fmt: skip
+        check(
+            graph.is_none(parts["layout"]) or self._is_compact(parts["layout"], shape),
+            f"buffer {label} has a layout that is not that of its shape; leave it out, and "
+            "index the buffer as its memory lies",
+        )
 
     def _check_offset(self, index: int, label: str, is_parameter: bool) -> None:
         """A buffer begins where its memory begins; a parameter's offset may be a variable."""
         kind = self._graph.type_of(index)
         if kind == "None" or (kind == "ir.Var" and is_parameter):
             return
-        check(kind == "ir.IntImm", f"buffer {label} has an element offset that is no constant; "
-              "give it the element offset 0")  # fmt: skip
+        check(
+            kind == "ir.IntImm",
+            f"buffer {label} has an element offset that is no constant; "
+            "give it the element offset 0",
+        )
         offset = int(self._constant(index))
-        check(offset == 0, f"buffer {label} has the element offset {offset}; give it the element "
-              "offset 0, and what comes before as a part of its shape")  # fmt: skip
+        check(
+            offset == 0,
+            f"buffer {label} has the element offset {offset}; give it the element "
+            "offset 0, and what comes before as a part of its shape",
+        )
 
     def _is_compact(self, index: int, shape: Sequence[int]) -> bool:
         """Whether a layout says that elements lie one after the other, the last axis innermost."""
@@ -96,8 +129,10 @@ class BufferReader(ExpressionReader):
         if graph.type_of(index) != "tirx.TileLayout":
             return False
         layout = graph.fields(index, ("shard", "replica", "offset"))
-        axes = [graph.fields(item, ("extent", "stride", "axis"))
-                for item in graph.array(layout["shard"])]  # fmt: skip
+        axes = [
+            graph.fields(item, ("extent", "stride", "axis"))
+            for item in graph.array(layout["shard"])
+        ]
         return (
             all(graph.axis(each["axis"]) == _MEMORY for each in axes)
             and self._integers([each["extent"] for each in axes]) == list(shape)
@@ -113,12 +148,16 @@ class BufferReader(ExpressionReader):
         return [int(self._constant(index)) for index in indices]
 
     def _extent(self, index: int, owner: str) -> Any:
-        check(self._graph.type_of(index) == "ir.IntImm",
-              f"{owner} has a dynamic shape; every extent must be a constant")  # fmt: skip
+        check(
+            self._graph.type_of(index) == "ir.IntImm",
+            f"{owner} has a dynamic shape; every extent must be a constant",
+        )
         extent = self._constant(index)
         check(int(extent) > 0, f"{owner} has an extent below 1: {int(extent)}")
-        check(grammar.dtype(extent) in INDEX_DTYPES,
-              f"{owner} has an extent that is neither int32 nor int64")  # fmt: skip
+        check(
+            grammar.dtype(extent) in INDEX_DTYPES,
+            f"{owner} has an extent that is neither int32 nor int64",
+        )
         return extent
 
 

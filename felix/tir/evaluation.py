@@ -50,9 +50,11 @@ class Evaluation:
         """
         result = self._linear(expr)
         limits = limits_of(expr)
-        check(self._scope.proves(result, limits),
-              f"{text_of(expr)} is not proved to fit {grammar.dtype(expr)}: it takes "
-              f"{values_of(self._scope, result)}")  # fmt: skip
+        check(
+            self._scope.proves(result, limits),
+            f"{text_of(expr)} is not proved to fit {grammar.dtype(expr)}: it takes "
+            f"{values_of(self._scope, result)}",
+        )
         return result
 
     def _linear(self, expr: Any) -> Linear:
@@ -124,8 +126,10 @@ class Evaluation:
         """Where a float cast to an integer lies; beyond the type, it would be anything."""
         low, high = self._float(expr.value)
         limits = limits_of(expr)
-        check(limits.low < low and high < limits.high,
-              f"{text_of(expr)} is not proved to fit {grammar.dtype(expr)}")  # fmt: skip
+        check(
+            limits.low < low and high < limits.high,
+            f"{text_of(expr)} is not proved to fit {grammar.dtype(expr)}",
+        )
         return Interval(math.floor(low), math.ceil(high))
 
     def _float(self, expr: Any) -> tuple[float, float]:
@@ -187,8 +191,10 @@ class Evaluation:
         """Floored or truncated quotient or remainder, by a divisor that is not 0."""
         a, b = self.linear(expr.a), self.linear(expr.b)
         dividend, divisor = self._scope.interval(a), self._scope.interval(b)
-        check(divisor.low > 0 or divisor.high < 0,
-              f"{text_of(expr)} divides by a value that may be 0")  # fmt: skip
+        check(
+            divisor.low > 0 or divisor.high < 0,
+            f"{text_of(expr)} divides by a value that may be 0",
+        )
         floored = kind in ("FloorDiv", "FloorMod")
         if not b.terms and b.constant > 0 and (floored or dividend.low >= 0):
             function = ranges.floor_div if kind.endswith("Div") else ranges.floor_mod
@@ -258,14 +264,23 @@ class Evaluation:
 
 
 _NEGATED: Mapping[str, str] = {
-    "EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT",
-}  # fmt: skip
+    "EQ": "NE",
+    "NE": "EQ",
+    "LT": "GE",
+    "GE": "LT",
+    "GT": "LE",
+    "LE": "GT",
+}
 
 
 _ROUNDINGS = ("floor", "ceil", "round", "trunc", "nearbyint")
 _FLOAT_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Min": min, "Max": max,
-}  # fmt: skip
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Min": min,
+    "Max": max,
+}
 
 
 def _widened(ends: list[float]) -> tuple[float, float]:

@@ -85,13 +85,16 @@ class ExpressionReader:
         """Indices of a buffer, of the number and type that it takes."""
         label = quoted(buffer.name)
         indices = [self._expression(item) for item in self._graph.array(index)]
-        check(len(indices) == len(buffer.ty.shape),
-              f"buffer {label} has {len(buffer.ty.shape)} dimensions and is accessed with "
-              f"{len(indices)} indices")  # fmt: skip
+        check(
+            len(indices) == len(buffer.ty.shape),
+            f"buffer {label} has {len(buffer.ty.shape)} dimensions and is accessed with "
+            f"{len(indices)} indices",
+        )
         for item in indices:
-            check(not self._is_bound_to_data(item),
-                  f"an index of {label} is bound to data before; write the load into the "
-                  "index")  # fmt: skip
+            check(
+                not self._is_bound_to_data(item),
+                f"an index of {label} is bound to data before; write the load into the index",
+            )
             check(
                 grammar.dtype(item) in INDEX_DTYPES,
                 f"an index of {label} is a {grammar.dtype(item)}, neither int32 nor int64",
@@ -131,22 +134,30 @@ class ExpressionReader:
     def _constant(self, index: int) -> tirx.IntImm:
         fields = self._graph.fields(index, ("ty", "value"))
         dtype, value = self._dtype(fields["ty"]), self._graph.integer(fields["value"])
-        check(dtype in grammar.DTYPES and not grammar.is_float(dtype),
-              "a constant integer has a type that is no integer")  # fmt: skip
+        check(
+            dtype in grammar.DTYPES and not grammar.is_float(dtype),
+            "a constant integer has a type that is no integer",
+        )
         signed = dtype.startswith("int")
         width = grammar.bits(dtype) - signed
-        check(-(2**width) * signed <= value < 2**width,
-              f"the constant {value} does not fit its type {dtype}")  # fmt: skip
+        check(
+            -(2**width) * signed <= value < 2**width,
+            f"the constant {value} does not fit its type {dtype}",
+        )
         return tirx.IntImm(dtype, value)
 
     def _float(self, index: int) -> tirx.FloatImm:
         fields = self._graph.fields(index, ("ty", "value"))
         dtype = self._dtype(fields["ty"])
-        check(dtype in grammar.DTYPES and grammar.is_float(dtype),
-              "a constant float has a type that is no float")  # fmt: skip
+        check(
+            dtype in grammar.DTYPES and grammar.is_float(dtype),
+            "a constant float has a type that is no float",
+        )
         value = json_graph.raw_float(fields["value"])
-        check(dtype not in grammar.STORAGE_DTYPES or value == 0,
-              f"the constant {value} is a {dtype}, of which only 0 is supported")  # fmt: skip
+        check(
+            dtype not in grammar.STORAGE_DTYPES or value == 0,
+            f"the constant {value} is a {dtype}, of which only 0 is supported",
+        )
         return tirx.FloatImm(dtype, value)
 
     def _let(self, index: int) -> Any:
@@ -161,8 +172,10 @@ class ExpressionReader:
         before = self._size
         expr = self._expression(value)
         declared = self._graph.fields(variable, ("ty", "name"))
-        check(self._dtype(declared["ty"]) == grammar.dtype(expr),
-              "a variable is not of the type of its value")  # fmt: skip
+        check(
+            self._dtype(declared["ty"]) == grammar.dtype(expr),
+            "a variable is not of the type of its value",
+        )
         outer, sizes = self._variables, self._let_sizes
         self._variables = {**outer, variable: expr}
         self._let_sizes = {**sizes, variable: self._size - before}
@@ -171,9 +184,11 @@ class ExpressionReader:
 
     def _use(self, index: int) -> Any:
         name = quoted(self._name(self._graph.fields(index, ("ty", "name"))["name"]))
-        check(index in self._variables,
-              f"the variable {name} is used where no loop, iterator or let defines it; in a block "
-              "use an iterator that is bound to it")  # fmt: skip
+        check(
+            index in self._variables,
+            f"the variable {name} is used where no loop, iterator or let defines it; in a block "
+            "use an iterator that is bound to it",
+        )
         value = self._variables[index]
         if index in self._let_sizes:
             self._size += self._let_sizes[index]
@@ -184,16 +199,24 @@ class ExpressionReader:
         fields = self._graph.fields(index, ("ty", "a", "b"))
         a, b = self._expression(fields["a"]), self._expression(fields["b"])
         name = json_graph.short_type(kind)
-        check(grammar.dtype(a) not in grammar.STORAGE_DTYPES,
-              f"{name} of a {grammar.dtype(a)}; cast it to float32 first")  # fmt: skip
-        check(grammar.dtype(a) == grammar.dtype(b),
-              f"{name} of a {grammar.dtype(a)} and a {grammar.dtype(b)}")  # fmt: skip
-        check((grammar.dtype(a) == "bool") == (name in grammar.LOGIC)
-              or name in ("EQ", "NE", *grammar.BITWISE[:3]),
-              f"{name} of a {grammar.dtype(a)}")  # fmt: skip
+        check(
+            grammar.dtype(a) not in grammar.STORAGE_DTYPES,
+            f"{name} of a {grammar.dtype(a)}; cast it to float32 first",
+        )
+        check(
+            grammar.dtype(a) == grammar.dtype(b),
+            f"{name} of a {grammar.dtype(a)} and a {grammar.dtype(b)}",
+        )
+        check(
+            (grammar.dtype(a) == "bool") == (name in grammar.LOGIC)
+            or name in ("EQ", "NE", *grammar.BITWISE[:3]),
+            f"{name} of a {grammar.dtype(a)}",
+        )
         if grammar.is_float(grammar.dtype(a)):
-            check(name not in ("FloorDiv", "FloorMod", *grammar.BITWISE),
-                  f"{name} of a {grammar.dtype(a)}")  # fmt: skip
+            check(
+                name not in ("FloorDiv", "FloorMod", *grammar.BITWISE),
+                f"{name} of a {grammar.dtype(a)}",
+            )
             if name == "Mod":  # what generated code has a function for
                 return tvm.ir.Call(_operators()["tirx.fmod"], [a, b], ret_ty=grammar.dtype(a))
         if self._clamp and name in grammar.SHIFTS:
@@ -216,18 +239,24 @@ class ExpressionReader:
         dtype = self._dtype(fields["ty"])
         check(dtype in grammar.DTYPES, f"a cast to the unsupported dtype {quoted(dtype)}")
         value = self._expression(fields["value"])
-        check(dtype not in grammar.STORAGE_DTYPES or dtype == grammar.dtype(value),
-              f"a cast to {dtype}; float8 may be read, not computed")  # fmt: skip
-        check(grammar.dtype(value) not in grammar.STORAGE_DTYPES or grammar.is_float(dtype),
-              f"a cast of a {grammar.dtype(value)} to {dtype}; cast it to float32")  # fmt: skip
+        check(
+            dtype not in grammar.STORAGE_DTYPES or dtype == grammar.dtype(value),
+            f"a cast to {dtype}; float8 may be read, not computed",
+        )
+        check(
+            grammar.dtype(value) not in grammar.STORAGE_DTYPES or grammar.is_float(dtype),
+            f"a cast of a {grammar.dtype(value)} to {dtype}; cast it to float32",
+        )
         return tirx.Cast(dtype, value)
 
     def _select(self, index: int) -> Any:
         fields = self._graph.fields(index, ("ty", "condition", "true_value", "false_value"))
         condition = self._condition(fields["condition"])
         values = [self._expression(fields[name]) for name in ("true_value", "false_value")]
-        check(grammar.dtype(values[0]) == grammar.dtype(values[1]),
-              "the values of a Select have different types")  # fmt: skip
+        check(
+            grammar.dtype(values[0]) == grammar.dtype(values[1]),
+            "the values of a Select have different types",
+        )
         return tirx.Select(condition, *values)
 
     def _load(self, index: int) -> Any:
@@ -251,8 +280,10 @@ class ExpressionReader:
         check(len(arguments) == len(kinds), f"{name} takes {len(kinds)} arguments")
         for kind, argument in zip(kinds, arguments, strict=True):
             dtype = grammar.dtype(argument)
-            check(types.setdefault(kind, dtype) == dtype and _is_of_kind(dtype, kind),
-                  f"{name} is called with a {dtype}")  # fmt: skip
+            check(
+                types.setdefault(kind, dtype) == dtype and _is_of_kind(dtype, kind),
+                f"{name} is called with a {dtype}",
+            )
         return tvm.ir.Call(_operators()[name], arguments, ret_ty=types.get(result, result))
 
     def _operator(self, index: int) -> str:
@@ -275,10 +306,14 @@ def _reinterpreted(arguments: list[Any], dtype: str) -> Any:
     check(len(arguments) == 1, "reinterpret takes 1 argument")
     (value,) = arguments
     types = (dtype, grammar.dtype(value))
-    check(all(each in grammar.DTYPES and each not in ("bool", *grammar.STORAGE_DTYPES)
-              for each in types)
-          and grammar.bits(types[0]) == grammar.bits(types[1]),
-          f"reinterpret makes a {quoted(dtype)} of a {types[1]}")  # fmt: skip
+    check(
+        all(
+            each in grammar.DTYPES and each not in ("bool", *grammar.STORAGE_DTYPES)
+            for each in types
+        )
+        and grammar.bits(types[0]) == grammar.bits(types[1]),
+        f"reinterpret makes a {quoted(dtype)} of a {types[1]}",
+    )
     return tvm.ir.Call(tvm.ir.Op.get(grammar.REINTERPRET), arguments, ret_ty=dtype)
 
 

@@ -28,17 +28,21 @@ def check_block(graph: Graph, block: Mapping[str, int], outer: str | None) -> No
         WorkloadError: it is of such a form.
     """
     name = quoted(graph.string(block["name_hint"]))
-    check(outer is None,
-          f"block {name} is inside of block {quoted(outer or '')}; blocks in blocks are not "
-          "supported: give the program before blockize or tensorize, with a block around each "
-          "store and none around that")  # fmt: skip
+    check(
+        outer is None,
+        f"block {name} is inside of block {quoted(outer or '')}; blocks in blocks are not "
+        "supported: give the program before blockize or tensorize, with a block around each "
+        "store and none around that",
+    )
     if graph.array(block["iter_vars"]):
         return
     kinds = _kinds(graph, block["body"])
-    check(BLOCK_REALIZE in kinds or kinds <= _STORES,
-          f"block {name} has loops or calls of its own in place of iterators, as TVM's scans, "
-          "sorts and scatters have, and cannot be tuned: in a network TVM or PyTorch runs it; in "
-          "a program of yours give each store a block with iterators")  # fmt: skip
+    check(
+        BLOCK_REALIZE in kinds or kinds <= _STORES,
+        f"block {name} has loops or calls of its own in place of iterators, as TVM's scans, "
+        "sorts and scatters have, and cannot be tuned: in a network TVM or PyTorch runs it; in "
+        "a program of yours give each store a block with iterators",
+    )
 
 
 def _kinds(graph: Graph, statement: int) -> set[str]:

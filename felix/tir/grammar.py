@@ -55,8 +55,16 @@ FUNCTIONS = {
 #: Its result has the type that the call says, of as many bits as the argument.
 REINTERPRET = "tirx.reinterpret"
 #: What a malformed object raises inside TVM's Python layer.
-TVM_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ArithmeticError,
-              RecursionError, MemoryError)  # fmt: skip
+TVM_ERRORS = (
+    ValueError,
+    TypeError,
+    RuntimeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
 
 #: What primitives and rules of TVM raise; an AttributeError would be a mistake in rules of ours.
 SCHEDULE_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, MemoryError)

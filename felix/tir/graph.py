@@ -54,8 +54,9 @@ class Graph:
             or not data.keys() <= expected
             or not data.keys() >= {*names}
         ):
-            raise _broken(f"a {short_type(self.type_of(index))} has not the fields "
-                          f"{', '.join(names)}")  # fmt: skip
+            raise _broken(
+                f"a {short_type(self.type_of(index))} has not the fields {', '.join(names)}"
+            )
         if any(isinstance(value, list | dict) for value in data.values()):
             raise _broken("a field of an object is neither a number nor a string")
         return data

@@ -30,14 +30,27 @@ _ROOT = "root"
 _ITER_TYPES = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
 #: The annotation by which topi chooses a rule of TVM's default design space, and its values.
 _RULE = "schedule_rule"
-_RULES = ("meta_schedule.pool_max", "meta_schedule.pool_avg", "meta_schedule.adaptive_pool_max",
-          "meta_schedule.adaptive_pool_avg")  # fmt: skip
+_RULES = (
+    "meta_schedule.pool_max",
+    "meta_schedule.pool_avg",
+    "meta_schedule.adaptive_pool_max",
+    "meta_schedule.adaptive_pool_avg",
+)
 #: An annotation of topi's softmax.
 _AXIS = "axis"
 _MODULE = ("functions", "global_var_map_", "source_map", "attrs", "global_infos")
 _FUNCTION = ("ty", "attrs", "params", "ret_type", "body")
-_BLOCK = ("iter_vars", "reads", "writes", "name_hint", "alloc_buffers", "match_buffers",
-          "annotations", "init", "body")  # fmt: skip
+_BLOCK = (
+    "iter_vars",
+    "reads",
+    "writes",
+    "name_hint",
+    "alloc_buffers",
+    "match_buffers",
+    "annotations",
+    "init",
+    "body",
+)
 
 
 def read(text: str, *, clamp: bool = False) -> tirx.PrimFunc:
@@ -54,12 +67,10 @@ def read(text: str, *, clamp: bool = False) -> tirx.PrimFunc:
     kind = graph.type_of(index)
     if kind == "ir.IRModule":
         functions = list(graph.map(graph.fields(index, _MODULE)["functions"]))
-        check(len(functions) == 1,
-              f"the module has {len(functions)} functions; it must have one")  # fmt: skip
+        check(len(functions) == 1, f"the module has {len(functions)} functions; it must have one")
         index = functions[0][1]
         name = json_graph.short_type(graph.type_of(index))
-        check(name == "PrimFunc",
-              f"the module's function is a {name}, not a TIR PrimFunc")  # fmt: skip
+        check(name == "PrimFunc", f"the module's function is a {name}, not a TIR PrimFunc")
     elif kind != "tirx.PrimFunc":
         name = json_graph.short_type(kind)
         raise errors.WorkloadError(f"the JSON holds a {name}, not an IRModule or a PrimFunc")
@@ -82,9 +93,11 @@ class _Reader(BufferReader):
         parameters = self._graph.array(fields["params"])
         check(parameters, "the program has no parameters")
         buffers = [self._declare_buffer(item, is_parameter=True) for item in parameters]
-        check(self._graph.type_of(fields["body"]) == forms.BLOCK_REALIZE,
-              "the program has no root block (is it plain or lowered TIR?); give each store a "
-              "block with iterators")  # fmt: skip
+        check(
+            self._graph.type_of(fields["body"]) == forms.BLOCK_REALIZE,
+            "the program has no root block (is it plain or lowered TIR?); give each store a "
+            "block with iterators",
+        )
         body = self._statement(fields["body"])
         check(self._stores, "the program stores nothing")
         function = tirx.PrimFunc(buffers, body, tvm.ir.TupleType([]))
@@ -145,8 +158,10 @@ class _Reader(BufferReader):
         fields = self._graph.fields(index, ("var", "value"))
         value = self._expression(fields["value"])
         declared = self._graph.fields(fields["var"], ("ty", "name"))
-        check(self._dtype(declared["ty"]) == grammar.dtype(value),
-              "a bound variable is not of the type of its value")  # fmt: skip
+        check(
+            self._dtype(declared["ty"]) == grammar.dtype(value),
+            "a bound variable is not of the type of its value",
+        )
         variable = tirx.Var(self._name(declared["name"]), grammar.dtype(value))
         if grammar.depends_on_data(value) or self._is_bound_to_data(value):
             self._data_variables.add(variable)
@@ -158,15 +173,19 @@ class _Reader(BufferReader):
         fields = graph.fields(index, forms.FOR)
         name = quoted(self._name(graph.fields(fields["loop_var"], ("ty", "name"))["name"]))
         serial = int(tirx.ForKind.SERIAL)
-        check(json_graph.raw_integer(fields["kind"]) == serial
-              and graph.is_none(fields["thread_binding"]),
-              f"loop {name} is already scheduled; give the program before scheduling")  # fmt: skip
+        check(
+            json_graph.raw_integer(fields["kind"]) == serial
+            and graph.is_none(fields["thread_binding"]),
+            f"loop {name} is already scheduled; give the program before scheduling",
+        )
         check(graph.type_of(fields["extent"]) == "ir.IntImm", f"loop {name} has a dynamic extent")
         extent = self._constant(fields["extent"])
         check(int(extent) > 0, f"loop {name} has the extent {int(extent)}")
         check(self._is_constant(fields["min"], 0), f"loop {name} does not start at 0")
-        check(graph.is_none(fields["step"]) or self._is_constant(fields["step"], 1),
-              f"loop {name} has a step")  # fmt: skip
+        check(
+            graph.is_none(fields["step"]) or self._is_constant(fields["step"], 1),
+            f"loop {name} has a step",
+        )
         self._annotations(fields["annotations"])
         with self._variable(fields["loop_var"], extent) as variable:
             body = self._statement(fields["body"])
@@ -205,16 +224,20 @@ class _Reader(BufferReader):
         name = _ROOT if is_root else self._name(block["name_hint"], self._block_names)
         values = [self._expression(item) for item in graph.array(realize["iter_values"])]
         predicate = self._condition(realize["predicate"])
-        check(not any(map(grammar.depends_on_data, (*values, predicate))),
-              f"block {quoted(name)} is bound to data, or under a condition of data")  # fmt: skip
+        check(
+            not any(map(grammar.depends_on_data, (*values, predicate))),
+            f"block {quoted(name)} is bound to data, or under a condition of data",
+        )
         iterators = self._iterators(block["iter_vars"], quoted(name))
         check(
             len(values) == len(iterators),
             f"block {quoted(name)} has {len(iterators)} iterators and {len(values)} bindings",
         )
         check(not is_root or not iterators, "the root block has iterators")
-        check(not graph.array(block["match_buffers"]),
-              f"block {quoted(name)} matches a buffer region")  # fmt: skip
+        check(
+            not graph.array(block["match_buffers"]),
+            f"block {quoted(name)} matches a buffer region",
+        )
         annotations = self._annotations(block["annotations"])
         buffers = dict(self._buffers)
         allocated = [self._declare_buffer(item) for item in graph.array(block["alloc_buffers"])]
@@ -226,8 +249,9 @@ class _Reader(BufferReader):
         self._variables = {i: v.var for i, v in iterators.items()}
         body = self._statement(block["body"])
         self._variables, self._outer = variables, None
-        made = s_tir.SBlock(list(iterators.values()), [], [], name, body, init, allocated,
-                            annotations=annotations)  # fmt: skip
+        made = s_tir.SBlock(
+            list(iterators.values()), [], [], name, body, init, allocated, annotations=annotations
+        )
         if is_root and len(self._block_names) == 1:
             made = self._in_root(made, self._name(block["name_hint"], self._block_names))
         elif not is_root:
@@ -242,8 +266,9 @@ class _Reader(BufferReader):
 
     def _in_root(self, block: s_tir.SBlock, name: str) -> s_tir.SBlock:
         """A root block around a program's only block, as TVM schedules no root block."""
-        leaf = s_tir.SBlock([], [], [], name, block.body, block.init,
-                            annotations=block.annotations)  # fmt: skip
+        leaf = s_tir.SBlock(
+            [], [], [], name, block.body, block.init, annotations=block.annotations
+        )
         realize = s_tir.SBlockRealize([], True, self._with_regions(leaf))
         return s_tir.SBlock([], [], [], _ROOT, realize, None, block.alloc_buffers)
 
@@ -252,14 +277,23 @@ class _Reader(BufferReader):
         buffers = {buffer: buffer for buffer in self._buffers.values()}
         reads, writes, opaque = s_tir.analysis.get_sblock_access_region(block, buffers)
         check(not opaque, f"block {quoted(block.name_hint)} has an opaque access")
-        return s_tir.SBlock(block.iter_vars, reads, writes, block.name_hint, block.body,
-                            block.init, block.alloc_buffers,
-                            annotations=block.annotations)  # fmt: skip
+        return s_tir.SBlock(
+            block.iter_vars,
+            reads,
+            writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            annotations=block.annotations,
+        )
 
     def _init(self, index: int) -> Any:
         kind = self._graph.type_of(index)
-        check(kind in ("tirx.BufferStore", "tirx.SeqStmt", "tirx.For", "tirx.IfThenElse"),
-              "the init of a block is not made of stores")  # fmt: skip
+        check(
+            kind in ("tirx.BufferStore", "tirx.SeqStmt", "tirx.For", "tirx.IfThenElse"),
+            "the init of a block is not made of stores",
+        )
         before = len(self._block_names)
         statement = self._statement(index)
         check(len(self._block_names) == before, "the init of a block has a block inside")
@@ -273,9 +307,11 @@ class _Reader(BufferReader):
         for item in graph.array(index):
             fields = graph.fields(item, ("dom", "var", "iter_type", "thread_tag"))
             domain = graph.fields(fields["dom"], ("min", "extent"))
-            check(graph.type_of(domain["extent"]) == "ir.IntImm"
-                  and self._is_constant(domain["min"], 0),
-                  f"block {owner} has an iterator without a constant domain")  # fmt: skip
+            check(
+                graph.type_of(domain["extent"]) == "ir.IntImm"
+                and self._is_constant(domain["min"], 0),
+                f"block {owner} has an iterator without a constant domain",
+            )
             extent = self._constant(domain["extent"])
             check(int(extent) > 0, f"block {owner} has an iterator without a constant domain")
             kind = json_graph.raw_integer(fields["iter_type"])
@@ -283,8 +319,10 @@ class _Reader(BufferReader):
                 kind in _ITER_TYPES,
                 f"block {owner} has an iterator that is neither spatial nor a reduction",
             )
-            check(graph.string(fields["thread_tag"]) == "",
-                  f"block {owner} has an iterator that is bound to a thread")  # fmt: skip
+            check(
+                graph.string(fields["thread_tag"]) == "",
+                f"block {owner} has an iterator that is bound to a thread",
+            )
             check(fields["var"] not in iterators, f"block {owner} has an iterator twice")
             variable = self._new_variable(fields["var"], extent, used)
             zero = tirx.IntImm(grammar.dtype(extent), 0)
@@ -311,14 +349,17 @@ class _Reader(BufferReader):
         buffer = self._buffer(fields["buffer"])
         value = self._expression(fields["value"])
         label = quoted(buffer.name)
-        check(grammar.dtype(value) == grammar.dtype(buffer),
-              f"buffer {label} holds {grammar.dtype(buffer)} and is given a "
-              f"{grammar.dtype(value)}")  # fmt: skip
+        check(
+            grammar.dtype(value) == grammar.dtype(buffer),
+            f"buffer {label} holds {grammar.dtype(buffer)} and is given a {grammar.dtype(value)}",
+        )
         self._stores += 1
         indices = self._indices(buffer, fields["indices"])
-        check(not any(map(grammar.depends_on_data, indices)),
-              f"data choose where in {label} a value is stored (a scatter); this is not "
-              "supported: write it as a gather")  # fmt: skip
+        check(
+            not any(map(grammar.depends_on_data, indices)),
+            f"data choose where in {label} a value is stored (a scatter); this is not "
+            "supported: write it as a gather",
+        )
         return tirx.BufferStore(buffer, value, indices)
 
     def _branch(self, index: int) -> Any:

@@ -109,10 +109,14 @@ class Opener:
         with self._compute_guard.computing("extract"):
             model = None if self._learner is None else self._learner.models_for(task_run.index)
             left_out = task_run.open(
-                self._budget.strategy, model, self._options.search, self._budget.seed,
+                self._budget.strategy,
+                model,
+                self._options.search,
+                self._budget.seed,
                 self._compute_guard.yield_to_timing,
-                templates_first=self._n_tasks > 1 and not is_resumed, judge=judge,
-            )  # fmt: skip
+                templates_first=self._n_tasks > 1 and not is_resumed,
+                judge=judge,
+            )
         every = [*task_run.sketches, *task_run.unopened]
         if self._options.first_schedules is not None:
             self._set_first(task_run, self._options.first_schedules(task_run.task, every))

@@ -84,8 +84,16 @@ class Breakdown:
     @property
     def other_s(self) -> float:
         """What no part names."""
-        named = (self.start_s, self.extract_s, self.search_s, self.schedule_s, self.train_s,
-                 self.build_wait_s, self.measure_s, self.save_s)  # fmt: skip
+        named = (
+            self.start_s,
+            self.extract_s,
+            self.search_s,
+            self.schedule_s,
+            self.train_s,
+            self.build_wait_s,
+            self.measure_s,
+            self.save_s,
+        )
         return max(0.0, self.total_s - sum(named))
 
 

@@ -306,8 +306,9 @@ class TuneResult:
             return f"nothing was measured ({why})"
         kinds = collections.Counter(str(r.measurement.error) for r in self.records)
         kind, count = kinds.most_common(1)[0]
-        message = next(r.measurement.message for r in self.records
-                       if str(r.measurement.error) == kind)  # fmt: skip
+        message = next(
+            r.measurement.message for r in self.records if str(r.measurement.error) == kind
+        )
         return (
             f"none of {len(self.records)} candidates ran correctly; "
             f"{count} had a {kind} error: {message}"

@@ -88,13 +88,21 @@ class Run:
         )
         self._baselines = pending.Baselines(self._on_event)
         self.opener = opener.Opener(
-            request, self.learner, self._allocator, self._baselines, self._compute_guard,
+            request,
+            self.learner,
+            self._allocator,
+            self._baselines,
+            self._compute_guard,
             self.breakdown,
-        )  # fmt: skip
+        )
         self._recorder = recorder.Recorder(
-            self.task_runs, self._journal, self.learner, self._clock, self.breakdown,
+            self.task_runs,
+            self._journal,
+            self.learner,
+            self._clock,
+            self.breakdown,
             self._on_event,
-        )  # fmt: skip
+        )
         self._parts = checkpoint.Parts(
             task_runs=self.task_runs,
             allocator=self._allocator,
@@ -113,9 +121,13 @@ class Run:
         from felix.tuning import online_model
 
         return online_model.Learner(
-            request.model, request.tasks[0].target, self._budget.seed,
-            self._compute_guard.yield_to_timing, self.options.learning, self.options.learn,
-        )  # fmt: skip
+            request.model,
+            request.tasks[0].target,
+            self._budget.seed,
+            self._compute_guard.yield_to_timing,
+            self.options.learning,
+            self.options.learn,
+        )
 
     def close(self) -> None:
         """End all processes and close the session."""
@@ -385,8 +397,9 @@ class Run:
         self.save()
         result = results.network(
             [task_run.result(reason, self.breakdown) for task_run in self.task_runs],
-            reason, self.breakdown,
-        )  # fmt: skip
+            reason,
+            self.breakdown,
+        )
         for task_run, each in zip(self.task_runs, result.results, strict=True):
             self._report_choice(task_run.index, each)
         self._on_event(

@@ -191,9 +191,13 @@ class Session:
     def _load(self, tasks: Sequence[Task], identity: Identity) -> None:
         stored = read_json(self.folder / "session.json")
         expected = json.loads(_describe(tasks, identity))
-        for field, label in (("format", "format"), ("task_keys", "workload or target"),
-                             ("strategy", "strategy"), ("seed", "seed"),
-                             ("versions", "software versions")):  # fmt: skip
+        for field, label in (
+            ("format", "format"),
+            ("task_keys", "workload or target"),
+            ("strategy", "strategy"),
+            ("seed", "seed"),
+            ("versions", "software versions"),
+        ):
             if stored.get(field) != expected[field]:
                 raise errors.RecordError(
                     f"the session in {self.folder} is of another {label}: use another output "

@@ -24,10 +24,18 @@ def add(
     have it, too, but those of integer sums before a scale, which are int32.
     """
     shape = common.shape_of(output)
-    shapes = {"bias": (shape[channel_axis],), "residual": shape, "scale": (shape[channel_axis],),
-              "scalar_scale": (1,)}  # fmt: skip
-    names = {"bias": "bias_add", "residual": "residual_add", "scale": "scaled",
-             "scalar_scale": "scalar_scaled"}  # fmt: skip
+    shapes = {
+        "bias": (shape[channel_axis],),
+        "residual": shape,
+        "scale": (shape[channel_axis],),
+        "scalar_scale": (1,),
+    }
+    names = {
+        "bias": "bias_add",
+        "residual": "residual_add",
+        "scale": "scaled",
+        "scalar_scale": "scalar_scaled",
+    }
     inputs: list[common.Tensor] = []
     for number, stage in enumerate(epilogue):
         again = epilogue[:number].count(stage)

@@ -158,8 +158,13 @@ def layer_norm(
     mean = common.compute("mean", outer, lambda *i: total[i] * common.const(scale, total))
     centred = common.compute("centred", shape, lambda *i: read(*i) - mean[unreduced(i, over)])
     squares = reduced("squares", shape, over, te.sum, lambda *i: centred[i] * centred[i])
-    inverse = common.compute("inverse_deviation", outer, lambda *i: te.rsqrt(
-        squares[i] * common.const(scale, squares) + common.const(epsilon, squares)))  # fmt: skip
+    inverse = common.compute(
+        "inverse_deviation",
+        outer,
+        lambda *i: te.rsqrt(
+            squares[i] * common.const(scale, squares) + common.const(epsilon, squares)
+        ),
+    )
     weights = _affine(shape, over, ("gamma", "beta") if affine else (), dtype)
 
     def body(*index: Any) -> Any:
@@ -208,8 +213,13 @@ def rms_norm(
         return common.wide(x[index])
 
     squares = reduced("squares", shape, over, te.sum, lambda *i: read(*i) * read(*i))
-    inverse = common.compute("inverse_rms", common.shape_of(squares), lambda *i: te.rsqrt(
-        squares[i] * common.const(scale, squares) + common.const(epsilon, squares)))  # fmt: skip
+    inverse = common.compute(
+        "inverse_rms",
+        common.shape_of(squares),
+        lambda *i: te.rsqrt(
+            squares[i] * common.const(scale, squares) + common.const(epsilon, squares)
+        ),
+    )
 
     def body(*index: Any) -> Any:
         weight = common.wide(gamma[tuple(index[axis] for axis in over)])

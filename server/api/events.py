@@ -32,10 +32,13 @@ _Position = Annotated[str, fastapi.Query(pattern=r"^[0-9]{1,10}:[0-9]{1,10}$")]
 _Positions = Annotated[
     list[_Position],
     fastapi.Query(
-        alias="job", min_length=1, max_length=MAX_JOBS, examples=[["7:0", "9:120"]],
+        alias="job",
+        min_length=1,
+        max_length=MAX_JOBS,
+        examples=[["7:0", "9:120"]],
         description="a job and its newest event that is known",
     ),
-]  # fmt: skip
+]
 
 
 @router.get("/stream", response_class=responses.StreamingResponse, responses=job_events.STREAM)

@@ -50,8 +50,9 @@ def _ready(services: dependencies.Services) -> bytes:
     return ready.model_dump_json().encode()
 
 
-@router.get("/metrics", response_class=fastapi.Response,
-            responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
+@router.get(
+    "/metrics", response_class=fastapi.Response, responses={200: {"content": {"text/plain": {}}}}
+)
 def metrics(request: fastapi.Request, caller: auth.Reader) -> fastapi.Response:
     """Counts and times, in Prometheus' text format; jobs are counted that the key sees."""
     application_metrics = request.app.state.metrics

@@ -41,10 +41,20 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
 )
 for _filter in (
-    formats.latency, formats.duration, formats.ratio, formats.number, formats.count,
-    formats.flops, formats.size, formats.memory, formats.percent, formats.ago,
-    formats.moment, formats.compact, formats.label,
-):  # fmt: skip
+    formats.latency,
+    formats.duration,
+    formats.ratio,
+    formats.number,
+    formats.count,
+    formats.flops,
+    formats.size,
+    formats.memory,
+    formats.percent,
+    formats.ago,
+    formats.moment,
+    formats.compact,
+    formats.label,
+):
     _ENVIRONMENT.filters[_filter.__name__] = _filter
 _ENVIRONMENT.filters["isolated"] = display.isolated
 _ENVIRONMENT.globals.update(asset=assets.address, version=version.__version__, State=states.State)
@@ -143,12 +153,15 @@ def page(
 def error_page(request: fastapi.Request, status: int, detail: str) -> responses.HTMLResponse:
     """What went wrong, and what to do."""
     return page(
-        request, "error.html", getattr(request.state, "viewer", None), status,
+        request,
+        "error.html",
+        getattr(request.state, "viewer", None),
+        status,
         title=_TITLES.get(status) or http.HTTPStatus(status).phrase,
         detail=detail[:1].upper() + detail[1:],
         advice=_ADVICE.get(status, ""),
         request_id=request.scope.get("felix_request_id", ""),
-    )  # fmt: skip
+    )
 
 
 def to_login(request: fastapi.Request) -> responses.RedirectResponse:

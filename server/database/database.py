@@ -92,8 +92,11 @@ def _make_private(path: pathlib.Path) -> None:
 def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
     for pragma in (
-        f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"
-    ):  # fmt: skip
+        f"busy_timeout={BUSY_MS}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+    ):
         connection.execute(f"PRAGMA {pragma}")
 
 

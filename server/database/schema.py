@@ -52,8 +52,9 @@ def check(db: database.Database) -> None:
     revision, expected = current(db), head()
     if revision == expected:
         return
-    known = {r.revision for r in alembic.script.ScriptDirectory.from_config(
-        config()).walk_revisions()}  # fmt: skip
+    known = {
+        r.revision for r in alembic.script.ScriptDirectory.from_config(config()).walk_revisions()
+    }
     if revision is not None and revision not in known:
         raise errors.SchemaMismatch(
             f"the database has schema {revision}, which is newer than this version of Felix "

@@ -45,7 +45,7 @@ def read(content: bytes, name: str) -> dict[str, Any]:
         "target_key": devices.key_of(kind),
         "n_records": len(entries),
         "notes": sorted(set(left_out))[:20],
-    }  # fmt: skip
+    }
 
 
 @dataclasses.dataclass(slots=True)

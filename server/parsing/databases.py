@@ -69,8 +69,14 @@ def unpack_any(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
                     left -= len(texts[-1])
                 databases.append(Database(*texts))
             return databases
-    except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError, NotImplementedError, EOFError,
-            RuntimeError) as error:  # fmt: skip
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        UnicodeDecodeError,
+        NotImplementedError,
+        EOFError,
+        RuntimeError,
+    ) as error:
         raise errors.InvalidRequest(
             "the file is no zip of a MetaSchedule database, or it is damaged"
         ) from error

@@ -166,8 +166,9 @@ def get(tx: orm.Session, job_id: int) -> rows.Job:
 
 def some(tx: orm.Session, job_ids: Sequence[int]) -> list[rows.Job]:
     """The jobs of these numbers that there are, in their order."""
-    by_id = {job.id: job for job in tx.scalars(
-        sa.select(models.Job).where(models.Job.id.in_(job_ids)))}  # fmt: skip
+    by_id = {
+        job.id: job for job in tx.scalars(sa.select(models.Job).where(models.Job.id.in_(job_ids)))
+    }
     return as_rows(tx, [by_id[job_id] for job_id in job_ids if job_id in by_id])
 
 

@@ -117,16 +117,16 @@ def note_use(tx: orm.Session, key_id: int) -> None:
 
 def every(tx: orm.Session) -> list[rows.Key]:
     """All keys, oldest first."""
-    return [rows.Key.of(row) for row in tx.scalars(sa.select(models.Key).order_by(
-        models.Key.id))]  # fmt: skip
+    return [rows.Key.of(row) for row in tx.scalars(sa.select(models.Key).order_by(models.Key.id))]
 
 
 def names(tx: orm.Session, key_ids: Iterable[int | None]) -> dict[int, str]:
     """The names of keys, by number."""
     key = models.Key
     ids = {key_id for key_id in key_ids if key_id is not None}
-    return {row[0]: row[1] for row in tx.execute(
-        sa.select(key.id, key.name).where(key.id.in_(ids)))}  # fmt: skip
+    return {
+        row[0]: row[1] for row in tx.execute(sa.select(key.id, key.name).where(key.id.in_(ids)))
+    }
 
 
 def get(tx: orm.Session, key_id: int) -> rows.Key:

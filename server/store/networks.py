@@ -177,9 +177,12 @@ def of_job(tx: orm.Session, job_id: int, tasks: Sequence[rows.Task]) -> Network 
         by_number = {task.number: task for task in tasks}
         every = tuple(_measured(group, by_number) for group in every)
     return Network(
-        name=stored.name, groups=_shared(every), call_us=stored.call_us,
-        max_error=stored.max_error, failure=stored.failure,
-    )  # fmt: skip
+        name=stored.name,
+        groups=_shared(every),
+        call_us=stored.call_us,
+        max_error=stored.max_error,
+        failure=stored.failure,
+    )
 
 
 def name_of(tx: orm.Session, job_id: int) -> str | None:

@@ -110,9 +110,13 @@ def chosen(
     job = leases.lock_job(tx, fence)
     best_us = unscheduled_us if ships_unscheduled else tuned_us
     _change_task(
-        tx, job.id, task,
-        best_us=best_us, unscheduled_us=unscheduled_us, ships_unscheduled=ships_unscheduled,
-    )  # fmt: skip
+        tx,
+        job.id,
+        task,
+        best_us=best_us,
+        unscheduled_us=unscheduled_us,
+        ships_unscheduled=ships_unscheduled,
+    )
     job.best_us = trials.weighted(tx, job.id, models.Task.best_us)
     job.unscheduled_us = trials.weighted(tx, job.id, models.Task.unscheduled_us)
     ships = sa.select(sa.func.count()).select_from(models.Task)
@@ -145,8 +149,11 @@ def round_started(
         LeaseLost
     """
     job = leases.lock_job(tx, fence)
-    where = (models.Round.job_id == job.id, models.Round.task == task,
-             models.Round.round == number)  # fmt: skip
+    where = (
+        models.Round.job_id == job.id,
+        models.Round.task == task,
+        models.Round.round == number,
+    )
     tx.execute(sa.delete(models.Round).where(*where))
     values = {**counts, "steps": [dict(step) for step in steps]}
     tx.execute(sa.insert(models.Round).values(job_id=job.id, task=task, round=number, **values))

@@ -60,21 +60,30 @@ class Tuner:
         devices = worker.devices()
         host, pid = socket.gethostname(), os.getpid()
         new = workers.NewWorker(
-            name=name or f"{host}-{pid}", host=host, pid=pid,
-            versions=worker.versions(), devices=devices,
-        )  # fmt: skip
+            name=name or f"{host}-{pid}",
+            host=host,
+            pid=pid,
+            versions=worker.versions(),
+            devices=devices,
+        )
         with db.write() as tx:
             self.worker_id = workers.register(tx, new)
         self._heartbeat = heartbeat.Heartbeat(
-            db, self.worker_id, service_settings.beat_s, service_settings.lease_s,
-            worker.devices, worker.reports,
-        )  # fmt: skip
+            db,
+            self.worker_id,
+            service_settings.beat_s,
+            service_settings.lease_s,
+            worker.devices,
+            worker.reports,
+        )
         self._reaper = reaper.Reaper(db, service_settings.reap_s, service_settings.max_attempts)
         keys = ", ".join(self._target_keys()) or "nothing"
         _log.info(
-            "tuner %d is ready for %s", self.worker_id, keys,
+            "tuner %d is ready for %s",
+            self.worker_id,
+            keys,
             extra={"action": "ready", "worker": self.worker_id},
-        )  # fmt: skip
+        )
 
     def run(self) -> None:
         """Work until `leaving` is set."""
@@ -187,9 +196,11 @@ class Tuner:
     def _put_back(self, claimed: claimed_job.ClaimedJob, why: str) -> states.State:
         """Let the job wait for a device; that is no failed attempt."""
         _log.warning(
-            "job %d waits: %s", claimed.job.id, why,
+            "job %d waits: %s",
+            claimed.job.id,
+            why,
             extra={"action": "no_device", "job": claimed.job.id},
-        )  # fmt: skip
+        )
         payload = {"no_device": True, "message": why}
         return claimed.write(lambda tx: leases.release(tx, claimed.fence, payload))
 
@@ -221,9 +232,11 @@ class Tuner:
             except Exception as error:  # the edge between a job and the process
                 failure = str(error) or type(error).__name__
                 _log.warning(
-                    "job %d: no network: %s", claimed.job.id, failure,
+                    "job %d: no network: %s",
+                    claimed.job.id,
+                    failure,
                     extra={"action": "network_failed", "job": claimed.job.id},
-                )  # fmt: skip
+                )
                 claimed.write(lambda tx: networks.fail(tx, claimed.fence, failure))
                 return
             new = self._stored(path, "network")
@@ -249,9 +262,13 @@ class Tuner:
     def _failed(self, claimed: claimed_job.ClaimedJob, error: Exception) -> states.State:
         decision = retry.decide(error, claimed.attempts, self._settings.max_attempts)
         _log.error(
-            "job %d: %s: %s", claimed.job.id, decision.error, decision.message, exc_info=error,
+            "job %d: %s: %s",
+            claimed.job.id,
+            decision.error,
+            decision.message,
+            exc_info=error,
             extra={"action": "failed", "job": claimed.job.id, "error": decision.error},
-        )  # fmt: skip
+        )
         return claimed.write(
             lambda tx: leases.fail(
                 tx, claimed.fence, decision.error, decision.message, decision.retry_after_s

@@ -46,9 +46,10 @@ class TunerProcess:
             status = self._process.wait()
             if not self._leaving.wait(AGAIN_S):
                 _log.error(
-                    "the tuner ended with status %d and is started again", status,
+                    "the tuner ended with status %d and is started again",
+                    status,
                     extra={"action": "tuner_died", "status": status},
-                )  # fmt: skip
+                )
 
 
 def leave_with_parent(leaving: threading.Event, every_s: float = 1.0) -> None:

@@ -231,9 +231,14 @@ def log_out(request: fastapi.Request, services: dependencies.Services, viewer: C
 def set_cookie(response: responses.Response, services: dependencies.Services, token: str) -> None:
     """Give the browser a login."""
     response.set_cookie(
-        cookie_name(services), token, max_age=int(LOGIN_S), path="/", httponly=True,
-        secure=services.is_https, samesite="lax",
-    )  # fmt: skip
+        cookie_name(services),
+        token,
+        max_age=int(LOGIN_S),
+        path="/",
+        httponly=True,
+        secure=services.is_https,
+        samesite="lax",
+    )
 
 
 def clear_cookie(response: responses.Response, services: dependencies.Services) -> None:

@@ -24,13 +24,18 @@ class Metrics:
         self._db, self._stale_s = db, stale_s
         self._registry = prometheus.CollectorRegistry()
         self._requests = prometheus.Counter(
-            "felix_http_requests", "Requests answered",
-            ("method", "route", "status"), registry=self._registry,
-        )  # fmt: skip
+            "felix_http_requests",
+            "Requests answered",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
         self._seconds = prometheus.Histogram(
-            "felix_http_request_seconds", "Time to answer, streams until they end",
-            ("method", "route"), registry=self._registry, buckets=_BUCKETS_S,
-        )  # fmt: skip
+            "felix_http_request_seconds",
+            "Time to answer, streams until they end",
+            ("method", "route"),
+            registry=self._registry,
+            buckets=_BUCKETS_S,
+        )
 
     def note(self, method: str, route: str, status: int, duration_s: float) -> None:
         """Count a request; `route` is a template, so there are few of them."""
@@ -67,10 +72,12 @@ class _Store(registry.Collector):
         alive = sum(tuner.is_alive for tuner in tuners)
         yield core.GaugeMetricFamily("felix_tuners_alive", "Tuners that beat lately", value=alive)
         yield core.CounterMetricFamily(
-            "felix_trials", "Trials that the listed tuners measured",
+            "felix_trials",
+            "Trials that the listed tuners measured",
             value=sum(tuner.n_trials for tuner in tuners),
-        )  # fmt: skip
+        )
         yield core.CounterMetricFamily(
-            "felix_infrastructure_failures", "Trials that failed for the machine's sake",
+            "felix_infrastructure_failures",
+            "Trials that failed for the machine's sake",
             value=sum(tuner.n_infrastructure for tuner in tuners),
-        )  # fmt: skip
+        )

@@ -118,7 +118,10 @@ class Envelope:
         is_quiet = scope["method"] in ("GET", "HEAD") and 0 < status < 400
         _log.log(
             logging.DEBUG if is_quiet else logging.INFO,
-            "%s %s %d", scope["method"], path, status,
+            "%s %s %d",
+            scope["method"],
+            path,
+            status,
             extra={
                 "action": "request",
                 "status": status,
@@ -126,4 +129,4 @@ class Envelope:
                 "key": scope.get("felix_key_id"),
                 "request": scope["felix_request_id"],
             },
-        )  # fmt: skip
+        )

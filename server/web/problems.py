@@ -130,10 +130,12 @@ async def of_expected(request: fastapi.Request, error: Exception) -> Problem:
 def of_error(request: fastapi.Request, error: BaseException) -> Problem:
     """The response to an unexpected error, whose text stays in the log."""
     _log.error(
-        "unhandled error in %s %s", request.method, _printable(request.url.path),
+        "unhandled error in %s %s",
+        request.method,
+        _printable(request.url.path),
         exc_info=error,
         extra={"action": "unhandled", "request": request.scope.get("felix_request_id", "")},
-    )  # fmt: skip
+    )
     detail = "the service made a mistake; its log has the details under this request_id"
     return problem(request, 500, "internal-error", detail)
 

@@ -138,9 +138,11 @@ class JobSettings(RequestBody):
     note: Text = ""
     tags: Tags = []
     priority: int = pydantic.Field(
-        default=0, ge=-1000, le=1000,
+        default=0,
+        ge=-1000,
+        le=1000,
         description="higher goes first; more than 0 needs the scope priority",
-    )  # fmt: skip
+    )
     trials: int | None = pydantic.Field(
         default=None, ge=1, le=MAX_INT, description="default, if seconds are not given: 64 a task"
     )
@@ -294,9 +296,11 @@ class NewKey(RequestBody):
         default=["read"], min_length=1, max_length=5
     )
     device_kinds: list[Line] = pydantic.Field(
-        default=[], max_length=64, examples=[["h200"]],
+        default=[],
+        max_length=64,
+        examples=[["h200"]],
         description="of the devices that a key with the scope worker measures on",
-    )  # fmt: skip
+    )
     max_running_jobs: int | None = pydantic.Field(default=None, ge=0, le=MAX_INT)
     max_trials: int | None = pydantic.Field(default=None, ge=1, le=MAX_INT)
     max_upload_bytes: int | None = pydantic.Field(default=None, ge=0, le=2**50)

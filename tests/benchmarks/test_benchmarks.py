@@ -28,10 +28,17 @@ def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
     def piece(seconds: float) -> dict[str, Any]:
         return {"wall_s": seconds, "process_s": seconds + 10, "n_measured": 64, "n_ran": 60}
 
-    compared = {"felix": {"cold_us": 10.0, "warm_us": 8.0},
-                "stock": {"cold_us": 15.0, "warm_us": 8.0}}  # fmt: skip
-    return {"workload": "gemm", "seed": seed, "felix": piece(felix_s), "stock": piece(stock_s),
-            "compare": compared}  # fmt: skip
+    compared = {
+        "felix": {"cold_us": 10.0, "warm_us": 8.0},
+        "stock": {"cold_us": 15.0, "warm_us": 8.0},
+    }
+    return {
+        "workload": "gemm",
+        "seed": seed,
+        "felix": piece(felix_s),
+        "stock": piece(stock_s),
+        "compare": compared,
+    }
 
 
 def test_summary_takes_medians_over_seeds_and_ratios_to_felix() -> None:
@@ -55,8 +62,11 @@ def test_pytorch_is_compared_by_latency_alone() -> None:
 
 
 def test_the_best_layout_of_pytorch_counts() -> None:
-    results = {"felix": {}, "a": {"cold_us": 2.0, "warm_us": 4.0},
-               "b": {"cold_us": 3.0, "warm_us": 1.0}}  # fmt: skip
+    results = {
+        "felix": {},
+        "a": {"cold_us": 2.0, "warm_us": 4.0},
+        "b": {"cold_us": 3.0, "warm_us": 1.0},
+    }
     call = cpu_pieces.Call(int, [])
     best = cpu_pieces._with_best_layout(results, {"a": call, "b": call})
     assert best.keys() == {"felix", "torch"}
@@ -92,12 +102,20 @@ def test_comparison_is_missing_until_it_has_every_tool(tmp_path: pathlib.Path) -
 
 
 def test_a_page_is_its_template_with_tables_and_sentences(tmp_path: pathlib.Path) -> None:
-    head = {"date": "2030-01-01T00:00:00", "command": "python x.py", "commit": "abc",
-            "versions": {"felix": "1"},
-            "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]}}  # fmt: skip
+    head = {
+        "date": "2030-01-01T00:00:00",
+        "command": "python x.py",
+        "commit": "abc",
+        "versions": {"felix": "1"},
+        "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]},
+    }
     runs = [run(0, 20, 100)]
-    result = head | {"benchmark": "cpu_tuning", "settings": {"trials": 64}, "runs": runs,
-                     "summary": cpu_tuning._summary("gemm", runs)}  # fmt: skip
+    result = head | {
+        "benchmark": "cpu_tuning",
+        "settings": {"trials": 64},
+        "runs": runs,
+        "summary": cpu_tuning._summary("gemm", runs),
+    }
     (tmp_path / "cpu_tuning.json").write_text(json.dumps(result))
     template = "# P\n{{table cpu_tuning}}\nmiddle {{table x}}\n{{says cpu_tuning}}\ntail\n"
     page = report.fill(template, tmp_path)
@@ -110,15 +128,26 @@ def test_a_page_is_its_template_with_tables_and_sentences(tmp_path: pathlib.Path
 
 def test_build_times_count_what_a_limit_tells() -> None:
     def candidate(predicted_s: float, nvrtc_s: float, source_bytes: int = 1000) -> dict[str, Any]:
-        return {"kind": "proposed", "predicted_statements": 90.0, "statements": 100,
-                "predicted_s": predicted_s, "source_bytes": source_bytes, "lower_s": 1.0,
-                "nvrtc_s": nvrtc_s, "nvrtc_arrays_s": 2 * nvrtc_s, "has_arrays": nvrtc_s == 6,
-                "same_cubin": nvrtc_s == 3, "same_size": True}  # fmt: skip
+        return {
+            "kind": "proposed",
+            "predicted_statements": 90.0,
+            "statements": 100,
+            "predicted_s": predicted_s,
+            "source_bytes": source_bytes,
+            "lower_s": 1.0,
+            "nvrtc_s": nvrtc_s,
+            "nvrtc_arrays_s": 2 * nvrtc_s,
+            "has_arrays": nvrtc_s == 6,
+            "same_cubin": nvrtc_s == 3,
+            "same_size": True,
+        }
 
     refused = candidate(9.0, 0.0, source_bytes=10**7)
     del refused["nvrtc_s"]
-    records_of = {"gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
-                  "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
+    records_of = {
+        "gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
+        "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)],
+    }
     rows = {row[1]: row for row in cuda_build_time.summary(records_of)}
     assert list(rows) == ["gemm", "conv", "all"]
     assert rows["gemm"][-3:] == [3, 3, 0] and rows["conv"][-3:] == [0, 0, 1]
@@ -128,9 +157,17 @@ def test_build_times_count_what_a_limit_tells() -> None:
 
 def test_costs_of_a_search_are_medians_over_seeds() -> None:
     def piece(cache: str, seed: int, open_s: float) -> dict[str, Any]:
-        return {"name": "gemm", "workload": "gemm:8,8,8", "cache": cache, "seed": seed,
-                "sketches": 3, "structures": 3, "open_s": open_s, "rounds_s": 1.0,
-                "best_us": 5.0}  # fmt: skip
+        return {
+            "name": "gemm",
+            "workload": "gemm:8,8,8",
+            "cache": cache,
+            "seed": seed,
+            "sketches": 3,
+            "structures": 3,
+            "open_s": open_s,
+            "rounds_s": 1.0,
+            "best_us": 5.0,
+        }
 
     opened = {"cold": (0.5, 3.0, 1.0), "warm": (0.25, 0.125, 0.5)}
     pieces = [piece(cache, seed, s) for cache in opened for seed, s in enumerate(opened[cache])]
@@ -164,10 +201,19 @@ def test_numbers_in_tables(value: Any, text: str) -> None:
 
 
 def test_features_table_of_a_sketch_without_structures() -> None:
-    entry = {"workload": "gemm", "target": "llvm", "n_sketches": 1, "tvm_us": 5000.0,
-             "batch_us": 50.0, "large_batch_us": 10.0, "ratio": 100.0, "large_batch_ratio": 500.0,
-             "extract_cold_s": [0.2], "extract_cached_s": [0.01],
-             "extract_structure_s": [None]}  # fmt: skip
+    entry = {
+        "workload": "gemm",
+        "target": "llvm",
+        "n_sketches": 1,
+        "tvm_us": 5000.0,
+        "batch_us": 50.0,
+        "large_batch_us": 10.0,
+        "ratio": 100.0,
+        "large_batch_ratio": 500.0,
+        "extract_cold_s": [0.2],
+        "extract_cached_s": [0.01],
+        "extract_structure_s": [None],
+    }
     text = features.render(
         {"entries": [entry], "candidates_per_sketch": 8, "batch": 2048, "peak_memory_mib": 500.0}
     )

@@ -35,19 +35,31 @@ def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float
     """A piece as a work folder holds it."""
     where = {"commit": "abc", "device": "G", "machine": {}, "versions": {}}
     return {
-        "name": name, "workload": "gemm:8,8,8", "strategy": strategy, "seed": seed,
-        "date": f"2030-01-0{1 + (strategy == 'stock')}", "measured_on": where,
-        "curve": curve, "n_measured": curve[-1][0], "wall_s": curve[-1][1] + 10.0,
-    }  # fmt: skip
+        "name": name,
+        "workload": "gemm:8,8,8",
+        "strategy": strategy,
+        "seed": seed,
+        "date": f"2030-01-0{1 + (strategy == 'stock')}",
+        "measured_on": where,
+        "curve": curve,
+        "n_measured": curve[-1][0],
+        "wall_s": curve[-1][1] + 10.0,
+    }
 
 
 RUNS = [
     run("gemm", "felix", 0, [(1, 2.0, 20.0), (9, 4.0, 10.0)]),
     run("gemm", "stock", 0, [(1, 20.0, 30.0), (64, 40.0, 10.4), (90, 90.0, 10.2)]),
     run("gemm", "random", 0, [(1, 1.0, 100.0), (50, 8.0, 50.0)]),
-    {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "vendor", "seed": 0,
-     "date": "2030-01-01", "latency_us": {"eager": 9.0, "inductor": 9.5}},
-]  # fmt: skip
+    {
+        "name": "gemm",
+        "workload": "gemm:8,8,8",
+        "strategy": "vendor",
+        "seed": 0,
+        "date": "2030-01-01",
+        "latency_us": {"eager": 9.0, "inductor": 9.5},
+    },
+]
 
 
 def test_times_to_a_share_of_the_best_that_any_search_found() -> None:
@@ -77,8 +89,11 @@ def test_the_start_of_workers_counts_for_both_if_asked() -> None:
     assert efficiency.ratios(entries, "stock", 0.95).both == (10.0,)
     assert efficiency.ratios(entries, "stock", 0.95, with_start=True).both == (40.0 / 8.0,)
     assert efficiency.ratios(entries, "random", 0.95, with_start=True).bounds == (18.0 / 8.0,)
-    (row,) = (line for line in efficiency.render({"runs": started}).splitlines()
-              if line.startswith("| stock         | 95%"))  # fmt: skip
+    (row,) = (
+        line
+        for line in efficiency.render({"runs": started}).splitlines()
+        if line.startswith("| stock         | 95%")
+    )
     assert row.split() == "| stock | 95% | 1 | 10 | 0 | 10 | 0 | 5 | 5 |".split()
 
 
@@ -125,8 +140,12 @@ def test_winners_are_timed_in_turns_if_they_are_near(
     task = catalogue.parse("gemm:64,64,64", target="llvm -num-cores 1")
     (sketch, *_) = felix.sketches(task)
     near, same, far, broken = (sketch.schedule(row).mod for row in sketch.sample(4, seed=0))
-    latency_of = {str(near): 10.0, str(same): 11.0, str(far): 14.0,
-              str(broken): protocol.ErrorClass.BUILD}  # fmt: skip
+    latency_of = {
+        str(near): 10.0,
+        str(same): 11.0,
+        str(far): 14.0,
+        str(broken): protocol.ErrorClass.BUILD,
+    }
     assert len(latency_of) == 4
     measured: list[str] = []
 
@@ -158,8 +177,14 @@ def test_winners_are_timed_in_turns_if_they_are_near(
 
 def test_the_table_of_winners_compares_with_the_fastest_other() -> None:
     medians = {"felix": 10.0, "stock": 9.5, "random": 50.0}
-    piece = {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "winners", "seed": 0,
-             "date": "2030-01-01", "median_us": medians}  # fmt: skip
+    piece = {
+        "name": "gemm",
+        "workload": "gemm:8,8,8",
+        "strategy": "winners",
+        "seed": 0,
+        "date": "2030-01-01",
+        "median_us": medians,
+    }
     lines = efficiency.render({"runs": [*RUNS, piece]}).splitlines()
     (row,) = (n for n, line in enumerate(lines) if line.startswith("| winners in turns"))
     assert lines[row + 2].split() == "| gemm | 10 | 50 | 9.5 | 0.950 | 0.950 |".split()
@@ -260,10 +285,22 @@ def test_a_piece_runs_in_a_process_of_its_own(
     out = tmp_path / "results.json"
     monkeypatch.setattr(
         "sys.argv",
-        ["search_efficiency.py", "--workload", "gemm:32,32,32", "--target", "llvm",
-         "--trials", "random=4", "--strategies", "random", "--work", str(tmp_path / "work"),
-         "--out", str(out)],
-    )  # fmt: skip
+        [
+            "search_efficiency.py",
+            "--workload",
+            "gemm:32,32,32",
+            "--target",
+            "llvm",
+            "--trials",
+            "random=4",
+            "--strategies",
+            "random",
+            "--work",
+            str(tmp_path / "work"),
+            "--out",
+            str(out),
+        ],
+    )
     assert search_efficiency.main() == 0
     (piece,) = json.loads(out.read_text())["runs"]
     assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
@@ -305,9 +342,15 @@ def test_felix_and_evolution_differ_in_the_search_alone(
         return tune(*args, **kwargs)
 
     monkeypatch.setattr(felix, "tune", noted)
-    request = {"workload": "gemm:64,64,64", "seed": 0, "target": "llvm -num-cores 1",
-               "trials": 2, "model": None, "max_compile_s": None,
-               "path": str(tmp_path / "piece.json")}  # fmt: skip
+    request = {
+        "workload": "gemm:64,64,64",
+        "seed": 0,
+        "target": "llvm -num-cores 1",
+        "trials": 2,
+        "model": None,
+        "max_compile_s": None,
+        "path": str(tmp_path / "piece.json"),
+    }
     for strategy in ("felix", "evolution"):
         tuned.alone({"strategy": strategy, **request})
     tuned.alone({"strategy": "felix", **request, "max_compile_s": 3.0})
@@ -352,12 +395,21 @@ def test_every_operator_has_a_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cuda_calls, "in_turns_us", in_turns_us)
     monkeypatch.setattr(torch_child, "compiled", compile_)
     monkeypatch.setattr(vendor, "DEVICE", "cpu")
-    texts = {"pool2d": "pool2d:1,4,4,3", "rms_norm": "rms_norm:2x3", "softmax": "softmax:2x3",
-             "layer_norm": "layer_norm:2x3", "global_pool2d": "global_pool2d:1,4,4,3",
-             "reduce": "reduce:2x3", "elementwise": "elementwise:2x3", "gemm": "gemm:2,2,3",
-             "conv1d": "conv1d:1,4,2,2", "conv2d": "conv2d:1,4,4,2,2",
-             "conv3d": "conv3d:1,4,4,4,2,2", "depthwise_conv2d": "depthwise_conv2d:1,4,4,2",
-             "conv_transpose2d": "conv_transpose2d:1,4,4,2,2"}  # fmt: skip
+    texts = {
+        "pool2d": "pool2d:1,4,4,3",
+        "rms_norm": "rms_norm:2x3",
+        "softmax": "softmax:2x3",
+        "layer_norm": "layer_norm:2x3",
+        "global_pool2d": "global_pool2d:1,4,4,3",
+        "reduce": "reduce:2x3",
+        "elementwise": "elementwise:2x3",
+        "gemm": "gemm:2,2,3",
+        "conv1d": "conv1d:1,4,2,2",
+        "conv2d": "conv2d:1,4,4,2,2",
+        "conv3d": "conv3d:1,4,4,4,2,2",
+        "depthwise_conv2d": "depthwise_conv2d:1,4,4,2",
+        "conv_transpose2d": "conv_transpose2d:1,4,4,2,2",
+    }
     assert set(texts) == set(workloads.OPERATORS)
     for text in texts.values():
         by_layout = vendor.in_turns_us(vendor.calls(text))
@@ -369,8 +421,11 @@ def test_every_operator_has_a_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_felix_is_compared_as_it_was_timed_in_turns_with_the_libraries() -> None:
-    (turns,) = (piece | {"latency_us": piece["latency_us"] | {"felix": 12.0}}
-                for piece in RUNS if piece["strategy"] == "vendor")  # fmt: skip
+    (turns,) = (
+        piece | {"latency_us": piece["latency_us"] | {"felix": 12.0}}
+        for piece in RUNS
+        if piece["strategy"] == "vendor"
+    )
     assert efficiency.ratios_to_libraries(efficiency.summary(RUNS)) == {"gemm": 0.9}
     runs = [*RUNS[:-1], turns]
     assert efficiency.ratios_to_libraries(efficiency.summary(runs)) == {"gemm": 0.75}

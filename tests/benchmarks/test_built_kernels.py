@@ -21,8 +21,15 @@ def _rows(error_of_spills: float, n: int = 20) -> list[dict[str, Any]]:
         predicted, spills = rng.normal(size=10), rng.integers(0, 2, 10)
         latency = predicted + error_of_spills * spills + rng.normal(scale=0.01, size=10)
         kernels = [(int(rng.integers(16, 200)), 64 * int(spill), 500) for spill in spills]
-        rows.append({"name": str(number), "operator": "gemm", "predicted": predicted.tolist(),
-                     "ln_latency": latency.tolist(), "kernels": kernels})  # fmt: skip
+        rows.append(
+            {
+                "name": str(number),
+                "operator": "gemm",
+                "predicted": predicted.tolist(),
+                "ln_latency": latency.tolist(),
+                "kernels": kernels,
+            }
+        )
     return rows
 
 

@@ -30,16 +30,28 @@ def _locks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _run(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *more: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *more: str,
     tuning: Any = lane_workers.tuning,
-) -> tuple[int, list[list[Any]], set[str]]:  # fmt: skip
+) -> tuple[int, list[list[Any]], set[str]]:
     """Exit status, the journal and the pieces of a run with lanes that pretend."""
     work, out = tmp_path / "work", tmp_path / "results.json"
     monkeypatch.setattr(pieces, "tuning", tuning)
     libraries = functools.partial(lane_workers.libraries, tmp_path)
     monkeypatch.setattr(pieces, "libraries", libraries)
-    argv = ["search_efficiency.py", "--lanes", "--strategies", "felix", "vendor",
-            "--work", str(work), "--out", str(out), *more]  # fmt: skip
+    argv = [
+        "search_efficiency.py",
+        "--lanes",
+        "--strategies",
+        "felix",
+        "vendor",
+        "--work",
+        str(work),
+        "--out",
+        str(out),
+        *more,
+    ]
     monkeypatch.setattr("sys.argv", argv)
     status = search_efficiency.main()
     journal = work / "journal.jsonl"
@@ -98,8 +110,13 @@ def test_what_fails_costs_its_shape_alone(
     names = ["gemm", "layer-norm", "softmax", "conv3d"]
     status, lines, done = _run(tmp_path, monkeypatch, "--subgraphs", *names)
     assert status == 1
-    assert done == {"gemm-s0-felix", "gemm-s0-vendor", "softmax-s0-felix", "conv3d-s0-felix",
-                    "conv3d-s0-vendor"}  # fmt: skip
+    assert done == {
+        "gemm-s0-felix",
+        "gemm-s0-vendor",
+        "softmax-s0-felix",
+        "conv3d-s0-felix",
+        "conv3d-s0-vendor",
+    }
     assert len({line[4] for line in lines if line[1] == "felix"}) == 2
     assert len({line[4] for line in lines if line[1] == "vendor"}) == 2
     assert "cannot be tuned" in (tmp_path / "work" / "layer-norm-s0-felix.log").read_text()
@@ -126,8 +143,9 @@ def test_a_search_without_programs_is_made_again_if_libraries_are_missing(
     _run(tmp_path, monkeypatch, "--subgraphs", "gemm", "conv3d")
     results, work = tmp_path / "results.json", tmp_path / "work"
     data = json.loads(results.read_text())
-    data["runs"] = [run for run in data["runs"]
-                    if (run["name"], run["strategy"]) != ("conv3d", "vendor")]  # fmt: skip
+    data["runs"] = [
+        run for run in data["runs"] if (run["name"], run["strategy"]) != ("conv3d", "vendor")
+    ]
     results.write_text(json.dumps(data))
     for path in work.iterdir():
         path.unlink()
@@ -186,13 +204,17 @@ def test_tuning_is_little_ahead() -> None:
         def run(self, request: lane.Request) -> bool:
             return enough.wait(5)
 
-    shapes = [overlap.Shape(str(n), {str(n): {"log": str(n)}}, (str(n), {"log": ""}, {"log": ""}))
-              for n in range(9)]  # fmt: skip
+    shapes = [
+        overlap.Shape(str(n), {str(n): {"log": str(n)}}, (str(n), {"log": ""}, {"log": ""}))
+        for n in range(9)
+    ]
     ended: list[int] = []
     run = overlap.Overlap(
-        Tunes(lane_workers.tuning), Waits(lane_workers.tuning), lambda text: None,
+        Tunes(lane_workers.tuning),
+        Waits(lane_workers.tuning),
+        lambda text: None,
         ended=lambda: ended.append(len(begun)),
-    )  # fmt: skip
+    )
     thread = threading.Thread(target=run.run, args=(shapes,))
     thread.start()
     time.sleep(0.3)
@@ -309,9 +331,16 @@ def test_libraries_are_prepared_once_and_timed_with_the_lock(
     monkeypatch.setattr(torch_child, "compiled", compiled)
     monkeypatch.setattr(cuda_calls, "in_turns_us", in_turns_us)
     work = pieces.Libraries(device.Turn(lock), shares=True)
-    request = {"name": "a", "workload": "conv2d:1,4,4,2,2", "seed": 0, "strategy": "vendor",
-               "target": "llvm", "path": str(tmp_path / "a-s0-vendor.json"), "log": "unused",
-               "lanes": True}  # fmt: skip
+    request = {
+        "name": "a",
+        "workload": "conv2d:1,4,4,2,2",
+        "seed": 0,
+        "strategy": "vendor",
+        "target": "llvm",
+        "path": str(tmp_path / "a-s0-vendor.json"),
+        "log": "unused",
+        "lanes": True,
+    }
     work.do(request | {"phase": "prepare"})
     assert first_calls == [True, True]  # one for each layout
     work.do(request | {"phase": "time"})
@@ -331,9 +360,21 @@ def test_felix_tunes_shape_after_shape_by_one_pool(
     with _tuning() as do:
         for number in (1, 2):
             path = tmp_path / f"a{number}-s0-felix.json"
-            do({"name": "a", "workload": f"gemm:32,32,{32 * number}", "seed": 0, "trials": 4,
-                "strategy": "felix", "target": "llvm", "model": None, "max_compile_s": None,
-                "path": str(path), "log": "unused", "lanes": True})  # fmt: skip
+            do(
+                {
+                    "name": "a",
+                    "workload": f"gemm:32,32,{32 * number}",
+                    "seed": 0,
+                    "trials": 4,
+                    "strategy": "felix",
+                    "target": "llvm",
+                    "model": None,
+                    "max_compile_s": None,
+                    "path": str(path),
+                    "log": "unused",
+                    "lanes": True,
+                }
+            )
             caches.append(os.environ["FELIX_CACHE_DIR"])
             piece = json.loads(path.read_text())
             assert piece["n_measured"] == 4 and piece["best_warm_us"] > 0

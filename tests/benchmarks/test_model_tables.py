@@ -6,8 +6,16 @@ from typing import Any
 
 from benchmarks.support import model_tables
 
-OURS = {"pairwise": 0.9, "top1": 0.92, "top5": 0.9619, "spearman": 0.9, "rmse": 0.33,
-        "centred_rmse": 0.31, "slope": 0.957, "intercept": 0.151}  # fmt: skip
+OURS = {
+    "pairwise": 0.9,
+    "top1": 0.92,
+    "top5": 0.9619,
+    "spearman": 0.9,
+    "rmse": 0.33,
+    "centred_rmse": 0.31,
+    "slope": 0.957,
+    "intercept": 0.151,
+}
 
 
 def reports(**theirs: float | None) -> dict[str, Any]:
@@ -39,8 +47,12 @@ def test_an_undefined_score_is_neither_ahead_nor_behind() -> None:
 
 
 def test_the_origin_is_shown_where_it_is_known() -> None:
-    origin = {"data": "37a", "device": "NVIDIA H200", "versions": {"torch": "2.13"},
-              "machine": {"cpu": "znver4", "cores": 2}}  # fmt: skip
+    origin = {
+        "data": "37a",
+        "device": "NVIDIA H200",
+        "versions": {"torch": "2.13"},
+        "machine": {"cpu": "znver4", "cores": 2},
+    }
     text = model_tables.render(reports() | origin)
     assert text.startswith("Data 37a of NVIDIA H200; trained on znver4, 2 cores; torch 2.13\n")
     assert not model_tables.render(reports()).startswith("Data")

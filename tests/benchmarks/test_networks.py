@@ -17,8 +17,14 @@ from felix.frontend import Fusion
 
 
 def _run(name: str, dtype: str, us: dict[str, float]) -> dict[str, Any]:
-    case = {"name": name, "batch": 1, "dtype": dtype, "small": False, "target": "cuda",
-            "seconds": [30, 60]}  # fmt: skip
+    case = {
+        "name": name,
+        "batch": 1,
+        "dtype": dtype,
+        "small": False,
+        "target": "cuda",
+        "seconds": [30, 60],
+    }
     groups = [{"calls": 3, "ships": "felix"}, {"calls": 2, "ships": "pytorch"}]
     points = [{"seconds": s, "elapsed_s": s * 1.5, "report": {"groups": groups}} for s in (30, 60)]
     return {
@@ -117,12 +123,14 @@ def test_a_tiny_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(error < 1e-3 for error in run["times"]["max_error"].values())
     before, after = run["felix"]["points"]
     assert before["elapsed_s"] < after["elapsed_s"]
-    assert [sum(each["trials"] for each in point["report"]["groups"]) > 0
-            for point in (before, after)] == [True, True]  # fmt: skip
+    assert [
+        sum(each["trials"] for each in point["report"]["groups"]) > 0 for point in (before, after)
+    ] == [True, True]
     assert picture.exists()
 
-    monkeypatch.setattr(sys, "argv", [*command, "--work", str(tmp_path / "other"), "--restore",
-                                      "dcgan*"])  # fmt: skip
+    monkeypatch.setattr(
+        sys, "argv", [*command, "--work", str(tmp_path / "other"), "--restore", "dcgan*"]
+    )
     monkeypatch.setattr(compare, "_run", lambda request, path: pytest.fail("it was restored"))
     assert compare.main() == 0
     again = copy.deepcopy(json.loads(out.read_text())["runs"])

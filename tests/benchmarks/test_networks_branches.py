@@ -25,8 +25,15 @@ def test_a_row_has_medians_and_the_extreme_ratios() -> None:
         {"runs": [run | {"captured": captured}, run | {"name": "bert", "captured": []}]}
     ).splitlines()[-2:]
     assert [cell.strip() for cell in line.split("|")[1:-1]] == [
-        "dlrm-float32", "89", "4", "25", "10", "2.5", "2", "3",
-    ]  # fmt: skip
+        "dlrm-float32",
+        "89",
+        "4",
+        "25",
+        "10",
+        "2.5",
+        "2",
+        "3",
+    ]
     assert [cell.strip() for cell in chain.split("|")[1:-1]] == [
         "bert-float32",
         "89",

@@ -13,8 +13,14 @@ from benchmarks.networks import repeated
 from felix.network import optimize
 from tests.support import networks
 
-CASE = {"name": "dcgan", "dtype": "float32", "small": True, "target": networks.TARGET,
-        "batches": [1, 2], "trials": 32}  # fmt: skip
+CASE = {
+    "name": "dcgan",
+    "dtype": "float32",
+    "small": True,
+    "target": networks.TARGET,
+    "batches": [1, 2],
+    "trials": 32,
+}
 MIB = 1 << 20
 
 

@@ -13,8 +13,14 @@ from benchmarks.support import paired
 def run(name: str, strategy: str, seed: int, *points: tuple[float, float]) -> dict[str, Any]:
     """A search with its bests (elapsed_s, best_us)."""
     curve = [(n, *point) for n, point in enumerate(points, 1)]
-    return {"name": name, "seed": seed, "strategy": strategy, "curve": curve,
-            "n_measured": len(points), "wall_s": points[-1][0]}  # fmt: skip
+    return {
+        "name": name,
+        "seed": seed,
+        "strategy": strategy,
+        "curve": curve,
+        "n_measured": len(points),
+        "wall_s": points[-1][0],
+    }
 
 
 RUNS = [
@@ -59,8 +65,11 @@ def test_best_latencies_after_as_many_trials() -> None:
 def test_times_by_operator() -> None:
     """Sums and norms are one group; of a convolution neither search got there."""
     workloads = {"a": "reduce:8x8,axes=1", "b": "softmax:8x8", "c": "conv2d:1,8,8,4,4,3"}
-    others = [run("c", "felix", 0, (1.0, 30.0)), run("c", "gradient", 0, (1.0, 30.0)),
-              run("c", "random", 0, (1.0, 10.0))]  # fmt: skip
+    others = [
+        run("c", "felix", 0, (1.0, 30.0)),
+        run("c", "gradient", 0, (1.0, 30.0)),
+        run("c", "random", 0, (1.0, 10.0)),
+    ]
     each = paired.times_by_operator([*RUNS, *others], workloads, "gradient", 0.95)
     assert each == {"sums and norms": paired.times(RUNS, "gradient", 0.95)}
     apart = paired.times_by_operator(RUNS, workloads | {"b": "gemm:8,8,8"}, "gradient", 0.95)

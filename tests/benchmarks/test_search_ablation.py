@@ -24,8 +24,15 @@ from tests.support import synthetic
 def piece(strategy: str, name: str, seed: int, *best_us: float) -> dict[str, Any]:
     """A search whose rounds end after 0.5, 1.5, 2.5, ... CPU seconds."""
     after_s = [0.5 + n for n in range(len(best_us))]
-    return {"set": "traces", "name": name, "strategy": strategy, "seed": seed, "sketches": 1,
-            "after_s": after_s, "best_us": list(best_us)}  # fmt: skip
+    return {
+        "set": "traces",
+        "name": name,
+        "strategy": strategy,
+        "seed": seed,
+        "sketches": 1,
+        "after_s": after_s,
+        "best_us": list(best_us),
+    }
 
 
 PIECES = [
@@ -177,9 +184,12 @@ def test_a_descent_begins_at_the_temperature_of_the_steepest_slopes() -> None:
 
     class Known(gradients.SteepestDescent):
         def _slope(
-            self, merged: descent.MergedProgram, starts: interface.Decisions,
-            masks: Sequence[torch.Tensor], temperature: float,
-        ) -> float:  # fmt: skip
+            self,
+            merged: descent.MergedProgram,
+            starts: interface.Decisions,
+            masks: Sequence[torch.Tensor],
+            temperature: float,
+        ) -> float:
             asked.append(temperature)
             return slopes[temperature]
 
@@ -198,8 +208,9 @@ def test_slopes_are_those_of_the_smooth_prediction() -> None:
     steepest = gradients.SteepestDescent(scorer, descent.DescentOptions())
     merged = steepest._merge(((0, ()),))
     starts = sketch.sample(3, seed=1)
-    masks = [descent._mask([descent.Entry(0, (), starts)], block, scorer)
-             for block in merged.blocks]  # fmt: skip
+    masks = [
+        descent._mask([descent.Entry(0, (), starts)], block, scorer) for block in merged.blocks
+    ]
 
     def cost(x: torch.Tensor) -> torch.Tensor:
         outputs = torch_function.smooth(merged.program, merged.space.decode(x), 0.5)

@@ -93,9 +93,13 @@ def test_lowered_predictions_are_lower_where_less_was_measured() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "kind", "lowered_by"),
-    [("mean", "local", 0.0), ("lower-bound", "local", 0.7),
-     ("gradient", "gradient", 0.0), ("gradient-lower-bound", "gradient", 0.7)],
-)  # fmt: skip
+    [
+        ("mean", "local", 0.0),
+        ("lower-bound", "local", 0.7),
+        ("gradient", "gradient", 0.0),
+        ("gradient-lower-bound", "gradient", 0.7),
+    ],
+)
 def test_which_searches_have_lowered_predictions(
     strategy: str, kind: str, lowered_by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +147,11 @@ def test_no_two_searches_are_alike() -> None:
         for name in simulated.STRATEGIES
         if name not in simulated.LOWERED  # others on lowered predictions
     ]
-    assert all((a.kind, a.options) != (b.kind, b.options)
-               for number, a in enumerate(made) for b in made[:number])  # fmt: skip
+    assert all(
+        (a.kind, a.options) != (b.kind, b.options)
+        for number, a in enumerate(made)
+        for b in made[:number]
+    )
 
 
 @pytest.mark.parametrize("set_name", search_ablation.SETS)
@@ -170,8 +177,14 @@ def test_every_search_finds_faster_schedules_than_chance(
 
 
 def piece(strategy: str, name: str, seed: int, *best_us: float) -> dict[str, Any]:
-    return {"set": "traces", "name": name, "strategy": strategy, "seed": seed,
-            "best_us": list(best_us), "cpu_s": [0.5] * 4}  # fmt: skip
+    return {
+        "set": "traces",
+        "name": name,
+        "strategy": strategy,
+        "seed": seed,
+        "best_us": list(best_us),
+        "cpu_s": [0.5] * 4,
+    }
 
 
 def test_latencies_are_compared_with_felix_s() -> None:

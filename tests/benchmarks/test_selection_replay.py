@@ -93,9 +93,11 @@ def piece(rule: str, name: str, *ln_over_best: float) -> dict[str, Any]:
 
 def test_rules_are_compared_on_the_same_workloads() -> None:
     pieces = [
-        piece("mean", "a", 0.2, 0.2, 0.1, 0.1), piece("mean", "b", 0.4, 0.4, 0.3, 0.1),
-        piece("draws-1", "a", 0.3, 0.3, 0.2, 0.0), piece("draws-1", "b", 0.3, 0.3, 0.2, 0.0),
-    ]  # fmt: skip
+        piece("mean", "a", 0.2, 0.2, 0.1, 0.1),
+        piece("mean", "b", 0.4, 0.4, 0.3, 0.1),
+        piece("draws-1", "a", 0.3, 0.3, 0.2, 0.0),
+        piece("draws-1", "b", 0.3, 0.3, 0.2, 0.0),
+    ]
     rows = replay.over_first(pieces)
     mean = [row for row in rows if row["rule"] == "mean"]
     draws = [row for row in rows if row["rule"] == "draws-1"]

@@ -80,8 +80,11 @@ def test_one_round_less_than_devices_is_on_its_way_when_the_next_begins(n_device
 
     chosen = options.TuneOptions(
         pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS),
-        round_size=4, first_round_size=4, n_finalists=0, baseline=False,
-    )  # fmt: skip
+        round_size=4,
+        first_round_size=4,
+        n_finalists=0,
+        baseline=False,
+    )
     felix.tune(GEMM, trials=24, strategy="random", options=chosen, on_event=listen)
     assert n_trials == 24 and len(begun) == 6
     assert [n for n, _ in begun] == [4] * 6
@@ -103,11 +106,16 @@ def test_throughput_counts_what_it_offers() -> None:
 # ------------------------------------------------------------ what is made of the numbers
 
 DATA: dict[str, Any] = {
-    "costs": {"tuner_ms": 50.0, "search_ms": 30.0, "schedule_ms": 5.0, "build_ms": 400.0,
-              "device_ms": 4.0},
+    "costs": {
+        "tuner_ms": 50.0,
+        "search_ms": 30.0,
+        "schedule_ms": 5.0,
+        "build_ms": 400.0,
+        "device_ms": 4.0,
+    },
     "throughput": [{"devices": 64, "rate": 500.0}],
     "stores": [{"store": "sqlite", "rate": 1.0}, {"store": "postgresql", "rate": 100.0}],
-}  # fmt: skip
+}
 
 
 def test_the_least_capacity_bounds() -> None:
@@ -122,10 +130,19 @@ def test_the_least_capacity_bounds() -> None:
 def test_costs_are_those_of_searches_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    breakdown = {"total_s": 10.0, "build_wait_s": 3.0, "measure_s": 1.0, "search_s": 4.0,
-                 "schedule_s": 1.0, "build_work_s": 50.0, "run_work_s": 0.5}  # fmt: skip
-    runs = [{"strategy": "felix", "n_measured": 100, "breakdown": breakdown},
-            {"strategy": "random", "n_measured": 1, "breakdown": breakdown}]  # fmt: skip
+    breakdown = {
+        "total_s": 10.0,
+        "build_wait_s": 3.0,
+        "measure_s": 1.0,
+        "search_s": 4.0,
+        "schedule_s": 1.0,
+        "build_work_s": 50.0,
+        "run_work_s": 0.5,
+    }
+    runs = [
+        {"strategy": "felix", "n_measured": 100, "breakdown": breakdown},
+        {"strategy": "random", "n_measured": 1, "breakdown": breakdown},
+    ]
     path = tmp_path / "searches.json"
     path.write_text(json.dumps({"runs": runs}))
     monkeypatch.setattr(bounds, "SEARCHES", path)
@@ -147,12 +164,25 @@ def test_throughput_is_compared_with_one_device(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_speed_up_is_of_medians_over_turns() -> None:
     def run(devices: int, seconds: float, cluster: bool = False) -> dict[str, Any]:
-        return {"devices": devices, "cluster": cluster, "seconds": seconds,
-                "rate": 100 / seconds, "cpu_ms": 1.0, "ms": dict.fromkeys(multi_gpu.PARTS, 2.0),
-                "best_us": [4.0, 9.0, None]}  # fmt: skip
+        return {
+            "devices": devices,
+            "cluster": cluster,
+            "seconds": seconds,
+            "rate": 100 / seconds,
+            "cpu_ms": 1.0,
+            "ms": dict.fromkeys(multi_gpu.PARTS, 2.0),
+            "best_us": [4.0, 9.0, None],
+        }
 
-    runs = [run(1, 10), run(1, 30), run(1, 20), run(2, 8), run(2, 10), run(2, 50),
-            run(2, 40, cluster=True)]  # fmt: skip
+    runs = [
+        run(1, 10),
+        run(1, 30),
+        run(1, 20),
+        run(2, 8),
+        run(2, 10),
+        run(2, 50),
+        run(2, 40, cluster=True),
+    ]
     one, two, over_ray = multi_gpu.summary(runs)
     assert over_ray["cluster"] and over_ray["speed_up"] == 0.5
     assert (one["speed_up"], two["speed_up"], two["turns"]) == (1.0, 2.0, 3)

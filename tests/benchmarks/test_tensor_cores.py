@@ -24,8 +24,14 @@ def _pieces(
     name: str, felix_us: float, eager_us: float, inductor_us: float, first_us: float | None = None
 ) -> list[Any]:
     common = {"name": name, "workload": "gemm:8,8,8", "seed": 0, "date": "2030-01-01"}
-    felix = {"strategy": "felix", "curve": [(1, 2.0, 12.0), (9, 4.0, felix_us)], "wall_s": 6.0,
-             "n_measured": 9, "variant": "gemm-wgmma", "flops": 2_000_000}  # fmt: skip
+    felix = {
+        "strategy": "felix",
+        "curve": [(1, 2.0, 12.0), (9, 4.0, felix_us)],
+        "wall_s": 6.0,
+        "n_measured": 9,
+        "variant": "gemm-wgmma",
+        "flops": 2_000_000,
+    }
     us = {"felix": felix_us, "eager": eager_us, "inductor": inductor_us}
     pieces = [common | felix, common | {"strategy": "vendor", "latency_us": us}]
     if first_us is None:
@@ -34,8 +40,11 @@ def _pieces(
     return [*pieces, common | {"strategy": "first", "us": first_us}]
 
 
-RUNS = [*_pieces("square-512", 10.0, 9.0, 11.0), *_pieces("square-1024", 10.0, 20.0, 40.0),
-        *_pieces("bert-up-16-gelu", 5.0, 20.0, 6.0)]  # fmt: skip
+RUNS = [
+    *_pieces("square-512", 10.0, 9.0, 11.0),
+    *_pieces("square-1024", 10.0, 20.0, 40.0),
+    *_pieces("bert-up-16-gelu", 5.0, 20.0, 6.0),
+]
 
 
 def test_the_faster_library_counts() -> None:

@@ -53,8 +53,11 @@ def _run(cases: Sequence[workers.Case], jobs: int, check: workers.Check) -> list
     for result in workers.outcomes(cases, jobs, check):
         results.append(result)
         message = result.message.strip().splitlines()
-        print(f"{result.kind:9} {result.target:4} {result.name:26} {result.rows:3} "
-              f"{result.invalid:3} {message[-1] if message else ''}", flush=True)  # fmt: skip
+        print(
+            f"{result.kind:9} {result.target:4} {result.name:26} {result.rows:3} "
+            f"{result.invalid:3} {message[-1] if message else ''}",
+            flush=True,
+        )
     counts = collections.Counter(result.kind for result in results)
     print(", ".join(f"{n} {kind}" for kind, n in counts.items()))
     return results
@@ -71,21 +74,33 @@ def _share(results: Sequence[outcome.Outcome], missing: Sequence[workers.Case]) 
     """The share of the programs that MetaSchedule alone makes a space of that is modelled."""
     modelled = sum(result.kind is outcome.Kind.MODELLED for result in results)
     share = modelled / max(1, modelled + len(missing))
-    print(f"{share:.1%} of those that MetaSchedule alone makes a space of are modelled; not:",
-          ", ".join(f"{name} ({target})" for name, target in missing) or "none")  # fmt: skip
+    print(
+        f"{share:.1%} of those that MetaSchedule alone makes a space of are modelled; not:",
+        ", ".join(f"{name} ({target})" for name, target in missing) or "none",
+    )
     return share
 
 
 def _data(results: Sequence[outcome.Outcome], missing: Sequence[workers.Case]) -> dict[str, Any]:
     """A results file: `missing` of a program says whether MetaSchedule makes a space of it."""
     programs = [
-        {"name": r.name, "target": r.target, "kind": str(r.kind), "rows": r.rows,
-         "invalid": r.invalid}
-        | ({} if r.kind is outcome.Kind.MODELLED else
-           {"reason": r.message.strip().splitlines()[-1],
-            "missing": (r.name, r.target) in missing})
+        {
+            "name": r.name,
+            "target": r.target,
+            "kind": str(r.kind),
+            "rows": r.rows,
+            "invalid": r.invalid,
+        }
+        | (
+            {}
+            if r.kind is outcome.Kind.MODELLED
+            else {
+                "reason": r.message.strip().splitlines()[-1],
+                "missing": (r.name, r.target) in missing,
+            }
+        )
         for r in results
-    ]  # fmt: skip
+    ]
     command = " ".join(["python -m tests.corpus", *common.placeless(sys.argv[1:])])
     return common.header("corpus") | {"command": command, "programs": programs}
 

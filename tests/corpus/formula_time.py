@@ -27,12 +27,19 @@ from tests.corpus import outcome
 
 #: Besides the small instances of `workloads.CHECK_SUITE`.
 SHAPES = (
-    "gemm:1024,1024,1024", "gemm:1,4096,4096", "gemm:197,1021,509", "gemm:128,3072,768",
-    "conv2d:1,56,56,64,64,3,padding=1", "conv2d:1,7,7,512,512,3,padding=1,epilogue=bias+relu",
-    "conv3d:1,16,16,16,32,32,3,padding=1", "depthwise_conv2d:1,112,112,32,3,padding=1",
-    "conv_transpose2d:1,8,8,128,64", "softmax:1536x128", "layer_norm:8192x768",
+    "gemm:1024,1024,1024",
+    "gemm:1,4096,4096",
+    "gemm:197,1021,509",
+    "gemm:128,3072,768",
+    "conv2d:1,56,56,64,64,3,padding=1",
+    "conv2d:1,7,7,512,512,3,padding=1,epilogue=bias+relu",
+    "conv3d:1,16,16,16,32,32,3,padding=1",
+    "depthwise_conv2d:1,112,112,32,3,padding=1",
+    "conv_transpose2d:1,8,8,128,64",
+    "softmax:1536x128",
+    "layer_norm:8192x768",
     "reduce:64x131072,axes=1",
-)  # fmt: skip
+)
 N_SLOWEST = 12
 
 
@@ -64,8 +71,10 @@ def main() -> None:
         data = {"command": " ".join(command), "timings": [*map(dataclasses.asdict, timings)]}
         common.write(options.out, common.header("formula_time") | data)
     seconds = [timing.cpu_s for timing in timings]
-    print(f"{len(seconds)} tasks, CPU seconds of sketches and formulas: "
-          f"median {statistics.median(seconds):.2f}, maximum {max(seconds):.2f}")  # fmt: skip
+    print(
+        f"{len(seconds)} tasks, CPU seconds of sketches and formulas: "
+        f"median {statistics.median(seconds):.2f}, maximum {max(seconds):.2f}"
+    )
 
 
 def programs() -> dict[str, Callable[[str], Task]]:

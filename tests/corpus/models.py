@@ -34,8 +34,9 @@ def _image(channels: int = 3, size: int = 16) -> torch.Tensor:
     return torch.randn(1, channels, size, size)
 
 
-def _conv(inputs: int, outputs: int, stride: int = 1, norm: type[nn.Module] = nn.BatchNorm2d,
-          **more: Any) -> nn.Module:  # fmt: skip
+def _conv(
+    inputs: int, outputs: int, stride: int = 1, norm: type[nn.Module] = nn.BatchNorm2d, **more: Any
+) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False, **more), norm(outputs), nn.ReLU()
     )
@@ -145,7 +146,7 @@ def _generators() -> dict[str, Maker]:
         "style_decoder": lambda: (style, (_image(6, 8),)),
         "unet": lambda: (Lambda(unet, *parts), (_image(),)),
         "vae": lambda: (Lambda(vae, encoder, *code), (torch.randn(1, 1, 8, 8),)),
-    }  # fmt: skip
+    }
 
 
 class _Attention(nn.Module):
@@ -176,8 +177,9 @@ class _Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.attention = _Attention(width, 2, causal)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), activation,
-                                 nn.Linear(2 * width, width))  # fmt: skip
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), activation, nn.Linear(2 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norms[0](x))
@@ -207,8 +209,18 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _llama(norm: Any, q: Any, k: Any, v: Any, o: Any, after: Any, gate: Any, up: Any, down: Any,
-           x: torch.Tensor) -> torch.Tensor:  # fmt: skip
+def _llama(
+    norm: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    after: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    x: torch.Tensor,
+) -> torch.Tensor:
     batch, length, width = x.shape
     h = norm(x)
     heads = [f(h).reshape(batch, length, 2, width // 2).transpose(1, 2) for f in (q, k, v)]
@@ -221,8 +233,11 @@ def _llama(norm: Any, q: Any, k: Any, v: Any, o: Any, after: Any, gate: Any, up:
 
 def _llama_parts(width: int) -> list[nn.Module]:
     linears = [nn.Linear(width, width, bias=False) for _ in range(4)]
-    mlp = [nn.Linear(width, 24, bias=False), nn.Linear(width, 24, bias=False),
-           nn.Linear(24, width, bias=False)]  # fmt: skip
+    mlp = [
+        nn.Linear(width, 24, bias=False),
+        nn.Linear(width, 24, bias=False),
+        nn.Linear(24, width, bias=False),
+    ]
     return [_Rms(width), *linears, _Rms(width), *mlp]
 
 
@@ -272,16 +287,21 @@ def _recurrent() -> dict[str, Maker]:
         return h
 
     return {
-        "lstm": lambda: (Lambda(lambda net, x: net(x)[0], nn.LSTM(8, 6, batch_first=True)),
-                         (sequence,)),
-        "gru": lambda: (Lambda(lambda net, x: net(x)[0], nn.GRU(8, 6, batch_first=True)),
-                        (sequence,)),
+        "lstm": lambda: (
+            Lambda(lambda net, x: net(x)[0], nn.LSTM(8, 6, batch_first=True)),
+            (sequence,),
+        ),
+        "gru": lambda: (
+            Lambda(lambda net, x: net(x)[0], nn.GRU(8, 6, batch_first=True)),
+            (sequence,),
+        ),
         "rnn_cell": lambda: (Lambda(cell, nn.RNNCell(8, 6)), (sequence,)),
         "gru_cell": lambda: (Lambda(cell, nn.GRUCell(8, 6)), (sequence,)),
-        "conv1d_net": lambda: (nn.Sequential(nn.Conv1d(8, 12, 3, padding=2, dilation=2),
-                                             nn.ReLU(), nn.MaxPool1d(2)),
-                               (torch.randn(1, 8, 31),)),
-    }  # fmt: skip
+        "conv1d_net": lambda: (
+            nn.Sequential(nn.Conv1d(8, 12, 3, padding=2, dilation=2), nn.ReLU(), nn.MaxPool1d(2)),
+            (torch.randn(1, 8, 31),),
+        ),
+    }
 
 
 def _others() -> dict[str, Maker]:

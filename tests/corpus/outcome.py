@@ -134,9 +134,14 @@ def joined(name: str, target: str, outcomes: Sequence[Outcome]) -> Outcome:
     worst = max((each.kind for each in outcomes), key=order.index, default=Kind.REFUSED)
     untuned = [f"{o.name}: {_last_line(o)}" for o in outcomes if o.kind is not Kind.MODELLED]
     tuned = len(outcomes) - len(untuned)
-    return Outcome(name, target, worst, sum(o.rows for o in outcomes),
-                   sum(o.invalid for o in outcomes),
-                   "; ".join([f"{tuned} of {len(outcomes)} tasks", *untuned]))  # fmt: skip
+    return Outcome(
+        name,
+        target,
+        worst,
+        sum(o.rows for o in outcomes),
+        sum(o.invalid for o in outcomes),
+        "; ".join([f"{tuned} of {len(outcomes)} tasks", *untuned]),
+    )
 
 
 def _last_line(result: Outcome) -> str:
@@ -180,8 +185,9 @@ def _compared(name: str, target: str, task: Task, rows: int, most: int) -> Outco
         report = compare.check_rows(sketch, legal_rows.draw(sketch, rows, seed=1))
         compared, invalid = compared + report.checked, invalid + report.invalid
         if report.mismatches:
-            return Outcome(name, target, Kind.MISMATCH, compared, invalid,
-                           str(report.mismatches[0]))  # fmt: skip
+            return Outcome(
+                name, target, Kind.MISMATCH, compared, invalid, str(report.mismatches[0])
+            )
     return Outcome(name, target, Kind.MODELLED, compared, invalid)
 
 

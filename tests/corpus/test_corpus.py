@@ -60,6 +60,14 @@ def test_a_program_that_is_refused_is_refused_in_one_sentence(name: str, target:
 
 
 def test_a_name_is_that_of_one_program() -> None:
-    modules = (outcome.elementwise, outcome.contractions, outcome.reductions, outcome.layouts,
-               outcome.families, outcome.large, outcome.written, outcome.scripts)  # fmt: skip
+    modules = (
+        outcome.elementwise,
+        outcome.contractions,
+        outcome.reductions,
+        outcome.layouts,
+        outcome.families,
+        outcome.large,
+        outcome.written,
+        outcome.scripts,
+    )
     assert sum(len(module.programs()) for module in modules) == len(outcome.PROGRAMS) >= 400

@@ -16,9 +16,15 @@ TASK = workloads.parse("gemm:8,8,8", target="llvm")
 
 def _result(best: Any = None, skipped: str | None = None) -> results.TuneResult:
     return results.TuneResult(
-        task=TASK, records=(), curve=(), best_or_none=best, unscheduled_us=None, reason="trials",
-        breakdown=pacing.Breakdown(), skipped=skipped,
-    )  # fmt: skip
+        task=TASK,
+        records=(),
+        curve=(),
+        best_or_none=best,
+        unscheduled_us=None,
+        reason="trials",
+        breakdown=pacing.Breakdown(),
+        skipped=skipped,
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,8 +57,16 @@ def test_a_later_run_replaces_its_own_models() -> None:
         rows = [
             tuned.row(tuned.Model(each), {}) | {"n_tasks": 2, "n_tuned": n_tuned} for each in names
         ]
-        return {"models": rows, "wall_s": 1.0, "command": name, "date": "d", "commit": name,
-                "reason": "trials", "target": "llvm", "device": "x"}  # fmt: skip
+        return {
+            "models": rows,
+            "wall_s": 1.0,
+            "command": name,
+            "date": "d",
+            "commit": name,
+            "reason": "trials",
+            "target": "llvm",
+            "device": "x",
+        }
 
     data = tuned.joined(run("first", 1, ["a", "b"]), run("second", 2, ["b", "c"]))
     data = tuned.joined(data, run("third", 0, ["c"]))

@@ -56,10 +56,13 @@ def main() -> int:
     tuned = felix.tune(tasks, trials=options.trials_per_task * len(tasks))
     rows = [row(model, {each.task.key: each for each in tuned.results}) for model in models]
     data = common.header("corpus_tuned") | {
-        "target": options.target, "device": target.hardware(options.target).name,
-        "trials_per_task": options.trials_per_task, "wall_s": time.monotonic() - started,
-        "reason": tuned.reason, "models": rows,
-    }  # fmt: skip
+        "target": options.target,
+        "device": target.hardware(options.target).name,
+        "trials_per_task": options.trials_per_task,
+        "wall_s": time.monotonic() - started,
+        "reason": tuned.reason,
+        "models": rows,
+    }
     print(render(data))
     if options.out is not None:
         common.write(options.out, data if former is None else joined(former, data))
@@ -97,19 +100,25 @@ def joined(former: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]
     own = {each["name"]: each for each in data["models"]}
     rows = {each["name"]: each for each in former["models"]} | own
     return {
-        **former, "models": list(rows.values()), "wall_s": former["wall_s"] + data["wall_s"],
-        "later": [*former.get("later", ()),
-                  {name: data[name] for name in ("command", "date", "commit", "reason")}
-                  | {"models": list(own)}],
-    }  # fmt: skip
+        **former,
+        "models": list(rows.values()),
+        "wall_s": former["wall_s"] + data["wall_s"],
+        "later": [
+            *former.get("later", ()),
+            {name: data[name] for name in ("command", "date", "commit", "reason")}
+            | {"models": list(own)},
+        ],
+    }
 
 
 def render(data: dict[str, Any]) -> str:
     """A line a model, and the tasks without a result."""
     lines = []
     for each in data["models"]:
-        lines.append(f"{each['name']:28} {each['n_tuned']:3} of {each['n_tasks']:3} tasks"
-                     + (f", refused: {each['refused']}" if each["refused"] else ""))  # fmt: skip
+        lines.append(
+            f"{each['name']:28} {each['n_tuned']:3} of {each['n_tasks']:3} tasks"
+            + (f", refused: {each['refused']}" if each["refused"] else "")
+        )
         lines += [f"    left out: {text}" for text in each["left_out"]]
         lines += [f"    FAILED: {text}" for text in each["failed"]]
     lines.append(f"{_totals(data['models'])}; {data['wall_s']:.0f} s, ended by {data['reason']}")

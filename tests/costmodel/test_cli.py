@@ -78,8 +78,12 @@ def test_train_then_evaluate_then_load(
     assert cli.main([*arguments, "--part", "all", "--measured", "4", "2"]) == 0
     content = json.loads(scores.read_text())
     labels = [report["label"] for report in content["corrected"]]
-    assert labels == ["before, left after 4", "corrected by 4", "before, left after 2",
-                      "corrected by 2"]  # fmt: skip
+    assert labels == [
+        "before, left after 4",
+        "corrected by 4",
+        "before, left after 2",
+        "corrected by 2",
+    ]
     assert labels[1] in capsys.readouterr().out
     counts = [[task["count"] for task in each["tasks"]] for each in content["corrected"]]
     assert counts[0] == counts[1] and {

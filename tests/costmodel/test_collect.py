@@ -113,8 +113,13 @@ def test_workload_that_only_loses_is_given_up(tmp_path: Path) -> None:
 def test_time_limit_stops_and_keeps_what_was_measured(tmp_path: Path) -> None:
     times = iter(range(100))
     bench = Bench()
-    bench.run(tmp_path, [workload(i) for i in range(9)], per_workload=8, seconds=3.5,
-              clock=lambda: float(next(times)))  # fmt: skip
+    bench.run(
+        tmp_path,
+        [workload(i) for i in range(9)],
+        per_workload=8,
+        seconds=3.5,
+        clock=lambda: float(next(times)),
+    )
     assert len(dataset.read(tmp_path).records) == len(bench.submitted) == 12
 
 

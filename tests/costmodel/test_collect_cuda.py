@@ -55,9 +55,15 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
 
     workload = felix_bridge.workload("gemm:64,96,128")
     options = proposals.CollectOptions(
-        target=TARGET, tvm="0", per_workload=24, turn=12, guided=0.0, near=0.25, descend=0.25,
+        target=TARGET,
+        tvm="0",
+        per_workload=24,
+        turn=12,
+        guided=0.0,
+        near=0.25,
+        descend=0.25,
         tournament=2,
-    )  # fmt: skip
+    )
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     with dataset.Writer(tmp_path) as writer:
         writer.add_workloads([workload])

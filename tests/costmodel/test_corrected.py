@@ -28,9 +28,15 @@ def task(n: int, n_failed: int = 0) -> features.TaskData:
     ln_latency[n:] = np.nan
     workload = dataset.Workload("key", "w", "gemm", None, None, 1, 1)
     return features.TaskData(
-        workload, "cuda", "gpu", rows, np.ones((n + n_failed, 1), bool), ln_latency,
-        (None,) * n + ("build",) * n_failed, ("random",) * (n + n_failed),
-    )  # fmt: skip
+        workload,
+        "cuda",
+        "gpu",
+        rows,
+        np.ones((n + n_failed, 1), bool),
+        ln_latency,
+        (None,) * n + ("build",) * n_failed,
+        ("random",) * (n + n_failed),
+    )
 
 
 def test_measurements_correct_the_ranking_of_the_others() -> None:

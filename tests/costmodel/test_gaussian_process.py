@@ -80,8 +80,12 @@ def test_tasks_do_not_mix() -> None:
     rows, mask, y = _programs(40, 1)
     alone, both = gaussian_process.Corrector(Sum()), gaussian_process.Corrector(Sum())
     alone.update(rows, mask, y, np.zeros(40, np.int64))
-    both.update(np.tile(rows, (2, 1, 1)), np.tile(mask, (2, 1)), np.concatenate([y, 5.0 - y]),
-                np.repeat([0, 1], 40))  # fmt: skip
+    both.update(
+        np.tile(rows, (2, 1, 1)),
+        np.tile(mask, (2, 1)),
+        np.concatenate([y, 5.0 - y]),
+        np.repeat([0, 1], 40),
+    )
     assert _error(alone.for_task(0), 9) == _error(both.for_task(0), 9)
 
 

@@ -263,9 +263,18 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["cut", "text", "empty", "huge header", "pickle", "no metadata", "other weights",
-     "not an object", "gone"],
-)  # fmt: skip
+    [
+        "cut",
+        "text",
+        "empty",
+        "huge header",
+        "pickle",
+        "no metadata",
+        "other weights",
+        "not an object",
+        "gone",
+    ],
+)
 def test_damaged_checkpoints_give_one_line(how: str, tmp_path: Path) -> None:
     path = tmp_path / "m"
     checkpoint.save(path, fitted(), META)

@@ -21,11 +21,23 @@ from felix.search import cost_model
 from felix.templates import spec
 from tests.support.templates import made_up_data
 
-SHAPES = [f"gemm:{m},{n},{k},dtype=bfloat16"
-          for m, n, k in ((128, 512, 256), (1024, 64, 512), (333, 777, 128), (2048, 2048, 512),
-                          (197, 768, 768), (16, 4096, 1024), (512, 512, 2048), (96, 96, 8192),
-                          (640, 1280, 320), (1000, 1000, 1000), (256, 3072, 768), (48, 640, 640))
-          ]  # fmt: skip
+SHAPES = [
+    f"gemm:{m},{n},{k},dtype=bfloat16"
+    for m, n, k in (
+        (128, 512, 256),
+        (1024, 64, 512),
+        (333, 777, 128),
+        (2048, 2048, 512),
+        (197, 768, 768),
+        (16, 4096, 1024),
+        (512, 512, 2048),
+        (96, 96, 8192),
+        (640, 1280, 320),
+        (1000, 1000, 1000),
+        (256, 3072, 768),
+        (48, 640, 640),
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +89,10 @@ def test_the_search_loads_it(trained: pathlib.Path, monkeypatch: pytest.MonkeyPa
 def test_checkpoint_card_and_replay_lie_together(trained: pathlib.Path) -> None:
     folder = trained / "pretrained" / "cuda-sm_90" / "templates"
     assert {path.name for path in folder.iterdir()} == {
-        registry.FILE_NAME, replay.FILE_NAME, model_card.FILE_NAME,
-    }  # fmt: skip
+        registry.FILE_NAME,
+        replay.FILE_NAME,
+        model_card.FILE_NAME,
+    }
     _, metadata = checkpoint.load(folder / registry.FILE_NAME, spec.NAMES, spec.VERSION)
     assert metadata.device == "cuda-sm_90" and metadata.data["workloads"] == len(SHAPES)
     assert metadata.data["kind"] == "template" and "gemm-wgmma" in metadata.data["templates"]

@@ -153,8 +153,14 @@ def test_images_have_what_their_commands_need(name: str) -> None:
     assert stages == ["slim", "tuner"] and OURS[name]["build"]["target"] in stages
     is_tuner = "felix tuner" in " ".join(OURS[name]["command"])
     assert (OURS[name]["build"]["target"] == "tuner") == is_tuner
-    needed = {"worker": "cluster", "ray": "cluster", "serve": "server", "tuner": "server",
-              "db": "server", "tvm.exec.rpc_tracker": "tracker"}  # fmt: skip
+    needed = {
+        "worker": "cluster",
+        "ray": "cluster",
+        "serve": "server",
+        "tuner": "server",
+        "db": "server",
+        "tvm.exec.rpc_tracker": "tracker",
+    }
     words = " ".join(OURS[name]["command"]).split()
     assert {needed[word] for word in words if word in needed} <= set(extras(name)) <= set(EXTRAS)
     same_image = [one["build"] for one in OURS.values() if one["image"] == OURS[name]["image"]]
@@ -187,8 +193,11 @@ def test_what_images_install() -> None:
     assert every.stdout.splitlines() == expected
     slim = subprocess.run(
         [*command, "--without", *deployment.LEFT_OUT],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     left_out = set(expected) - set(slim.stdout.splitlines())
     assert {each.split("==")[0] for each in left_out} == set(deployment.LEFT_OUT)
     unknown = subprocess.run([*command, "--without", "tensorflow"], cwd=ROOT, capture_output=True)

@@ -90,8 +90,9 @@ def test_queries_read_what_is_exported(exported: Exported) -> None:
         assert wrong(expression, exported) == [], expression
     assert wrong("max(felix_job)", exported) == ["felix_job"]
     assert wrong("sum by (color) (felix_jobs{site='x'})", exported) == [
-        "felix_jobs{site}", "color",
-    ]  # fmt: skip
+        "felix_jobs{site}",
+        "color",
+    ]
 
 
 def test_states_in_queries_exist() -> None:
@@ -151,7 +152,10 @@ def test_the_dashboard_has_grafana_s_form() -> None:
         assert all(target["datasource"] == source for target in panel["targets"])
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
-                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
         assert not cells & taken and max(x for x, _ in cells) < 24
         taken |= cells

@@ -28,9 +28,10 @@ def test_every_results_file_is_shown_and_every_table_has_a_file() -> None:
     tagged = {f"{name}.json" for kind in ("table", "says") for name in report.names(kind)}
     tagged |= {f"{name}.svg" for name in report.names("figure")}
     stored = {
-        path.name for path in RESULTS.rglob("*.*")
+        path.name
+        for path in RESULTS.rglob("*.*")
         if path.suffix in (".json", ".svg") and "parts" not in path.relative_to(RESULTS).parts
-    }  # fmt: skip
+    }
     assert tagged == stored
 
 
@@ -40,9 +41,12 @@ def test_every_renderer_has_results() -> None:
 
 
 HEAD = {
-    "date": "2030-01-01T00:00:00", "command": "python x.py", "commit": "abc",
-    "versions": {"felix": "1"}, "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]},
-}  # fmt: skip
+    "date": "2030-01-01T00:00:00",
+    "command": "python x.py",
+    "commit": "abc",
+    "versions": {"felix": "1"},
+    "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]},
+}
 
 
 def tuned(name: str, tool: str, wall_ratio: float, cold_ratio: float) -> dict[str, Any]:
@@ -72,11 +76,21 @@ def test_a_missing_results_file_is_an_error(tmp_path: pathlib.Path) -> None:
 
 def test_statements_of_searches_count_who_got_there() -> None:
     def run(strategy: str, *curve: tuple[int, float, float]) -> dict[str, Any]:
-        return {"name": "gemm", "strategy": strategy, "seed": 0, "n_measured": 8, "wall_s": 20.0,
-                "curve": list(curve), "finals": []}  # fmt: skip
+        return {
+            "name": "gemm",
+            "strategy": strategy,
+            "seed": 0,
+            "n_measured": 8,
+            "wall_s": 20.0,
+            "curve": list(curve),
+            "finals": [],
+        }
 
-    runs = [run("felix", (1, 2.0, 10.0)), run("evolution", (1, 6.0, 10.1)),
-            run("stock", (1, 9.0, 20.0))]  # fmt: skip
+    runs = [
+        run("felix", (1, 2.0, 10.0)),
+        run("evolution", (1, 6.0, 10.1)),
+        run("stock", (1, 9.0, 20.0)),
+    ]
     lines = statements.search_efficiency({"runs": runs}).splitlines()
     assert "3.0 times as long on the 1 where both get there" in lines[0]
     assert "both get there" not in lines[1] and "on the 1 where Felix does" in lines[1]

@@ -40,9 +40,14 @@ def test_tutorial_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folders = os.pathsep.join([str(CHILDREN_WITHOUT_TORCH), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": folders}
     done = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) > 5
 
@@ -59,8 +64,11 @@ def test_the_example_of_the_parts_gives_what_it_says(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = (example.values[0] for example in _examples("howto.md")
-               if "temperature" in example.values[0])  # fmt: skip
+    (code,) = (
+        example.values[0]
+        for example in _examples("howto.md")
+        if "temperature" in example.values[0]
+    )
     names: dict[str, Any] = {}
     exec(compile(code, "howto.md", "exec"), names)
     formulas = names["formulas"]

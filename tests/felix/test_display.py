@@ -40,13 +40,19 @@ def test_lists_and_lines_of_the_command_line(capsys: pytest.CaptureFixture[str])
     assert job.name == HOSTILE
     ls._show([job])
     event = client.Event(
-        seq=1, at=job.created_at, type="warning", payload={"message": HOSTILE},
-        from_state=None, to_state=None,
-    )  # fmt: skip
+        seq=1,
+        at=job.created_at,
+        type="warning",
+        payload={"message": HOSTILE},
+        from_state=None,
+        to_state=None,
+    )
     texts = [
-        capsys.readouterr().out, watch.summary(job), watch.line(event) or "",
+        capsys.readouterr().out,
+        watch.summary(job),
+        watch.line(event) or "",
         main._one_line(errors.RemoteError(HOSTILE)),
-    ]  # fmt: skip
+    ]
     for text in texts:
         assert "\\x1b[2J" in text
         assert not {"\x1b", "\u202e", "\r", "\ud800"} & set(text)

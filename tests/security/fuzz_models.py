@@ -40,12 +40,27 @@ MAX_ERROR_CHARACTERS = 2000
 _FORBIDDEN = tuple(
     str(text)
     for text in (
-        "SECRETS!", *struct.unpack("<qi", b"SECRETS!SECR"), KEY, "/tmp", "/home", "/root",
-        "site-packages", sys.prefix, "Traceback",
+        "SECRETS!",
+        *struct.unpack("<qi", b"SECRETS!SECR"),
+        KEY,
+        "/tmp",
+        "/home",
+        "/root",
+        "site-packages",
+        sys.prefix,
+        "Traceback",
     )
-)  # fmt: skip
-_READABLE = (sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/etc/localtime", "/usr",
-             str(pathlib.Path(__file__).resolve().parents[2]))  # fmt: skip
+)
+_READABLE = (
+    sys.prefix,
+    sys.base_prefix,
+    "/proc",
+    "/sys",
+    "/dev",
+    "/etc/localtime",
+    "/usr",
+    str(pathlib.Path(__file__).resolve().parents[2]),
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,9 +78,15 @@ def requests(inputs: int, seed: int) -> Iterator[tuple[dict[str, Any], bytes]]:
     rng = random.Random(seed)
     originals = mutations.seeds()
     for number in range(inputs):
-        request = {"verb": "parse", "name": "gemm", "params": {"m": 4, "n": 4, "k": 4},
-                   "shapes": {}, "target": "llvm", "devices": [],
-                   "allow_tf32": rng.random() < 0.5}  # fmt: skip
+        request = {
+            "verb": "parse",
+            "name": "gemm",
+            "params": {"m": 4, "n": 4, "k": 4},
+            "shapes": {},
+            "target": "llvm",
+            "devices": [],
+            "allow_tf32": rng.random() < 0.5,
+        }
         if number % 3 == 2:
             yield request | {"kind": "operator", "target": mutations.target_text(rng)}, b""
             continue

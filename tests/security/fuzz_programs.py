@@ -48,16 +48,36 @@ SECONDS_AN_INPUT = 60.0
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 15, 16, 17, 31, 64, 1000, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32,
            2**62, 2**63 - 1, -(2**63), 2**63, 10**30)  # fmt: skip
-OPERATORS = (*grammar.FUNCTIONS, "tirx.call_extern", "tirx.cuda.func_call", "tirx.ptx.sqrt",
-             "tirx.address_of", "tirx.reinterpret", "tirx.tvm_access_ptr", "prim.nothing",
-             "tirx.ret", "tirx.assume", "tirx.vscale")  # fmt: skip
+OPERATORS = (
+    *grammar.FUNCTIONS,
+    "tirx.call_extern",
+    "tirx.cuda.func_call",
+    "tirx.ptx.sqrt",
+    "tirx.address_of",
+    "tirx.reinterpret",
+    "tirx.tvm_access_ptr",
+    "prim.nothing",
+    "tirx.ret",
+    "tirx.assume",
+    "tirx.vscale",
+)
 TYPES = (*(f"prim.{name}" for name in (*grammar.ARITHMETIC, *grammar.COMPARISONS, *grammar.LOGIC)),
          "prim.Not", "prim.Cast", "prim.Select", "prim.Let", "prim.Ramp", "prim.LShift", "ir.Call",
          "ir.Tuple", "ir.Var", "ir.GlobalVar", "ir.StringImm", "tirx.For", "tirx.While",
          "tirx.Evaluate", "tirx.AllocBuffer", "tirx.AttrStmt", "ffi.Module", "ffi.Function",
          "ffi.Tensor", "ffi.Shape", "None", "int", "ffi.Array", "ffi.Map", "nothing")  # fmt: skip
-DTYPES = (*grammar.DTYPES, "int32x4", "handle", "void", "float32x2", "int1", "int4", "uint128",
-          "float8_e4m3fn", "")  # fmt: skip
+DTYPES = (
+    *grammar.DTYPES,
+    "int32x4",
+    "handle",
+    "void",
+    "float32x2",
+    "int1",
+    "int4",
+    "uint128",
+    "float8_e4m3fn",
+    "",
+)
 COUNTED = (
     "refused",
     "accepted",
@@ -71,27 +91,41 @@ COUNTED = (
 
 def seeds() -> list[str]:
     """JSON of right programs of every kind of access."""
-    names = ("gemm_primes", "conv2d_dilation2", "conv_transpose2d", "max_pool2d_padded",
-             "softmax_middle", "layer_norm_plain", "elementwise_broadcast_row")  # fmt: skip
+    names = (
+        "gemm_primes",
+        "conv2d_dilation2",
+        "conv_transpose2d",
+        "max_pool2d_padded",
+        "softmax_middle",
+        "layer_norm_plain",
+        "elementwise_broadcast_row",
+    )
     programs = [CHECK_SUITE[name]().func for name in names]
     programs += [
         tir_programs.copy("T.if_then_else(T.And(v >= 1, v < 15), A[v - 1], T.float32(0))"),
         tir_programs.copy("A[v // 4 * 4 + v % 4]", loop=32, where="i < 16"),
         tir_programs.copy("A[T.max(T.min(v * 3 - 5, 15), 0)] + T.Select(v < 3, A[v], A[0])"),
-    ]  # fmt: skip
+    ]
     data = ('I: T.Buffer((16,), "int32")', 'J: T.Buffer((16,), "int32")')
     programs += [
         tir_programs.copy(value, store, params=(tir_programs.A16, tir_programs.B16, *data))
         for value, store in (
             ("A[T.min(T.max(I[v], 0), 15)] + A[I[v] % 16]", "B[v]"),
-            ("T.shift_left(I[v], T.min(T.max(I[v], 0), 31)) // T.Select(I[v] == 0, 1, I[v])",
-             "J[v]"),
+            (
+                "T.shift_left(I[v], T.min(T.max(I[v], 0), 31)) // T.Select(I[v] == 0, 1, I[v])",
+                "J[v]",
+            ),
         )
-    ]  # fmt: skip
+    ]
     programs.append(tir_programs.function(_NAMED, tir_programs.A16, tir_programs.B16))
-    programs.append(tir_programs.function(_BEST, 'A: T.Buffer((4, 16), "float32")',
-                                          'B: T.Buffer((4,), "int32")',
-                                          'C: T.Buffer((4,), "float32")'))  # fmt: skip
+    programs.append(
+        tir_programs.function(
+            _BEST,
+            'A: T.Buffer((4, 16), "float32")',
+            'B: T.Buffer((4,), "int32")',
+            'C: T.Buffer((4,), "float32")',
+        )
+    )
     return [tvm.ir.save_json(program) for program in programs]
 
 
@@ -254,8 +288,16 @@ class Mutator:
             other = doc.number(self._rng.choice((0, 1, 5, 15, 16)))
             if operation == "If":
                 return doc.call(doc.add("ir.Op", "prim.if_then_else"), test, index, other)
-            return doc.add("prim.Select", {"span": none, "ty": int32, "condition": test,
-                                           "true_value": index, "false_value": other})  # fmt: skip
+            return doc.add(
+                "prim.Select",
+                {
+                    "span": none,
+                    "ty": int32,
+                    "condition": test,
+                    "true_value": index,
+                    "false_value": other,
+                },
+            )
         return doc.add(f"prim.{operation}", {"span": none, "ty": int32, "a": index, "b": constant})
 
     def _condition(self, doc: Document) -> None:

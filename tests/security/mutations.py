@@ -92,8 +92,11 @@ def _change(rng: random.Random, root: Any, originals: Sequence[Any]) -> None:
         item.external_data.add(key="location", value=rng.choice(_TEXTS))
         return
     if kind == "GraphProto" and rng.random() < 0.3:
-        item.node.add(op_type=rng.choice(_OPERATORS), input=["x"] * rng.randrange(4),
-                      output=[rng.choice(_TEXTS)])  # fmt: skip
+        item.node.add(
+            op_type=rng.choice(_OPERATORS),
+            input=["x"] * rng.randrange(4),
+            output=[rng.choice(_TEXTS)],
+        )
         return
     field = rng.choice(list(item.DESCRIPTOR.fields))
     if rng.random() < 0.25:

@@ -232,14 +232,16 @@ def test_names_that_begin_with_a_digit_are_refused(service: Service) -> None:
 
 
 def test_a_list_of_many_stages_is_refused(service: Service) -> None:
-    many = {"kind": "operator", "name": "elementwise",
-            "params": {"shape": [8], "ops": ["exp"] * 65}}  # fmt: skip
+    many = {
+        "kind": "operator",
+        "name": "elementwise",
+        "params": {"shape": [8], "ops": ["exp"] * 65},
+    }
     refused(service.client.post("/v1/jobs", json={"workload": many}), "64 are allowed")
 
 
 def test_errors_quote_little_of_what_is_long(service: Service) -> None:
-    odd = {"kind": "operator", "name": "gemm",
-           "params": {"m": [1] * 20_000, "n": 8, "k": 8}}  # fmt: skip
+    odd = {"kind": "operator", "name": "gemm", "params": {"m": [1] * 20_000, "n": 8, "k": 8}}
     detail = refused(service.client.post("/v1/jobs", json={"workload": odd}), "must be an integer")
     assert len(detail) < 300
 

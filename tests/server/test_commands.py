@@ -24,9 +24,12 @@ def felix(
     folder: pathlib.Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "felix", *arguments], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "felix", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env=os.environ | {"FELIX_DATA_DIR": str(folder)} | environment,
-    )  # fmt: skip
+    )
 
 
 def test_nothing_starts_on_another_schema(tmp_path: pathlib.Path) -> None:

@@ -104,13 +104,19 @@ def test_jobs_that_have_not_ended_keep_their_files(
     path.write_bytes(b"a model")
     content = store.put(path)
     new = artifacts.NewArtifact(
-        name="input", kind="input", media_type="x/y", sha256=content.sha256,
+        name="input",
+        kind="input",
+        media_type="x/y",
+        sha256=content.sha256,
         size_bytes=content.size_bytes,
-    )  # fmt: skip
+    )
     with db.write() as tx:
         artifacts.attach(tx, job.id, new)
-        tx.execute(sa.update(models.Job).values(
-            created_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)))  # fmt: skip
+        tx.execute(
+            sa.update(models.Job).values(
+                created_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+            )
+        )
     assert janitor.clean(db, store, 1) == []
     with db.write() as tx:
         assert retention.remove_files(tx, job.id).names == ()  # even if it is asked to
@@ -130,9 +136,12 @@ def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
     content = store.put(path)
     assert janitor.clean(db, store, 30) == [old.id] and stored(store) == 0
     new = artifacts.NewArtifact(
-        name="again", kind="bundle", media_type="x/y", sha256=content.sha256,
+        name="again",
+        kind="bundle",
+        media_type="x/y",
+        sha256=content.sha256,
         size_bytes=content.size_bytes,
-    )  # fmt: skip
+    )
     with db.write() as tx:
         retention.keep_content(tx, store, content.sha256, path)
         artifacts.attach(tx, new_job.id, new)

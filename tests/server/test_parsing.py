@@ -197,13 +197,19 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
         (tir(b"[" * 100_000), "."),
         (tir(b'{"root_index": 5, "nodes": []}'), "TVM cannot read"),
         (tir(b'{"root_index": 0, "nodes": [{"type": "tirx.PrimFunc", "data": {}}]}'), "."),
-        (tir(json.dumps({"felix_task": 1, "name": "x", "weight": 1e400, "target": {},
-                         "mod": "{}"}).encode()), "."),
+        (
+            tir(
+                json.dumps(
+                    {"felix_task": 1, "name": "x", "weight": 1e400, "target": {}, "mod": "{}"}
+                ).encode()
+            ),
+            ".",
+        ),
         (onnx_file(b""), "the ONNX file is empty"),
         (onnx_file(b"\x08\x01garbage" * 50), "not an ONNX model"),
         (onnx_file(b"PK\x03\x04" + b"\0" * 500), "."),
     ],
-)  # fmt: skip
+)
 def test_malformed_workloads_are_refused(
     parser: parsing.Parser, workload: parsing.Workload, message: str
 ) -> None:
@@ -325,10 +331,11 @@ def test_a_model_with_nothing_to_tune_is_refused_with_the_reason(parser: parsing
     onnx = pytest.importorskip("onnx")
     make, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = make.make_graph(
-        [make.make_node("Identity", ["x"], ["y"])], "net",
+        [make.make_node("Identity", ["x"], ["y"])],
+        "net",
         [make.make_tensor_value_info("x", kind, [3, 4])],
         [make.make_tensor_value_info("y", kind, [3, 4])],
-    )  # fmt: skip
+    )
     content = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
     message = "no program that Felix can tune: its outputs are constants, views, or"
     with pytest.raises(errors.InvalidRequest, match=message):

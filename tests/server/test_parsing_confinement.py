@@ -63,9 +63,13 @@ except errors.InvalidRequest as error:
 """
     with open(tmp_path / "log", "wb") as log:
         subprocess.run(
-            [sys.executable, "-c", script], stdout=log, stderr=log, cwd=tmp_path, check=True,
+            [sys.executable, "-c", script],
+            stdout=log,
+            stderr=log,
+            cwd=tmp_path,
+            check=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        )
     message = (tmp_path / "message").read_text()
     assert "not an ONNX model" in message and "too large" not in message
 

@@ -26,11 +26,19 @@ def test_every_variable_changes_its_setting() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("FELIX_PORT", "http"), ("FELIX_LEASE_S", "-1"), ("FELIX_LEASE_S", "nan"),
-     ("FELIX_LOG_JSON", "maybe"), ("FELIX_MAX_TRIALS", "0"), ("FELIX_CONFINE_GPU", "1"),
-     ("FELIX_TRUSTED_PROXIES", "everybody"), ("FELIX_TRUSTED_PROXIES", "10.0.0.1/8"),
-     ("FELIX_CLUSTER", "head"), ("FELIX_CLUSTER", "http://head:6379")],
-)  # fmt: skip
+    [
+        ("FELIX_PORT", "http"),
+        ("FELIX_LEASE_S", "-1"),
+        ("FELIX_LEASE_S", "nan"),
+        ("FELIX_LOG_JSON", "maybe"),
+        ("FELIX_MAX_TRIALS", "0"),
+        ("FELIX_CONFINE_GPU", "1"),
+        ("FELIX_TRUSTED_PROXIES", "everybody"),
+        ("FELIX_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("FELIX_CLUSTER", "head"),
+        ("FELIX_CLUSTER", "http://head:6379"),
+    ],
+)
 def test_wrong_values_are_named(name: str, text: str) -> None:
     with pytest.raises(errors.SettingsError, match=f"{name} is '{text}'"):
         settings.Settings.from_environment({name: text})

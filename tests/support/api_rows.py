@@ -12,9 +12,13 @@ from server.store.tuners import workers
 from tests.support import service_fakes
 
 DEVICE = {
-    "name": "test cpu", "kind": "llvm", "target_keys": service_fakes.TARGET_KEYS,
-    "target": {"kind": "llvm"}, "hardware": {"cores": 2}, "model": None,
-}  # fmt: skip
+    "name": "test cpu",
+    "kind": "llvm",
+    "target_keys": service_fakes.TARGET_KEYS,
+    "target": {"kind": "llvm"},
+    "hardware": {"cores": 2},
+    "model": None,
+}
 
 #: What the one artifact holds.
 CONTENT = b"PK of a job"
@@ -50,8 +54,10 @@ def running(
         progress.opened(tx, claim.fence, 0, 2, 0.5)
         progress.baseline(tx, claim.fence, 0, 1000.0, "")
         counts = {"n_candidates": 4, "n_invalid": 1, "predicted_us": 40.0, "elapsed_s": 1.0}
-        steps = [{"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
-                 for i in range(3)]  # fmt: skip
+        steps = [
+            {"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
+            for i in range(3)
+        ]
         progress.round_started(tx, claim.fence, 0, 0, counts, steps)
         for number in range(n_trials):
             latency = None if number % 4 == 3 else 100.0 / (number + 1)
@@ -60,8 +66,13 @@ def running(
             trials.append(tx, claim.fence, new)
         training = {"n_records": n_trials, "loss_before": 0.5, "loss_after": 0.25}
         progress.trained(tx, claim.fence, {**training, "accepted": True})
-        progress.save(tx, claim.fence, progress.Checkpoint(n_trials, {}, None), 20.0,
-                      {"search_s": 1.0, "measure_s": 2.0})  # fmt: skip
+        progress.save(
+            tx,
+            claim.fence,
+            progress.Checkpoint(n_trials, {}, None),
+            20.0,
+            {"search_s": 1.0, "measure_s": 2.0},
+        )
     return claim
 
 
@@ -79,9 +90,12 @@ def finished(
         path.write_bytes(CONTENT)
         stored = store.put(path)
     new = artifacts.NewArtifact(
-        name="job.zip", kind="bundle", media_type="application/zip",
-        sha256=stored.sha256, size_bytes=stored.size_bytes,
-    )  # fmt: skip
+        name="job.zip",
+        kind="bundle",
+        media_type="application/zip",
+        sha256=stored.sha256,
+        size_bytes=stored.size_bytes,
+    )
     with db.write() as tx:
         artifacts.add(tx, claim.fence, new)
         artifacts.store_code(tx, claim.fence, 0, "def main(): ...", "; llvm")

@@ -37,18 +37,24 @@ class Machines:
         self.short_folder = tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp")
         self.address = f"{host}:{free_port()}"
         self.environment = os.environ | {
-            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": TOKEN,
+            "OMP_NUM_THREADS": "1",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        }  # fmt: skip
+        }
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process whose output goes to a file of its own."""
         log = (self.folder / f"{len(self._processes)}.log").open("wb")
         process = subprocess.Popen(
-            command, env=self.environment, stdout=log, stderr=log, start_new_session=True,
+            command,
+            env=self.environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             cwd=self.folder,
-        )  # fmt: skip
+        )
         self._processes.append(process)
         return process
 
@@ -56,24 +62,47 @@ class Machines:
         """Start the head, which measures nothing."""
         host, port = self.address.split(":")
         self.start(
-            *RAY, "start", "--head", "--block", f"--node-ip-address={host}", f"--port={port}",
-            "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats",
-            f"--temp-dir={self.short_folder}", "--object-store-memory=100000000",
-        )  # fmt: skip
+            *RAY,
+            "start",
+            "--head",
+            "--block",
+            f"--node-ip-address={host}",
+            f"--port={port}",
+            "--num-cpus=0",
+            "--include-dashboard=false",
+            "--disable-usage-stats",
+            f"--temp-dir={self.short_folder}",
+            "--object-store-memory=100000000",
+        )
 
     def worker(self, *through: str) -> subprocess.Popen[bytes]:
         """Start a worker that builds and measures on this CPU, by a command that starts others."""
         return self.start(
-            *through, sys.executable, "-m", "felix", "worker", f"--address={self.address}",
-            "--devices=cpu", "--builders=1",
-        )  # fmt: skip
+            *through,
+            sys.executable,
+            "-m",
+            "felix",
+            "worker",
+            f"--address={self.address}",
+            "--devices=cpu",
+            "--builders=1",
+        )
 
     def tune(self, out: str, *options: str) -> subprocess.Popen[bytes]:
         """Start a tuner."""
         return self.start(
-            sys.executable, "-m", "felix", "tune", "gemm:64,64,64", f"--cluster={self.address}",
-            f"--out={out}", "--trials=32", "--round=8", "--json", *options,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "felix",
+            "tune",
+            "gemm:64,64,64",
+            f"--cluster={self.address}",
+            f"--out={out}",
+            "--trials=32",
+            "--round=8",
+            "--json",
+            *options,
+        )
 
     def log(self, process: subprocess.Popen[bytes]) -> str:
         """What a process has written."""

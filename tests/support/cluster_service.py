@@ -30,9 +30,11 @@ class Service:
     def __init__(self, folder: pathlib.Path, url: str, host: str) -> None:
         self.machines = Machines(folder, host)
         self.machines.environment |= HEALTH | {
-            "FELIX_DATABASE_URL": url, "FELIX_DATA_DIR": str(folder / "data"),
-            "FELIX_PORT": str(free_port()), "FELIX_CLUSTER": self.machines.address,
-        }  # fmt: skip
+            "FELIX_DATABASE_URL": url,
+            "FELIX_DATA_DIR": str(folder / "data"),
+            "FELIX_PORT": str(free_port()),
+            "FELIX_CLUSTER": self.machines.address,
+        }
         chosen = settings.Settings.from_environment(self.machines.environment)
         commands.upgrade(chosen)
         self.db = database.Database(chosen.database)
@@ -57,9 +59,13 @@ class Service:
     def submit(self, n_trials: int, seed: int) -> int:
         """Queue a job; its number."""
         return self.client.submit(
-            "gemm", {"m": 64, "n": 64, "k": 64}, trials=n_trials, reuse=False, seed=seed,
+            "gemm",
+            {"m": 64, "n": 64, "k": 64},
+            trials=n_trials,
+            reuse=False,
+            seed=seed,
             options={"round_size": 8},
-        ).id  # fmt: skip
+        ).id
 
     def submit_network(self, path: pathlib.Path) -> int:
         """Queue a job that puts the network of an ONNX file together; its number."""

@@ -56,10 +56,19 @@ def write_data(folder: Path) -> None:
                 bad = row[2] == 3
                 writer.add(
                     dataset.Record(
-                        key, '{"kind":"llvm"}', 0, "s", tuple(row), () if bad else (us,),
-                        "build" if bad else None, "testcpu", "0.27", "random", TIME,
+                        key,
+                        '{"kind":"llvm"}',
+                        0,
+                        "s",
+                        tuple(row),
+                        () if bad else (us,),
+                        "build" if bad else None,
+                        "testcpu",
+                        "0.27",
+                        "random",
+                        TIME,
                     )
-                )  # fmt: skip
+                )
 
 
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

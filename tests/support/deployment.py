@@ -82,10 +82,13 @@ class Deployment:
         outside = {k: v for k, v in os.environ.items() if not k.startswith(("FELIX_", "RAY_"))}
         path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{outside.get('PATH', '')}"
         return outside | {
-            "PATH": path, "PYTHONPATH": self._path(False), "RAY_TMPDIR": str(self._short),
-            "FELIX_DATABASE_URL": self.database_url, "FELIX_DATA_DIR": str(self.data),
+            "PATH": path,
+            "PYTHONPATH": self._path(False),
+            "RAY_TMPDIR": str(self._short),
+            "FELIX_DATABASE_URL": self.database_url,
+            "FELIX_DATA_DIR": str(self.data),
             "FELIX_PORT": str(self.port),
-        }  # fmt: skip
+        }
 
     def start(self, service: str) -> subprocess.Popen[bytes]:
         """Start a service; its output goes to a file."""
@@ -93,9 +96,13 @@ class Deployment:
         path = self.folder / f"{service}-{self._n_logs}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
-                self.command(service), env=self.environment(service), cwd=self.folder,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                self.command(service),
+                env=self.environment(service),
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.processes.append(process)
         self._logs[process.pid] = path
         return process
@@ -152,9 +159,13 @@ class Deployment:
     def run(self, script: str, **environment: str) -> str:
         """What a shell script writes; it has to succeed."""
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script], cwd=self.folder, capture_output=True,
-            text=True, env=self.shell() | environment, timeout=LIMIT_S,
-        )  # fmt: skip
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            env=self.shell() | environment,
+            timeout=LIMIT_S,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -178,9 +189,11 @@ class Deployment:
 
     def _here(self, text: str) -> str:
         for name, value in {
-            "ray-head:6379": f"127.0.0.1:{self._head}", "--port=6379": f"--port={self._head}",
-            "9190": str(self.tracker_port), ":8000": f":{self.port}",
-        }.items():  # fmt: skip
+            "ray-head:6379": f"127.0.0.1:{self._head}",
+            "--port=6379": f"--port={self._head}",
+            "9190": str(self.tracker_port),
+            ":8000": f":{self.port}",
+        }.items():
             text = text.replace(name, value)
         return text
 

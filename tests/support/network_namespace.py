@@ -27,8 +27,18 @@ class Namespace:
     def make(self) -> None:
         """Make it; CalledProcessError if this user may not."""
         _ip("netns", "add", self.name)
-        _ip("link", "add", self._here, "type", "veth", "peer", "name", self._there, "netns",
-            self.name)  # fmt: skip
+        _ip(
+            "link",
+            "add",
+            self._here,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            self._there,
+            "netns",
+            self.name,
+        )
         _ip("addr", "add", f"{HERE}/30", "dev", self._here)
         _ip("-n", self.name, "addr", "add", f"{THERE}/30", "dev", self._there)
         _ip("-n", self.name, "link", "set", "lo", "up")

@@ -60,9 +60,14 @@ def tune_options(pool: Pool, **changes: Any) -> options.TuneOptions:
     """Quick rounds without processes."""
     sizes = local.LocalOptions(n_samples=8, n_polish=0)
     defaults: dict[str, Any] = {
-        "round_size": 4, "first_round_size": 2, "n_finalists": 0, "final_pause_s": 0.0,
-        "learn": False, "search": sizes, "pool": lambda task: pool,
-    }  # fmt: skip
+        "round_size": 4,
+        "first_round_size": 2,
+        "n_finalists": 0,
+        "final_pause_s": 0.0,
+        "learn": False,
+        "search": sizes,
+        "pool": lambda task: pool,
+    }
     return options.TuneOptions(**(defaults | changes))
 
 

@@ -11,9 +11,11 @@ def product() -> bytes:
     value, kind = make.make_tensor_value_info, onnx.TensorProto.FLOAT
     graph = make.make_graph(
         [make.make_node("MatMul", ["x", "w"], ["a"]), make.make_node("Relu", ["a"], ["y"])],
-        "net", [value("x", kind, [4, 8])], [value("y", kind, [4, 8])],
+        "net",
+        [value("x", kind, [4, 8])],
+        [value("y", kind, [4, 8])],
         [make.make_tensor("w", kind, [8, 8], [0.1] * 64)],
-    )  # fmt: skip
+    )
     content: bytes = make.make_model(
         graph, opset_imports=[make.make_opsetid("", 17)]
     ).SerializeToString()

@@ -57,8 +57,11 @@ def bundle(job_id: int = 1, name: str = "a job") -> bytes:
     out = io.BytesIO()
     manifest = {"felix_artifact": 1, "job": {"id": job_id, "name": name}, "files": {"a": "b"}}
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file, text, mode in (("kernel.so", "library" * 500, 0o755), ("a/b.txt", "", 0o644),
-                                 ("manifest.json", json.dumps(manifest), 0o644)):  # fmt: skip
+        for file, text, mode in (
+            ("kernel.so", "library" * 500, 0o755),
+            ("a/b.txt", "", 0o644),
+            ("manifest.json", json.dumps(manifest), 0o644),
+        ):
             info = zipfile.ZipInfo(f"felix-job-{job_id}/{file}")
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = mode << 16
@@ -68,17 +71,26 @@ def bundle(job_id: int = 1, name: str = "a job") -> bytes:
 
 def built_network() -> networks.Built:
     """A network of a group with a task and one without."""
-    tuned = networks.Group(name="fused_gemm", calls=2, dtypes=("bfloat16", "float32"), task=0,
-                           felix_us=10.0, tvm_us=50.0, ships="felix",
-                           reason="tvm takes 5.00 times as long")  # fmt: skip
+    tuned = networks.Group(
+        name="fused_gemm",
+        calls=2,
+        dtypes=("bfloat16", "float32"),
+        task=0,
+        felix_us=10.0,
+        tvm_us=50.0,
+        ships="felix",
+        reason="tvm takes 5.00 times as long",
+    )
     sort = networks.Group(name="sort", calls=1, untuned="it sorts", ships="tvm", reason="-")
     return networks.Built(call_us=31.0, max_error=1e-6, groups=(tuned, sort))
 
 
 def network() -> networks.New:
     """The network of `built_network` before it is built."""
-    groups = (networks.Group(name="fused_gemm", calls=2, dtypes=("bfloat16", "float32"), task=0),
-              networks.Group(name="sort", calls=1, untuned="it sorts"))  # fmt: skip
+    groups = (
+        networks.Group(name="fused_gemm", calls=2, dtypes=("bfloat16", "float32"), task=0),
+        networks.Group(name="sort", calls=1, untuned="it sorts"),
+    )
     return networks.New(name="net", groups=groups)
 
 
@@ -91,10 +103,17 @@ def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:
         for i in range(n_tasks)
     )
     fields: dict[str, Any] = {
-        "name": "a job", "kind": "operator", "op": "gemm", "workload": {"params": {"m": 8}},
-        "target": "llvm", "target_key": "llvm", "tasks": tasks, "trials": 16, "seconds": None,
+        "name": "a job",
+        "kind": "operator",
+        "op": "gemm",
+        "workload": {"params": {"m": 8}},
+        "target": "llvm",
+        "target_key": "llvm",
+        "tasks": tasks,
+        "trials": 16,
+        "seconds": None,
         "strategy": "gradient",
-    }  # fmt: skip
+    }
     return jobs.NewJob(**(fields | changes))
 
 
@@ -113,12 +132,23 @@ def get(db: database.Database, job_id: int) -> rows.Job:
 def new_trial(number: int, latency_us: float | None = 10.0, **changes: Any) -> trials.NewTrial:
     """A trial whose decisions are `number`; without a latency it failed to build."""
     fields: dict[str, Any] = {
-        "task": 0, "round": number // 4, "sketch_index": 0, "sketch_key": "s",
-        "decisions": (number, 2), "latency_us": latency_us,
-        "error": None if latency_us is not None else "build", "message": "", "checked": True,
-        "spread": 0.1, "predicted_us": 12.0, "elapsed_s": number + 1.0, "build_s": 0.5,
-        "run_s": 0.25, "device": "test", "record": f"record {number}",
-    }  # fmt: skip
+        "task": 0,
+        "round": number // 4,
+        "sketch_index": 0,
+        "sketch_key": "s",
+        "decisions": (number, 2),
+        "latency_us": latency_us,
+        "error": None if latency_us is not None else "build",
+        "message": "",
+        "checked": True,
+        "spread": 0.1,
+        "predicted_us": 12.0,
+        "elapsed_s": number + 1.0,
+        "build_s": 0.5,
+        "run_s": 0.25,
+        "device": "test",
+        "record": f"record {number}",
+    }
     return trials.NewTrial(**(fields | changes))
 
 

@@ -35,10 +35,18 @@ def divisors(extent: int, limit: int | None = None) -> tuple[int, ...]:
 def tiles(name: str, group: int, extent: int, parts: int, limit: int = 64) -> list[Variable]:
     """The factors of one perfect tiling, the last one bounded."""
     return [
-        Variable(f"{name}_{i}", "tile", divisors(extent, limit if i == parts - 1 else None),
-                 group, extent, i, structural=False, log_scale=True)
+        Variable(
+            f"{name}_{i}",
+            "tile",
+            divisors(extent, limit if i == parts - 1 else None),
+            group,
+            extent,
+            i,
+            structural=False,
+            log_scale=True,
+        )
         for i in range(parts)
-    ]  # fmt: skip
+    ]
 
 
 def choice(
@@ -64,8 +72,10 @@ def formulas(
         trip = sympy.Mul(*loops)
         row = [trip, threads, expr.CeilDiv(threads, 32) * 32, expr.CeilDiv(trip, 132) / trip]
         for _ in range(4):
-            extents = [sympy.Mul(*rng.sample(variables, rng.randint(1, 3))) + rng.choice([0, 2])
-                       for _ in range(2)]  # fmt: skip
+            extents = [
+                sympy.Mul(*rng.sample(variables, rng.randint(1, 3))) + rng.choice([0, 2])
+                for _ in range(2)
+            ]
             total = 4 * extents[0] * extents[1]
             lines = expr.CeilDiv(4 * extents[1], 64) * extents[0]
             distance, is_reused, walked = zero, zero, one
@@ -76,13 +86,24 @@ def formulas(
                 distance = distance + expr.Select(first, walked * total, zero)
                 is_reused = expr.Or(is_reused, nontrivial)
                 row.append(expr.Select(nontrivial, total * loop, lines))
-            row += [total, lines, distance, is_reused, total * trip, total / (1 + distance),
-                    expr.Minimum(total * loops[0], 4 * trip), expr.FloorMod(extents[0], 4),
-                    expr.Maximum(total - 49152, zero), expr.FloorDiv(total, 3 * loops[1]),
-                    sympy.log(1 + total), expr.Absolute(total - lines * 64),
-                    expr.Floor(total / (7 * loops[2])), expr.Ceiling(lines / 5),
-                    expr.Select(expr.Equal(extents[1], one), zero, extents[1]),
-                    expr.LessEqual(total, 32768) * total]  # fmt: skip
+            row += [
+                total,
+                lines,
+                distance,
+                is_reused,
+                total * trip,
+                total / (1 + distance),
+                expr.Minimum(total * loops[0], 4 * trip),
+                expr.FloorMod(extents[0], 4),
+                expr.Maximum(total - 49152, zero),
+                expr.FloorDiv(total, 3 * loops[1]),
+                sympy.log(1 + total),
+                expr.Absolute(total - lines * 64),
+                expr.Floor(total / (7 * loops[2])),
+                expr.Ceiling(lines / 5),
+                expr.Select(expr.Equal(extents[1], one), zero, extents[1]),
+                expr.LessEqual(total, 32768) * total,
+            ]
         while len(row) < features:
             row.append(expr.Minimum(rng.choice(row), rng.choice(row)) + rng.choice(variables))
         result += row[:features]

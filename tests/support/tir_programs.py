@@ -47,8 +47,16 @@ def _parsed(source: str) -> Any:
     return tvm.script.from_source(source, {"T": T, "I": I, "programs": sys.modules[__name__]})
 
 
-def copy(value: str, store: str = "B[v]", *, loop: int = 16, domain: int = 16, binding: str = "i",
-         where: str = "True", params: tuple[str, ...] = (A16, B16)) -> Any:  # fmt: skip
+def copy(
+    value: str,
+    store: str = "B[v]",
+    *,
+    loop: int = 16,
+    domain: int = 16,
+    binding: str = "i",
+    where: str = "True",
+    params: tuple[str, ...] = (A16, B16),
+) -> Any:
     """A loop around one block of one iterator `v`, which stores `value`."""
     predicate = f"T.where({where})\n        " if where != "True" else ""
     body = f"""
@@ -108,8 +116,14 @@ class Document:
 
     def extern(self) -> int:
         """A new call of the C library's `system`; its index."""
-        name = self.add("ir.StringImm", {"span": self.none(), "ty": self.add("ir.StringType", {
-            "span": self.none()}), "value": self.string("system")})  # fmt: skip
+        name = self.add(
+            "ir.StringImm",
+            {
+                "span": self.none(),
+                "ty": self.add("ir.StringType", {"span": self.none()}),
+                "value": self.string("system"),
+            },
+        )
         return self.call(self.add("ir.Op", "tirx.call_extern"), name)
 
     def text(self) -> str:

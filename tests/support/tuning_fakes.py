@@ -158,9 +158,11 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
 
 
 def tune(
-    tasks: Any = None, pool: Pool | None = None, options: dict[str, Any] | None = None,
+    tasks: Any = None,
+    pool: Pool | None = None,
+    options: dict[str, Any] | None = None,
     **arguments: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """`felix.tune` of a small task on a fake pool, 32 trials unless it says otherwise."""
     arguments = {"trials": 32, "model": Model(), **arguments}
     return felix.tune(tasks or task(), options=small(pool, **(options or {})), **arguments)
@@ -175,9 +177,10 @@ def killed(script: str, out: pathlib.Path) -> list[records.Record]:
     """Run Python text that tunes in `out`, its argument; kill it after 20 trials; its records."""
     root = pathlib.Path(__file__).parents[2]
     victim = subprocess.Popen(
-        [sys.executable, "-c", script, str(out)], cwd=root,
+        [sys.executable, "-c", script, str(out)],
+        cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
+    )
     log = out / "tuning" / "records.jsonl"
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and victim.poll() is None:

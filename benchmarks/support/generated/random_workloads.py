@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 
 MAX_WORK = 1 << 29
 #: Types of factors as often as they are drawn. Products of float32 may use TF32.
-_DTYPES = ("bfloat16",) * 5 + ("float16",) * 4 + ("int8",) * 3 + ("float32",) * 3 + (
-    "float8_e4m3fn", "float8_e4m3fn", "float8_e5m2",
-)  # fmt: skip
+_DTYPES = (
+    ("bfloat16",) * 5
+    + ("float16",) * 4
+    + ("int8",) * 3
+    + ("float32",) * 3
+    + (
+        "float8_e4m3fn",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    )
+)
 #: Types of results that are asked for besides the default.
 _OUT_DTYPES = ("float32", "bfloat16", "float16", "int32")
 _CHANNELS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 33, 40, 48, 64, 72, 96, 128, 160)

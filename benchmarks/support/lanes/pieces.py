@@ -126,8 +126,9 @@ class Libraries:
         vendor.prepare(calls, self._turn)
         self._prepared = request["path"], calls
         self._seconds = {
-            "prepare_s": time.monotonic() - start, "prepare_lock_s": self._turn.held_s,
-        }  # fmt: skip
+            "prepare_s": time.monotonic() - start,
+            "prepare_lock_s": self._turn.held_s,
+        }
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.nice(NICE)
@@ -149,7 +150,11 @@ class Libraries:
         pathlib.Path(request["path"]).parent.mkdir(parents=True, exist_ok=True)
         searched.write(
             request,
-            {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout,
-             "time_s": time.monotonic() - start, "shares_while_compiling": self._shares,
-             **self._seconds},
-        )  # fmt: skip
+            {
+                "latency_us": vendor.best(by_layout),
+                "by_layout_us": by_layout,
+                "time_s": time.monotonic() - start,
+                "shares_while_compiling": self._shares,
+                **self._seconds,
+            },
+        )

@@ -29,10 +29,15 @@ def tune(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     builder = ms.builder.LocalBuilder(max_workers=cores, timeout_sec=common.STOCK_BUILD_S)
     start = time.perf_counter()
     ms.tune_tir(
-        task.mod, task.target, work_dir=scratch, max_trials_global=request["trials"],
-        num_tuning_cores=cores, builder=builder, seed=request["seed"] + 1,
+        task.mod,
+        task.target,
+        work_dir=scratch,
+        max_trials_global=request["trials"],
+        num_tuning_cores=cores,
+        builder=builder,
+        seed=request["seed"] + 1,
         measure_callbacks=[ms.measure_callback.AddToDatabase(), watch.callback],
-    )  # fmt: skip
+    )
     wall_s = time.perf_counter() - start
     counts = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
     if not watch.ran:
@@ -46,10 +51,11 @@ def tune(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     winners.write(pathlib.Path(request["path"]), task, mods)
     return counts | {
         "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
-        "own_best_us": watch.ran[best][2], "own_best_cold_us": cold_us[best],
+        "own_best_us": watch.ran[best][2],
+        "own_best_cold_us": cold_us[best],
         "best_warm_us": timing.warm_us(task, watch.ran[best][3]),
         "cold_failed": sum(one is None for one in cold_us),
-    }  # fmt: skip
+    }
 
 
 def _watch() -> Any:

@@ -84,18 +84,27 @@ def tune(
     pools.warm(request["target"])
     pool_s, start, waited_s = time.perf_counter() - start, time.perf_counter(), waits.seconds
     result = felix.tune(
-        task, trials=request["trials"], seed=request["seed"], model=request["model"],
+        task,
+        trials=request["trials"],
+        seed=request["seed"],
+        model=request["model"],
         strategy=TUNED[request["strategy"]],
         options=dataclasses.replace(settings, pool=pools.take),
-    )  # fmt: skip
+    )
     wall_s = time.perf_counter() - start
     failures = [r.measurement for r in result.records if not r.measurement.ok]
-    piece = {"pool_s": pool_s, "wall_s": wall_s, "lock_wait_s": waits.seconds - waited_s,
-             "curve": result.curve, "finals": remeasured(result),
-             "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
-             "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
-             "breakdown": dataclasses.asdict(result.breakdown),
-             "build_s": mean_build_s(result.records)}  # fmt: skip
+    piece = {
+        "pool_s": pool_s,
+        "wall_s": wall_s,
+        "lock_wait_s": waits.seconds - waited_s,
+        "curve": result.curve,
+        "finals": remeasured(result),
+        "n_measured": len(result.records),
+        "n_ran": len(result.records) - len(failures),
+        "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
+        "breakdown": dataclasses.asdict(result.breakdown),
+        "build_s": mean_build_s(result.records),
+    }
     best = [] if result.best_or_none is None else [result.best.program]
     winners.write(pathlib.Path(request["path"]), task, best)
     if best:

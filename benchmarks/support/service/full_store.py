@@ -19,8 +19,12 @@ from server.store.tuners import workers
 TARGET_KEYS = ["llvm", "llvm/benchmark"]
 #: Tables whose rows are copied for each job.
 COPIED: tuple[type[models.Base], ...] = (
-    models.Task, models.Trial, models.Round, models.Training, models.Event,
-)  # fmt: skip
+    models.Task,
+    models.Trial,
+    models.Round,
+    models.Training,
+    models.Event,
+)
 
 
 def fill(db: database.Database, store: blobs.BlobStore, n_jobs: int, n_trials: int) -> None:
@@ -47,9 +51,12 @@ def finished_job(db: database.Database, store: blobs.BlobStore, n_trials: int) -
         path.write_bytes(b"PK of a job")
         stored = store.put(path)
     artifact = artifacts.NewArtifact(
-        name="job.zip", kind="bundle", media_type="application/zip",
-        sha256=stored.sha256, size_bytes=stored.size_bytes,
-    )  # fmt: skip
+        name="job.zip",
+        kind="bundle",
+        media_type="application/zip",
+        sha256=stored.sha256,
+        size_bytes=stored.size_bytes,
+    )
     with db.write() as tx:
         artifacts.add(tx, claim.fence, artifact)
         artifacts.keep_code(tx, claim.fence, 0, "def main(): ...", "; llvm")
@@ -78,8 +85,10 @@ def _tune(tx: orm.Session, fence: leases.Fence, n_trials: int) -> None:
     begin(tx, fence)
     progress.baseline(tx, fence, 0, 1000.0, "")
     counts = {"n_candidates": 4, "n_invalid": 1, "predicted_us": 40.0, "elapsed_s": 1.0}
-    steps = [{"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
-             for i in range(3)]  # fmt: skip
+    steps = [
+        {"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
+        for i in range(3)
+    ]
     progress.round_started(tx, fence, 0, 0, counts, steps)
     for number in range(n_trials):
         trials.append(tx, fence, new_trial(number))
@@ -92,15 +101,28 @@ def _tune(tx: orm.Session, fence: leases.Fence, n_trials: int) -> None:
 def _new_job() -> jobs.NewJob:
     task = jobs.NewTask(name="task-0", weight=1.0, flops=1e6, min_bytes=1e3, program="program 0")
     return jobs.NewJob(
-        name="a job", kind="operator", op="gemm", workload={"params": {"m": 8}},
-        target="llvm", target_key="llvm", tasks=(task,), trials=16, seconds=None,
+        name="a job",
+        kind="operator",
+        op="gemm",
+        workload={"params": {"m": 8}},
+        target="llvm",
+        target_key="llvm",
+        tasks=(task,),
+        trials=16,
+        seconds=None,
         strategy="gradient",
-    )  # fmt: skip
+    )
 
 
 def _new_worker() -> workers.NewWorker:
-    device = {"name": "benchmark cpu", "kind": "llvm", "target_keys": TARGET_KEYS,
-              "target": {"kind": "llvm"}, "hardware": {"cores": 2}, "model": None}  # fmt: skip
+    device = {
+        "name": "benchmark cpu",
+        "kind": "llvm",
+        "target_keys": TARGET_KEYS,
+        "target": {"kind": "llvm"},
+        "hardware": {"cores": 2},
+        "model": None,
+    }
     return workers.NewWorker(
         name="tuner", host="here", pid=7, versions={"felix": "0"}, devices=[device]
     )
@@ -110,12 +132,23 @@ def new_trial(number: int) -> trials.NewTrial:
     """A trial of that number."""
     latency_us = None if number % 4 == 3 else 100.0 / (number + 1)
     return trials.NewTrial(
-        task=0, round=number // 4, sketch_index=0, sketch_key="s", decisions=(number, 2),
-        latency_us=latency_us, error=None if latency_us is not None else "build", message="",
-        checked=True, spread=0.1,
+        task=0,
+        round=number // 4,
+        sketch_index=0,
+        sketch_key="s",
+        decisions=(number, 2),
+        latency_us=latency_us,
+        error=None if latency_us is not None else "build",
+        message="",
+        checked=True,
+        spread=0.1,
         predicted_us=None if latency_us is None else latency_us * 1.25,
-        elapsed_s=number + 1.0, build_s=0.5, run_s=0.25, device="test", record=f"record {number}",
-    )  # fmt: skip
+        elapsed_s=number + 1.0,
+        build_s=0.5,
+        run_s=0.25,
+        device="test",
+        record=f"record {number}",
+    )
 
 
 def _copy_job(tx: orm.Session, source_id: int, number: int) -> int:

@@ -53,8 +53,12 @@ def run(service: service_process.Service, chosen: argparse.Namespace) -> dict[st
         freed_s = [_cancel(service) for _ in range(N_CANCELS)]
     median_s = statistics.median(freed_s)
     print(f"cancelled: free after {median_s:.1f} s, at most {max(freed_s):.1f} s")
-    settings = {"workload": chosen.workload, "trials": chosen.trials, "hostile": N_HOSTILE,
-                "keys": chosen.keys}  # fmt: skip
+    settings = {
+        "workload": chosen.workload,
+        "trials": chosen.trials,
+        "hostile": N_HOSTILE,
+        "keys": chosen.keys,
+    }
     return settings | {"alone": alone, "among": among, "slower": slower, "freed_s": freed_s}
 
 
@@ -111,13 +115,24 @@ def _queue_hostile(service: service_process.Service, n_keys: int) -> None:
 
 def _queue(service: service_process.Service, key_id: int, task: Task, trials: int) -> int:
     new_task = jobs.NewTask(
-        name=task.name, weight=1.0, flops=float(task.flops), min_bytes=float(task.min_bytes),
+        name=task.name,
+        weight=1.0,
+        flops=float(task.flops),
+        min_bytes=float(task.min_bytes),
         program=task.to_json(),
-    )  # fmt: skip
+    )
     new = jobs.NewJob(
-        name=task.name, kind="tir", op=task.name, workload={}, target=TARGET, target_key=TARGET,
-        tasks=(new_task,), trials=trials, seconds=None, strategy="gradient",
-    )  # fmt: skip
+        name=task.name,
+        kind="tir",
+        op=task.name,
+        workload={},
+        target=TARGET,
+        target_key=TARGET,
+        tasks=(new_task,),
+        trials=trials,
+        seconds=None,
+        strategy="gradient",
+    )
     with service.db.write() as tx:
         return jobs.create(tx, new, key_id).job.id
 

@@ -66,8 +66,11 @@ def slowdown(
     error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     used_s = sum(run["api_cpu_s"] + run["clients_cpu_s"] for run in watched)
     core_s = cpu.available_cores() * sum(run["job_s"] for run in watched)
-    return {"slower": math.expm1(statistics.fmean(logs)), "standard_error": error,
-            "cpu_share": used_s / core_s}  # fmt: skip
+    return {
+        "slower": math.expm1(statistics.fmean(logs)),
+        "standard_error": error,
+        "cpu_share": used_s / core_s,
+    }
 
 
 def _in_words(runs: Sequence[dict[str, Any]]) -> str:
@@ -83,8 +86,13 @@ def _tune(
     job_id = _submit(service, chosen)
     used_s = service_process.cpu_s(api)
     if clients is not None:
-        request = {"port": service.port, "headers": service.headers, "job_id": job_id,
-                   "clients": CLIENTS, "every_s": EVERY_S}  # fmt: skip
+        request = {
+            "port": service.port,
+            "headers": service.headers,
+            "job_id": job_id,
+            "clients": CLIENTS,
+            "every_s": EVERY_S,
+        }
         _write(clients, request)
     job = _ended(service, job_id)
     run_of_job: dict[str, Any] = {
@@ -102,8 +110,10 @@ def _clients() -> subprocess.Popen[str]:
     """A process that is ready to watch: its start is none of the clients' cost."""
     clients = subprocess.Popen(
         [sys.executable, str(pathlib.Path(__file__).with_name("polling_clients.py"))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert clients.stdout is not None
     if clients.stdout.readline() != "ready\n":
         raise SystemExit("the clients did not start")

@@ -52,9 +52,11 @@ class Service:
     def process(self, *command: str) -> Iterator[subprocess.Popen[bytes]]:
         """A command of Felix beside us."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "felix", *command], env=self.environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-m", "felix", *command],
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             yield process
         finally:

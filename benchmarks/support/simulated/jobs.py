@@ -15,15 +15,22 @@ from felix.tuning import options, results
 
 #: One of each kind of program.
 WORKLOADS = (
-    "gemm:1024,1024,1024", "conv2d:1,56,56,64,64,3,padding=1", "softmax:1536x128",
+    "gemm:1024,1024,1024",
+    "conv2d:1,56,56,64,64,3,padding=1",
+    "softmax:1536x128",
     "layer_norm:8192x768",
-)  # fmt: skip
+)
 
 
 def tuned(
-    texts: Sequence[str], trials: int, seed: int, n_devices: int, n_builders: int,
-    times: nodes.Times, search_processes: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    texts: Sequence[str],
+    trials: int,
+    seed: int,
+    n_devices: int,
+    n_builders: int,
+    times: nodes.Times,
+    search_processes: int | None = None,
+) -> dict[str, Any]:
     """One job on so many simulated devices."""
     cluster = nodes.Cluster(n_devices, n_builders, times)
     tasks = [workloads.parse(text, target=nodes.TARGET) for text in texts]
@@ -43,10 +50,13 @@ def run(
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
     measured = sum(len(each.records) for each in result.results)
     return {
-        "trials": measured, "seconds": seconds, "rate": measured / seconds,
-        "cpu_ms": 1e3 * cpu_s / measured, "ms": _ms(result, measured),
+        "trials": measured,
+        "seconds": seconds,
+        "rate": measured / seconds,
+        "cpu_ms": 1e3 * cpu_s / measured,
+        "ms": _ms(result, measured),
         "best_us": [each.best_or_none and each.best_or_none.latency_us for each in result.results],
-    }  # fmt: skip
+    }
 
 
 def _ms(result: results.NetworkResult, measured: int) -> dict[str, float]:

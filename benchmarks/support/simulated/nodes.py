@@ -72,10 +72,14 @@ class Node:
         kind = kinds.of(target.parse(TARGET))
         device = {"kind": "cuda", "name": kind, "cache_bytes": 0, "index": 0, "visible": ""}
         return messages.write(
-            felix=version.__version__, tvm=tvm.__version__, payload=payload.VERSION,
-            host="simulated", builders=self._builders, kind=kind if self._has_device else "",
+            felix=version.__version__,
+            tvm=tvm.__version__,
+            payload=payload.VERSION,
+            host="simulated",
+            builders=self._builders,
+            kind=kind if self._has_device else "",
             device=device if self._has_device else None,
-        )  # fmt: skip
+        )
 
     def build(self, text: str) -> tuple[str, bytes]:
         """Build a program: a binary that names it."""

@@ -40,18 +40,30 @@ def cluster(kinds: tuple[str, ...]) -> Iterator[ray_cluster.RayCluster]:
     # Ray makes sockets in it, whose paths are limited to 107 bytes
     folder = tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp")
     os.environ |= {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16),
-        "PYTHONPATH": str(common.ROOT), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    }  # fmt: skip
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
+        "PYTHONPATH": str(common.ROOT),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    }
     from felix.measure.cluster import kinds as kinds_module
 
     resources = {_HERE: 1} | {kinds_module.resource(kind): 1 for kind in kinds}
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=0",
-        "--node-ip-address=127.0.0.1", f"--port={port}", f"--resources={json.dumps(resources)}",
-        "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}",
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=0",
+        "--node-ip-address=127.0.0.1",
+        f"--port={port}",
+        f"--resources={json.dumps(resources)}",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        f"--temp-dir={folder}",
         f"--object-store-memory={_OBJECTS_BYTES}",
-    ]  # fmt: skip
+    ]
     quiet = subprocess.DEVNULL
     head = subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=folder)
     try:
@@ -96,9 +108,16 @@ def start(name: str, node: type, *args: Any, kind: str = "") -> Any:
     from felix.measure.cluster import kinds, ray_cluster
 
     resources = {_HERE: 0.001} | ({kinds.resource(kind): 1} if kind else {})
-    actor = ray.remote(node).options(
-        name=name, namespace=ray_cluster.NAMESPACE, num_cpus=0, resources=resources,
-        max_concurrency=8,
-    ).remote(*args)  # fmt: skip
+    actor = (
+        ray.remote(node)
+        .options(
+            name=name,
+            namespace=ray_cluster.NAMESPACE,
+            num_cpus=0,
+            resources=resources,
+            max_concurrency=8,
+        )
+        .remote(*args)
+    )
     ray.get(actor.facts.remote(), timeout=_START_S)
     return actor

@@ -43,9 +43,12 @@ def _rows(name: str, url: str, n_trials: int) -> Iterator[dict[str, Any]]:
         seconds, cpu_s = _written(url, n_writers, n_trials)
         n = n_writers * n_trials
         yield {
-            "store": name, "writers": n_writers, "rate": n / seconds,
-            "ms": 1e3 * seconds / n_trials, "tuner_cpu_ms": 1e3 * cpu_s / n,
-        }  # fmt: skip
+            "store": name,
+            "writers": n_writers,
+            "rate": n / seconds,
+            "ms": 1e3 * seconds / n_trials,
+            "tuner_cpu_ms": 1e3 * cpu_s / n,
+        }
 
 
 def _written(url: str, n_writers: int, n_trials: int) -> tuple[float, float]:

@@ -51,10 +51,15 @@ def measure(
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
     assert all(each.ok for each in measured), measured
     return {
-        "devices": n_devices, "builders": n_builders, "candidates": count, "seconds": seconds,
-        "rate": count / seconds, "cpu_ms": 1e3 * cpu_s / count, "busy": cluster.most_busy,
+        "devices": n_devices,
+        "builders": n_builders,
+        "candidates": count,
+        "seconds": seconds,
+        "rate": count / seconds,
+        "cpu_ms": 1e3 * cpu_s / count,
+        "busy": cluster.most_busy,
         "ideal_rate": n_devices / times.run_s if times.run_s else None,
-    }  # fmt: skip
+    }
 
 
 def _warm_up(over: pool.ClusterPool, cluster: nodes.Cluster, n_devices: int) -> int:

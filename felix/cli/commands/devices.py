@@ -37,10 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     for device in devices:
         rates = device.hardware
         rows.add_row(
-            str(device.target.kind.name), device.name, str(rates.cores), f"{rates.clock_ghz:.2f}",
-            f"{rates.peak_fp32_gflops:.0f}", f"{rates.dram_bandwidth_gbs:.0f}",
+            str(device.target.kind.name),
+            device.name,
+            str(rates.cores),
+            f"{rates.clock_ghz:.2f}",
+            f"{rates.peak_fp32_gflops:.0f}",
+            f"{rates.dram_bandwidth_gbs:.0f}",
             "analytic" if _pretrained(device) is None else "pretrained",
-        )  # fmt: skip
+        )
     out = console.Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
     out.print(rows)
     out.print(f"measuring processes are confined by: {confinement}", style="dim")

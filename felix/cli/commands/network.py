@@ -43,8 +43,10 @@ def is_network(workloads: Sequence[str]) -> bool:
 def run(arguments: argparse.Namespace) -> int:
     """Optimize the network, write its artifact and report; the exit code."""
     if arguments.strategy is not None or arguments.model is not None:
-        raise errors.TuningError("a network is tuned by the default strategy with the shipped "
-                                 "model: leave out --strategy and --model")  # fmt: skip
+        raise errors.TuningError(
+            "a network is tuned by the default strategy with the shipped "
+            "model: leave out --strategy and --model"
+        )
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)
     summary = _written(path, arguments, out)

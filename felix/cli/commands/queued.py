@@ -20,11 +20,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.target is not None or arguments.shape:
         raise errors.TargetError("queued tasks have their targets and shapes: leave them out")
     if arguments.allow_tf32:
-        raise errors.TuningError("queued tasks say themselves whether TF32 is allowed (the option "
-                                 "allow_tf32 of the backend): leave out --allow-tf32")  # fmt: skip
+        raise errors.TuningError(
+            "queued tasks say themselves whether TF32 is allowed (the option "
+            "allow_tf32 of the backend): leave out --allow-tf32"
+        )
     if arguments.strategy is not None or arguments.model is not None:
-        raise errors.TuningError("the queue is tuned by the default strategy with the shipped "
-                                 "model: leave out --strategy and --model")  # fmt: skip
+        raise errors.TuningError(
+            "the queue is tuned by the default strategy with the shipped "
+            "model: leave out --strategy and --model"
+        )
     summary = _worked_off(arguments)
     from felix.network.backend import queued
 

@@ -166,8 +166,9 @@ def _show(
             picture = folder / convergence.FILE_NAME
             console.print(
                 f"run it: python {folder / 'run.py'}   convergence: {picture}",
-                soft_wrap=True, highlight=False,
-            )  # fmt: skip
+                soft_wrap=True,
+                highlight=False,
+            )
 
 
 def _console(stream: TextIO) -> Console:

@@ -38,8 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
                 if not (arguments.subject or "").isdecimal():
                     raise errors.FelixError("which key? felix keys revoke ID")
                 key = remote.revoke_key(int(arguments.subject))
-                print(json.dumps(dataclasses.asdict(key), default=str) if arguments.json
-                      else f"key {key.id} ({display.printable(key.name)}) is revoked")  # fmt: skip
+                print(
+                    json.dumps(dataclasses.asdict(key), default=str)
+                    if arguments.json
+                    else f"key {key.id} ({display.printable(key.name)}) is revoked"
+                )
     return 0
 
 
@@ -51,9 +54,13 @@ def _name(arguments: argparse.Namespace) -> str:
 
 def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
     names = (
-        "project", "device_kinds", "max_running_jobs", "max_trials", "max_upload_bytes",
+        "project",
+        "device_kinds",
+        "max_running_jobs",
+        "max_trials",
+        "max_upload_bytes",
         "expires_s",
-    )  # fmt: skip
+    )
     limits = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in limits.items() if value is not None}
 

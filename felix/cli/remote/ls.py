@@ -35,10 +35,16 @@ def _show(jobs: list[client.Job]) -> None:
     for job in jobs:
         budget = "" if job.trials is None else f"/{job.trials}"
         rows.add_row(
-            str(job.id), display.printable(job.name), job.state, display.printable(job.target),
-            f"{job.n_trials}{budget}", report.duration(job.best_us), report.ratio(job.speedup),
-            connection.age(job.created_at), " ".join(map(display.printable, job.tags)),
-        )  # fmt: skip
+            str(job.id),
+            display.printable(job.name),
+            job.state,
+            display.printable(job.target),
+            f"{job.n_trials}{budget}",
+            report.duration(job.best_us),
+            report.ratio(job.speedup),
+            connection.age(job.created_at),
+            " ".join(map(display.printable, job.tags)),
+        )
     out = console.Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 140, markup=False
     )

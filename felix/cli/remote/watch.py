@@ -141,10 +141,14 @@ def _display(service: client.Client, job: client.Job) -> Iterator[Show]:
     curve = [point.best_us for point in service.curve(job.id).points]
     with bar:
         number = bar.add_task(
-            job.state, total=job.trials, completed=job.n_trials, job=str(job.id),
+            job.state,
+            total=job.trials,
+            completed=job.n_trials,
+            job=str(job.id),
             of="" if job.trials is None else f"/{job.trials}",
-            best=report.duration(job.best_us), curve=sparkline(curve),
-        )  # fmt: skip
+            best=report.duration(job.best_us),
+            curve=sparkline(curve),
+        )
         yield lambda event: _advance(bar, number, curve, event)
 
 

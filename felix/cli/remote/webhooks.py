@@ -26,8 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
                 if arguments.json:
                     print(json.dumps({"id": made.webhook.id, "secret": made.secret}))
                 else:
-                    print(f"webhook {made.webhook.id}; its secret, shown only now:",
-                          file=sys.stderr)  # fmt: skip
+                    print(
+                        f"webhook {made.webhook.id}; its secret, shown only now:", file=sys.stderr
+                    )
                     print(made.secret)
             case "delete":
                 service.delete_webhook(_number(arguments))

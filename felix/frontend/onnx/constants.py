@@ -31,8 +31,9 @@ def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any
     tables = [importer._nodes, importer._params]
     values = [inputs[index] for index in range(len(inputs))]
     arrays = [known(value, tables) for value in values]
-    if any(array is None and value is not None
-           for array, value in zip(arrays, values, strict=True)):  # fmt: skip
+    if any(
+        array is None and value is not None for array, value in zip(arrays, values, strict=True)
+    ):
         return None
     try:
         result = compute(arrays, attributes)

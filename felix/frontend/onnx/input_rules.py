@@ -19,9 +19,11 @@ _LENIENT = frozenset({"Attention", "Resize", "Upsample"})
 
 #: Element types whose values are no real numbers.
 _NO_NUMBERS = (
-    onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING, onnx.TensorProto.COMPLEX64,
+    onnx.TensorProto.UNDEFINED,
+    onnx.TensorProto.STRING,
+    onnx.TensorProto.COMPLEX64,
     onnx.TensorProto.COMPLEX128,
-)  # fmt: skip
+)
 
 
 def missing(node: Any, opset: int) -> str | None:

@@ -23,9 +23,12 @@ _LINEAR = 40.0
 
 
 def convert(
-    importer: Any, unroller: recurrent.Unroller, operator: str, inputs: Any,
+    importer: Any,
+    unroller: recurrent.Unroller,
+    operator: str,
+    inputs: Any,
     attributes: Mapping[str, Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """The Relax expression of a node, or None where TVM's own conversion holds.
 
     Raises:
@@ -146,5 +149,7 @@ def _bias(bb: Any, mask: Any) -> Any:
 
 #: Operators -> the importer, inputs and attributes to an expression, or None for TVM's conversion.
 _OWN: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
-    "Expand": _expand, "OneHot": _one_hot, "Softplus": _softplus,
-}  # fmt: skip
+    "Expand": _expand,
+    "OneHot": _one_hot,
+    "Softplus": _softplus,
+}

@@ -22,11 +22,15 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 #: Steps of all recurrent operators of a model, of both directions.
 MAX_STEPS = 4096
 _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
-    "sigmoid": relax.op.sigmoid, "tanh": relax.op.tanh, "relu": relax.op.nn.relu,
-}  # fmt: skip
+    "sigmoid": relax.op.sigmoid,
+    "tanh": relax.op.tanh,
+    "relu": relax.op.nn.relu,
+}
 _DEFAULTS = {
-    "LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"],
-}  # fmt: skip
+    "LSTM": ["Sigmoid", "Tanh", "Tanh"],
+    "GRU": ["Sigmoid", "Tanh"],
+    "RNN": ["Tanh"],
+}
 #: Attributes that must be left out.
 _UNSUPPORTED = ("clip", "input_forget", "activation_alpha", "activation_beta")
 #: Positions of inputs: W and R have the gates below each other, B those of W and then of R.
@@ -102,9 +106,13 @@ class Unroller:
         return self._emit(relax.op.squeeze(tensor, [axis]))
 
     def _direction(
-        self, operator: str, tensors: Sequence[Any], x: Any, attributes: Mapping[str, Any],
+        self,
+        operator: str,
+        tensors: Sequence[Any],
+        x: Any,
+        attributes: Mapping[str, Any],
         sizes: tuple[int, int, int, int],
-    ) -> _Direction:  # fmt: skip
+    ) -> _Direction:
         index, count, s, b = sizes
         w, r = (self._of(tensors[position], index) for position in (_W, _R))
         rows, h = (int(extent) for extent in r.ty.shape)
@@ -122,9 +130,10 @@ class Unroller:
             bias=biases[1],
             state=self._start(tensors[_H], index, (b, h), attributes, dtype),
             cell=self._start(tensors[_C], index, (b, h), attributes, dtype)
-            if operator == "LSTM" else None,
+            if operator == "LSTM"
+            else None,
             functions=functions,
-        )  # fmt: skip
+        )
 
     def _biases(self, bias: Any, index: int, rows: int, dtype: str) -> list[Any]:
         """Those of the inputs and of the state, [1, rows] each."""
@@ -134,9 +143,13 @@ class Unroller:
         return self._parts(both, 2)
 
     def _start(
-        self, given: Any, index: int, shape: tuple[int, int], attributes: Mapping[str, Any],
+        self,
+        given: Any,
+        index: int,
+        shape: tuple[int, int],
+        attributes: Mapping[str, Any],
         dtype: str,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if given is None:
             return relax.const(np.zeros(shape, dtype), dtype)
         return self._of(given, index, axis=1 if attributes.get("layout", 0) else 0)

@@ -27,10 +27,11 @@ _TVM_FIRST_AXIS, _TVM_RANKS = 2, (3, 4, 5)
 _WIDE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 #: ONNX's ways to round a coordinate to a place.
 _ROUNDINGS: Mapping[str, Callable[[Any], Any]] = {
-    "floor": np.floor, "ceil": np.ceil,
+    "floor": np.floor,
+    "ceil": np.ceil,
     "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
     "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +164,11 @@ def _is_tvms(
         ValueError: it does not, nor do the conversions here.
     """
     is_plain = all(
-        axis.size == axis.extent if axis.number < _TVM_FIRST_AXIS
+        axis.size == axis.extent
+        if axis.number < _TVM_FIRST_AXIS
         else axis.is_ratio or inputs[2] is None
         for axis in axes
-    )  # fmt: skip
+    )
     is_plain &= len(x.ty.shape) in _TVM_RANKS and not attributes.get("axes")
     is_plain &= not attributes.get("antialias") and not _has_policy(attributes)
     is_plain &= inputs[2] is None or inputs[3] is None

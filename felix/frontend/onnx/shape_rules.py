@@ -38,8 +38,9 @@ def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
                 f"shapes: an extent of the input {names.quoted(name)} is below 1"
             )
         for index, dim in enumerate(item.type.tensor_type.shape.dim):
-            parameter = names.check(f"an extent of the input {names.quoted(name)}",
-                                    dim.dim_param or "-")  # fmt: skip
+            parameter = names.check(
+                f"an extent of the input {names.quoted(name)}", dim.dim_param or "-"
+            )
             if dim.dim_value < 0:
                 raise errors.WorkloadError(
                     f"the input {names.quoted(name)} of the ONNX model has a negative extent"

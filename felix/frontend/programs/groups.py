@@ -35,9 +35,20 @@ MAX_CALLS = 32
 ELEMENTWISE, MOVE, OPAQUE = 1, 2, 8
 #: Where statements and expressions have others below them.
 _FIELDS = (
-    "seq", "body", "block", "then_case", "else_case", "value", "a", "b", "args", "condition",
-    "true_value", "false_value", "indices",
-)  # fmt: skip
+    "seq",
+    "body",
+    "block",
+    "then_case",
+    "else_case",
+    "value",
+    "a",
+    "b",
+    "args",
+    "condition",
+    "true_value",
+    "false_value",
+    "indices",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

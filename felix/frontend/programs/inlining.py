@@ -72,9 +72,16 @@ def _with_simple_reads(block: s_tir.SBlock) -> s_tir.SBlock:
         for each in block.reads
     ]
     return s_tir.SBlock(
-        block.iter_vars, reads, block.writes, block.name_hint, body, block.init,
-        block.alloc_buffers, block.match_buffers, block.annotations,
-    )  # fmt: skip
+        block.iter_vars,
+        reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
 
 
 def _simple_range(each: Any, domains: Mapping[Any, Any]) -> Any:

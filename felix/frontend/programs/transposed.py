@@ -33,9 +33,13 @@ def _rule(rewriter: Rewriter, value: Any) -> Any:
         return None
     dtype = str(rewriter.builder.normalize(value).ty.dtype)
     return rewriter.builder.emit_te(
-        _product, left, transposition.args[0], dtype, primfunc_name_hint="NT_matmul",
+        _product,
+        left,
+        transposition.args[0],
+        dtype,
+        primfunc_name_hint="NT_matmul",
         primfunc_attrs=annotation.attributes("matmul_transposed", 2, dtype),
-    )  # fmt: skip
+    )
 
 
 def _swaps_last_two(call: Any) -> bool:

@@ -22,9 +22,15 @@ from felix import errors
 
 _SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
 _DEFAULTS = {
-    "query": None, "key": None, "value": None, "attn_mask": None, "dropout_p": 0.0,
-    "is_causal": False, "scale": None, "enable_gqa": False,
-}  # fmt: skip
+    "query": None,
+    "key": None,
+    "value": None,
+    "attn_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
 _SIGNATURE = inspect.Signature(
     [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)

@@ -45,18 +45,30 @@ CONFIRMED = frozenset({
     "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self",
 })  # fmt: skip
 #: Those of which the first result is.
-FIRST_CONFIRMED = frozenset({
-    "_native_batch_norm_legit_no_training.default", "max_pool2d_with_indices.default",
-    "max_pool3d_with_indices.default", "native_group_norm.default",
-})  # fmt: skip
+FIRST_CONFIRMED = frozenset(
+    {
+        "_native_batch_norm_legit_no_training.default",
+        "max_pool2d_with_indices.default",
+        "max_pool3d_with_indices.default",
+        "native_group_norm.default",
+    }
+)
 #: An operator with more elements among its operands and results is not compared.
 MOST_ELEMENTS = 1 << 24
 #: The least and the largest integers that operands are drawn from: the first for which PyTorch
 #: runs. Indices and divisors may be some only.
 _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
 #: Operators that are about values that are not finite: operands begin with such.
-_OF_NONFINITE = frozenset({"eq.Tensor", "isfinite.default", "isinf.default", "isnan.default",
-                           "nan_to_num.default", "ne.Tensor"})  # fmt: skip
+_OF_NONFINITE = frozenset(
+    {
+        "eq.Tensor",
+        "isfinite.default",
+        "isinf.default",
+        "isnan.default",
+        "nan_to_num.default",
+        "ne.Tensor",
+    }
+)
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 #: What PyTorch raises for operands that an operator does not take.

@@ -36,9 +36,11 @@ _PROMOTED = (
 )  # fmt: skip
 #: what they are of two booleans.
 _LOGICAL: dict[str, Callable[[Any, Any], Any]] = {
-    "add.Tensor": relax.op.logical_or, "mul.Tensor": relax.op.logical_and,
-    "maximum.default": relax.op.logical_or, "minimum.default": relax.op.logical_and,
-}  # fmt: skip
+    "add.Tensor": relax.op.logical_or,
+    "mul.Tensor": relax.op.logical_and,
+    "maximum.default": relax.op.logical_or,
+    "minimum.default": relax.op.logical_and,
+}
 #: Others whose first operand has the result's type before they are computed.
 _WIDENING = ("clamp.default", "cumprod.default", "cumsum.default")
 

@@ -38,21 +38,35 @@ _MUTATIONS = {
 #: What errors of importing begin with.
 MESSAGE = "the PyTorch model cannot be imported: "
 #: Element types of tensors in programs.
-DTYPES = frozenset({
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
-})  # fmt: skip
+DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 #: TVM's words for operators that it does not convert.
 _UNSUPPORTED = re.compile(r"Unsupported function types \[(.*)\]")
 #: What torch.export raises for modules that it cannot trace.
 EXPORT_ERRORS = (
-    *grammar.TVM_ERRORS, AssertionError, NotImplementedError, ImportError,
+    *grammar.TVM_ERRORS,
+    AssertionError,
+    NotImplementedError,
+    ImportError,
     torch._dynamo.exc.TorchDynamoException,
-)  # fmt: skip
+)
 #: What it raises for operators of whose results it does not know the shape; the text names one.
 _DATA_DEPENDENT = (
-    fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException,
-)  # fmt: skip
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.DataDependentOutputException,
+)
 
 
 def export(

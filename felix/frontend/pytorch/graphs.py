@@ -150,10 +150,11 @@ def _program(traced: torch.fx.GraphModule) -> torch.export.ExportedProgram:
     )
     n_inputs, n_outputs = len(placeholders), len(output.args[0])
     structure = exported_program.ModuleCallSignature(
-        inputs=[], outputs=[],
+        inputs=[],
+        outputs=[],
         in_spec=pytree.tree_structure((tuple(range(n_inputs)), {})),
         out_spec=pytree.tree_structure(tuple(range(n_outputs))),
-    )  # fmt: skip
+    )
     return torch.export.ExportedProgram(
         root=traced,
         graph=traced.graph,

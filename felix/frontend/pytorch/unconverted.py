@@ -25,17 +25,32 @@ from felix.frontend.torch_calls.form import TorchCall, TorchForm
 
 #: Types of arguments that a form may have.
 _PLAIN = (
-    torch.fx.Node, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None), bool,
-    int, float, str,
-)  # fmt: skip
+    torch.fx.Node,
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.device,
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+)
 #: Operators of which TVM's conversion gives something else.
 _WRONG = frozenset({"_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default"})
 #: Positions of arguments that TVM's conversions drop; left out or None they do no harm.
 _DROPPED = {"avg_pool2d.default": 6, "avg_pool3d.default": 6}
 #: Keyword arguments that say where a result is stored and how, or its type, which is cast.
-_OF_STORAGE = frozenset({
-    "dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking",
-})  # fmt: skip
+_OF_STORAGE = frozenset(
+    {
+        "dtype",
+        "layout",
+        "device",
+        "pin_memory",
+        "memory_format",
+        "non_blocking",
+    }
+)
 
 
 def convertible() -> frozenset[str]:
@@ -104,8 +119,12 @@ class Unconverted:
         keywords = {name: _encoded(value, tensors) for name, value in node.kwargs.items()}
 
         def emitted(value: torch.Tensor, result: int | None) -> Any:
-            options = {"operator": str(node.target).removeprefix("aten."), "result": result,
-                       "arguments": arguments, "keywords": keywords}  # fmt: skip
+            options = {
+                "operator": str(node.target).removeprefix("aten."),
+                "result": result,
+                "arguments": arguments,
+                "keywords": keywords,
+            }
             dtype = calling.dtype_name(value.dtype)
             form = TorchForm(
                 len(tensors), [TorchCall("aten", [*range(len(tensors))], options, dtype)]

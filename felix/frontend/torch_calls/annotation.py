@@ -95,8 +95,9 @@ def _torch_call(call: Any, lowered: Any) -> TorchCall | None:
     numbered = [_operand(each, tensors) for each in operands]
     if any(each is None for each in numbered):
         return None
-    return TorchCall(function, [each for each in numbered if each is not None], options,
-                     str(result.dtype))  # fmt: skip
+    return TorchCall(
+        function, [each for each in numbered if each is not None], options, str(result.dtype)
+    )
 
 
 def _operand(value: Any, tensors: Sequence[Any]) -> Operand | None:

@@ -23,8 +23,11 @@ _SAME = (
     "bitwise_and", "bitwise_or", "where", "floor_divide",
 )  # fmt: skip
 _ACTIVATIONS = {
-    "nn.relu": "relu", "nn.silu": "silu", "nn.gelu": "gelu", "nn.selu": "selu",
-}  # fmt: skip
+    "nn.relu": "relu",
+    "nn.silu": "silu",
+    "nn.gelu": "gelu",
+    "nn.selu": "selu",
+}
 
 
 def draft(call: Any) -> Draft | None:

@@ -163,8 +163,12 @@ def _in_eager_types(form: TorchForm) -> TorchForm:
     if narrow not in ("float16", "bfloat16"):
         return form
     calls = [
-        TorchCall(call.function, call.operands, call.options,
-                  narrow if call.dtype == "float32" else call.dtype)
+        TorchCall(
+            call.function,
+            call.operands,
+            call.options,
+            narrow if call.dtype == "float32" else call.dtype,
+        )
         for call in form.calls
-    ]  # fmt: skip
+    ]
     return TorchForm(form.n_inputs, calls)

@@ -149,10 +149,14 @@ class BoardRuns:
         """Why the board gives no session; None if it has given one."""
         board = self._board
         request = {
-            "verb": "lease", "host": board.tracker.host, "port": board.tracker.port,
-            "key": board.key, "priority": board.priority, "lease_s": board.lease_s,
+            "verb": "lease",
+            "host": board.tracker.host,
+            "port": board.tracker.port,
+            "key": board.key,
+            "priority": board.priority,
+            "lease_s": board.lease_s,
             "session_s": board.lease_s + 2 * self._options.run_timeout_s,
-        }  # fmt: skip
+        }
         try:
             if board.key not in board.tracker.keys():
                 return f"the tracker at {board.tracker} has no such key now"
@@ -169,9 +173,12 @@ class BoardRuns:
         """The process's reply, or a failure in its form."""
         options = self._timing.burst() if candidate.thorough else self._timing
         request = {
-            "verb": "run", "folder": state.folder, "library": candidate.binary,
-            "options": dataclasses.asdict(options), "best_us": state.best_us,
-        }  # fmt: skip
+            "verb": "run",
+            "folder": state.folder,
+            "library": candidate.binary,
+            "options": dataclasses.asdict(options),
+            "best_us": state.best_us,
+        }
         try:
             reply = self._client.call(request, self._options.run_timeout_s)
             return replies.checked(request, reply)

@@ -91,9 +91,13 @@ class BoardPool(staged.StagedPool):
         options: candidates.LocalOptions,
     ) -> board_runs.BoardRuns:
         here = self._processes.runner(
-            f"reference-{index}", index, dataclasses.replace(device, name="this machine"),
-            cpu.available_cores(), self.timing_lock, [],
-        )  # fmt: skip
+            f"reference-{index}",
+            index,
+            dataclasses.replace(device, name="this machine"),
+            cpu.available_cores(),
+            self.timing_lock,
+            [],
+        )
         client = self._processes.board_client(f"board-{index}", index, device)
         return board_runs.BoardRuns(board, client, here, options, device, self._stopped)
 

@@ -47,16 +47,21 @@ def serve(tracker: trackers.Tracker, key: str, host: str, port: int) -> NoReturn
         os.chdir(folder)  # a session that crashed leaves the process in a folder that is gone
         try:
             state = rpc_server.PopenRPCServerState(
-                host, port, port + _N_PORTS, tracker_addr=(tracker.host, tracker.port), key=key,
+                host,
+                port,
+                port + _N_PORTS,
+                tracker_addr=(tracker.host, tracker.port),
+                key=key,
                 custom_addr=host,
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as error:
             raise errors.MeasureError(f"cannot listen on {host}:{port}: {error}") from error
         print(f"felix worker: board {key} listens on {host}:{state.port}", flush=True)
         state.thread.join()
         state.sock.close()
-        _log.warning("the server ended with a session, and starts again",
-                     extra={"action": "board_restart"})  # fmt: skip
+        _log.warning(
+            "the server ended with a session, and starts again", extra={"action": "board_restart"}
+        )
 
 
 def own_address(tracker: trackers.Tracker) -> str:

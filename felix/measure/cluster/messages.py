@@ -124,9 +124,12 @@ def measurement(fields: Any, build_s: float) -> protocol.Measurement:
             raise ValueError
         if error is not None:
             return protocol.Measurement(
-                error=protocol.ErrorClass(error), message=message, build_s=build_s, run_s=run_s,
+                error=protocol.ErrorClass(error),
+                message=message,
+                build_s=build_s,
+                run_s=run_s,
                 device=device,
-            )  # fmt: skip
+            )
         return protocol.Measurement.timed(
             latencies_us, build_s=build_s, run_s=run_s, checked=checked, device=device
         )

@@ -104,12 +104,16 @@ class Node:
     def facts(self) -> str:
         """What the node is and does: a message with its versions, builders and device."""
         return messages.write(
-            felix=version.__version__, tvm=tvm.__version__, payload=payloads.VERSION,
-            host=platform.node(), builders=self._settings.builders,
+            felix=version.__version__,
+            tvm=tvm.__version__,
+            payload=payloads.VERSION,
+            host=platform.node(),
+            builders=self._settings.builders,
             kind=kinds.slug(self._device.name) if self._runs is not None else "",
             device=dataclasses.asdict(self._device) if self._runs is not None else None,
-            about=self._about(), key=self._settings.key,
-        )  # fmt: skip
+            about=self._about(),
+            key=self._settings.key,
+        )
 
     def status(self) -> str:
         """How the node is now: why its device cannot be used, its clock, power and driver."""
@@ -213,9 +217,11 @@ class Node:
             self._n_tasks += 1
             binary = self._kept(name, fields["suffix"], content) if fields["suffix"] else ""
             self._states[key] = candidates.TaskState(
-                self._device, str(folder), candidates.Reference(description, str(binary)),
+                self._device,
+                str(folder),
+                candidates.Reference(description, str(binary)),
                 candidates.NOT_COMPUTED,
-            )  # fmt: skip
+            )
             while len(self._states) > MAX_TASKS:
                 _, old = self._states.popitem(last=False)
                 for path in filter(None, (old.folder, old.reference.binary)):
@@ -224,9 +230,12 @@ class Node:
         return self._states[key]
 
     def _kept(
-        self, name: str, suffix: str, content: bytes,
+        self,
+        name: str,
+        suffix: str,
+        content: bytes,
         suffixes: Sequence[str] = replies.REFERENCE_SUFFIXES,
-    ) -> pathlib.Path:  # fmt: skip
+    ) -> pathlib.Path:
         """A file with a binary that came, where run workers read."""
         if suffix not in suffixes:
             raise errors.MeasureError(f"no binary has the suffix {suffix!r}")

@@ -148,8 +148,11 @@ class ClusterPool(staged.StagedPool):
             try:
                 self._join()
             except errors.MeasureError as error:
-                _log.warning("the cluster does not say who is there: %s", error,
-                             extra={"action": "cluster_silent"})  # fmt: skip
+                _log.warning(
+                    "the cluster does not say who is there: %s",
+                    error,
+                    extra={"action": "cluster_silent"},
+                )
 
     def _join(self) -> Sequence[Member]:
         """Let new nodes take part; all that are there."""
@@ -158,8 +161,12 @@ class ClusterPool(staged.StagedPool):
             if member.unfit is not None:
                 if member.name not in self._warned:
                     self._warned.add(member.name)
-                    _log.warning("node %s takes no part: %s", member.name, member.unfit,
-                                 extra={"action": "node_unfit"})  # fmt: skip
+                    _log.warning(
+                        "node %s takes no part: %s",
+                        member.name,
+                        member.unfit,
+                        extra={"action": "node_unfit"},
+                    )
             elif member.name not in self._known:
                 self._known.add(member.name)
                 self._take_in(member)

@@ -90,11 +90,14 @@ def start_node(name: str, settings: node.Settings, kind: str, here: str) -> Any:
         here: a resource that this machine alone has.
     """
     actor = ray.remote(node.Node).options(
-        name=name, namespace=NAMESPACE, num_cpus=0,
+        name=name,
+        namespace=NAMESPACE,
+        num_cpus=0,
         resources={here: 0.001} | ({kinds.resource(kind): 1} if kind else {}),
-        max_restarts=-1, max_task_retries=0,
+        max_restarts=-1,
+        max_task_retries=0,
         max_concurrency=settings.builders + 3,  # builds, a run, an interrupt, a question
-    )  # fmt: skip
+    )
     return actor.remote(settings)
 
 

@@ -94,14 +94,23 @@ class Worker:
         if self.kind:
             resources[kinds.resource(self.kind)] = float(max(1, len(self._numbers)))
         command = [
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=0",
-            f"--num-gpus={len(self._numbers)}", f"--address={self._settings.address}",
-            f"--resources={json.dumps(resources)}", "--disable-usage-stats",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            "--num-cpus=0",
+            f"--num-gpus={len(self._numbers)}",
+            f"--address={self._settings.address}",
+            f"--resources={json.dumps(resources)}",
+            "--disable-usage-stats",
+        ]
         return subprocess.Popen(
-            command, stdout=self._log, stderr=self._log,
+            command,
+            stdout=self._log,
+            stderr=self._log,
             preexec_fn=lambda: syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
-        )  # fmt: skip
+        )
 
     @property
     def _own(self) -> str:

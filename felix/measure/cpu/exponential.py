@@ -23,9 +23,13 @@ from felix.tir import grammar
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 #: Of r^2 and higher powers of r, the highest first.
 _COEFFICIENTS = (
-    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
     5.0000001201e-1,
-)  # fmt: skip
+)
 #: Below and above, the result is 0 and infinite.
 _LEAST, _MOST = -104.0, 89.0
 _BIAS, _MANTISSA_BITS = 127, 23

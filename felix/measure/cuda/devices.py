@@ -82,8 +82,6 @@ def _library() -> ctypes.CDLL:
 def _of_device(cuda: ctypes.CDLL, index: int, call: Callable[[ctypes.c_int], int]) -> None:
     """Call with a device's handle."""
     device = ctypes.c_int()
-    for code in (
-        cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), index), call(device)
-    ):  # fmt: skip
+    for code in (cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), index), call(device)):
         if code:
             raise errors.MeasureError(f"the CUDA driver finds no device {index} (error {code})")

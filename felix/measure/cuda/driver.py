@@ -41,10 +41,21 @@ _LAUNCH_CLUSTER = 4
 _TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
 #: TVM's names of dtypes -> numbers of `CUtensorMapDataType`; what TMA only moves goes by size.
 _TENSOR_MAP_DTYPES = {
-    "int8": 0, "uint8": 0, "float8_e4m3fn": 0, "float8_e5m2": 0, "uint16": 1, "int16": 1,
-    "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7, "float64": 8,
+    "int8": 0,
+    "uint8": 0,
+    "float8_e4m3fn": 0,
+    "float8_e5m2": 0,
+    "uint16": 1,
+    "int16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "uint64": 4,
+    "int64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
     "bfloat16": 9,
-}  # fmt: skip
+}
 #: Bytes -> numbers of `CUtensorMapSwizzle`.
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 #: The other choices of a tensor map, the same for all.
@@ -73,18 +84,22 @@ class _Attribute(ctypes.Structure):
     """`CUlaunchAttribute` of a cluster: extents in x, y, z in a union of 64 bytes."""
 
     _fields_ = (
-        ("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16),
-    )  # fmt: skip
+        ("id", ctypes.c_uint),
+        ("pad", ctypes.c_uint),
+        ("value", ctypes.c_uint * 16),
+    )
 
 
 class _Config(ctypes.Structure):
     """`CUlaunchConfig`: `extents` are grid x, y, z and block x, y, z."""
 
     _fields_ = (
-        ("extents", ctypes.c_uint * 6), ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)),
+        ("extents", ctypes.c_uint * 6),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
         ("n_attributes", ctypes.c_uint),
-    )  # fmt: skip
+    )
 
 
 class Kernel:
@@ -165,31 +180,42 @@ class Context:
         """
         array = np.ascontiguousarray(array)
         self._call(
-            "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(pointer), ctypes.c_void_p(array.ctypes.data),
-            ctypes.c_size_t(array.nbytes), self._stream,
-        )  # fmt: skip
+            "cuMemcpyHtoDAsync_v2",
+            ctypes.c_uint64(pointer),
+            ctypes.c_void_p(array.ctypes.data),
+            ctypes.c_size_t(array.nbytes),
+            self._stream,
+        )
 
     def download(self, pointer: int, array: NDArray[Any]) -> NDArray[Any]:
         """Fill a contiguous host array from the device."""
         self._call(
-            "cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(pointer),
+            "cuMemcpyDtoH_v2",
+            ctypes.c_void_p(array.ctypes.data),
+            ctypes.c_uint64(pointer),
             ctypes.c_size_t(array.nbytes),
-        )  # fmt: skip
+        )
         return array
 
     def copy(self, target: int, source: int, n_bytes: int) -> None:
         """Copy on the device, in stream order."""
         self._call(
-            "cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source),
-            ctypes.c_size_t(n_bytes), self._stream,
-        )  # fmt: skip
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(target),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(n_bytes),
+            self._stream,
+        )
 
     def fill(self, pointer: int, byte: int, n_bytes: int) -> None:
         """Set bytes, in stream order."""
         self._call(
-            "cuMemsetD8Async", ctypes.c_uint64(pointer), ctypes.c_ubyte(byte),
-            ctypes.c_size_t(n_bytes), self._stream,
-        )  # fmt: skip
+            "cuMemsetD8Async",
+            ctypes.c_uint64(pointer),
+            ctypes.c_ubyte(byte),
+            ctypes.c_size_t(n_bytes),
+            self._stream,
+        )
 
     # ------------------------------------------------------------ code
 
@@ -220,12 +246,15 @@ class Context:
         """The launches of a plan; `addresses` are of its parameters, then of its workspaces."""
         return [
             self.kernel(
-                module, launch.kernel, launch.extents,
+                module,
+                launch.kernel,
+                launch.extents,
                 [self._argument(arg, addresses) for arg in launch.args],
-                launch.shared_bytes, launch.cluster,
+                launch.shared_bytes,
+                launch.cluster,
             )
             for launch in plan.launches
-        ]  # fmt: skip
+        ]
 
     def kernel(
         self,
@@ -258,14 +287,21 @@ class Context:
         """Put a launch on the stream."""
         if kernel.config is not None:
             self._call(
-                "cuLaunchKernelEx", ctypes.byref(kernel.config), kernel.function,
-                kernel.pointers, None,
-            )  # fmt: skip
+                "cuLaunchKernelEx",
+                ctypes.byref(kernel.config),
+                kernel.function,
+                kernel.pointers,
+                None,
+            )
             return
         code = self._cuda.cuLaunchKernel(
-            kernel.function, *kernel.extents, kernel.shared_bytes, self._stream,
-            kernel.pointers, None,
-        )  # fmt: skip
+            kernel.function,
+            *kernel.extents,
+            kernel.shared_bytes,
+            self._stream,
+            kernel.pointers,
+            None,
+        )
         if code:
             raise self._error(code, "cuLaunchKernel")
 
@@ -330,12 +366,18 @@ def encoded(cuda: Any, tensor_map: launch_plan.TensorMap, address: int) -> ctype
     before = -ctypes.addressof(room) % _TENSOR_MAP_ALIGNMENT
     descriptor = (ctypes.c_ubyte * _TENSOR_MAP_BYTES).from_buffer(room, before)
     code = getattr(cuda, call)(
-        ctypes.byref(descriptor), dtype, ctypes.c_uint32(rank),
+        ctypes.byref(descriptor),
+        dtype,
+        ctypes.c_uint32(rank),
         ctypes.c_uint64(address + tensor_map.offset_bytes),
         (ctypes.c_uint64 * rank)(*tensor_map.extents),
-        (ctypes.c_uint64 * rank)(*tensor_map.strides_bytes), *_walk(tensor_map),
-        NO_INTERLEAVE, swizzle, PROMOTE_TO_128_BYTES, ZEROS_OUTSIDE,
-    )  # fmt: skip
+        (ctypes.c_uint64 * rank)(*tensor_map.strides_bytes),
+        *_walk(tensor_map),
+        NO_INTERLEAVE,
+        swizzle,
+        PROMOTE_TO_128_BYTES,
+        ZEROS_OUTSIDE,
+    )
     if code:
         raise _error(cuda, code, call)
     return descriptor

@@ -77,8 +77,14 @@ extern "C" __global__ void felix_compare(const void* got, const void* want, u64 
 }
 """
 #: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
-KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4, "float8_e4m3fn": 5,
-         "float8_e5m2": 6}  # fmt: skip
+KINDS = {
+    "float32": 1,
+    "float64": 2,
+    "float16": 3,
+    "bfloat16": 4,
+    "float8_e4m3fn": 5,
+    "float8_e5m2": 6,
+}
 _PROBE_STEPS = 16_000
 _CHECKED_BYTES = 256
 
@@ -95,13 +101,17 @@ class Helpers:
         self._scratch = context.allocate(4096)
         context.fill(self._scratch, 0, 4096)
         self._sweep = context.kernel(
-            self._module, "felix_sweep", (528, 1, 1, 512, 1, 1),
+            self._module,
+            "felix_sweep",
+            (528, 1, 1, 512, 1, 1),
             [ctypes.c_uint64(swept), ctypes.c_uint64(words), ctypes.c_uint64(self._scratch)],
-        )  # fmt: skip
+        )
         self._probe = context.kernel(
-            self._module, "felix_probe", (context.multiprocessors, 1, 1, 128, 1, 1),
+            self._module,
+            "felix_probe",
+            (context.multiprocessors, 1, 1, 128, 1, 1),
             [ctypes.c_uint64(self._scratch), ctypes.c_int(_PROBE_STEPS)],
-        )  # fmt: skip
+        )
         self._events = (context.event(), context.event())
 
     def check(self) -> None:
@@ -151,10 +161,14 @@ class Helpers:
         result = np.array([0, 2**63], dtype=np.uint64)
         self._context.upload(self._scratch, result)
         args = [
-            ctypes.c_uint64(actual), ctypes.c_uint64(expected), ctypes.c_uint64(count),
-            ctypes.c_double(relative), ctypes.c_double(rms), ctypes.c_int(kind),
+            ctypes.c_uint64(actual),
+            ctypes.c_uint64(expected),
+            ctypes.c_uint64(count),
+            ctypes.c_double(relative),
+            ctypes.c_double(rms),
+            ctypes.c_int(kind),
             ctypes.c_uint64(self._scratch),
-        ]  # fmt: skip
+        ]
         blocks = max(1, min(1056, -(-count // 256)))
         kernel = self._context.kernel(
             self._module, "felix_compare", (blocks, 1, 1, 256, 1, 1), args

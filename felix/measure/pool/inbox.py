@@ -87,5 +87,8 @@ def _is_reply(content: Any) -> bool:
 
 #: Kinds of messages, and whether a content is one of theirs.
 _CONTENT: dict[str, Callable[[Any], bool]] = {
-    "started": _is_nothing, "quiet": _is_nothing, "resting": is_seconds, "done": _is_reply,
-}  # fmt: skip
+    "started": _is_nothing,
+    "quiet": _is_nothing,
+    "resting": is_seconds,
+    "done": _is_reply,
+}

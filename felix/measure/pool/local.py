@@ -45,10 +45,14 @@ class LocalPool(staged.StagedPool):
         self._runs = [
             self._processes.runner(
                 "runner" if len(devices) == 1 else f"runner-{index}",
-                index, device, threads, self.timing_lock, self._builders,
+                index,
+                device,
+                threads,
+                self.timing_lock,
+                self._builders,
             )
             for index, device in enumerate(devices)
-        ]  # fmt: skip
+        ]
         watch = canary.Canary(devices[0].kind) if options.canary else None
         self._stages = [
             device_stage.DeviceStage(index, runs, self._queues, self._finish, arch, watch)

@@ -60,13 +60,20 @@ class LocalWorkers:
         return [
             local_builder.LocalBuilder(
                 self._worker(
-                    f"builder-{index}", rights.builder(self.folders, index, limit), device,
-                    role="builder", threads=1, nice=10,
+                    f"builder-{index}",
+                    rights.builder(self.folders, index, limit),
+                    device,
+                    role="builder",
+                    threads=1,
+                    nice=10,
                 ),
-                self.folders.of_builder(index), self.folders, self._options, device.kind,
+                self.folders.of_builder(index),
+                self.folders,
+                self._options,
+                device.kind,
             )
             for index in range(self._options.builders or cpu.available_cores())
-        ]  # fmt: skip
+        ]
 
     def runner(
         self,
@@ -112,9 +119,15 @@ class LocalWorkers:
         return self._servers[module]
 
     def _worker(
-        self, name: str, may: policy.Policy, device: candidates.Device, *,
-        role: str, threads: int, nice: int,
-    ) -> pool_worker.Worker:  # fmt: skip
+        self,
+        name: str,
+        may: policy.Policy,
+        device: candidates.Device,
+        *,
+        role: str,
+        threads: int,
+        nice: int,
+    ) -> pool_worker.Worker:
         """A worker process, which starts with its first request.
 
         Args:

@@ -30,15 +30,20 @@ MAX_SCRATCH_BYTES = 32 << 30
 _NVIDIA_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/nvmap", "/dev/nvhost*", "/dev/dxg")
 #: What the driver's libraries read, with the reason.
 _NVIDIA_FILES = (
-    "/usr/local/cuda*", "/usr/local/nvidia",  # libraries, as installers and containers put them
+    "/usr/local/cuda*",
+    "/usr/local/nvidia",  # libraries, as installers and containers put them
     "/proc/driver",  # the module's parameters, GPUs, rights; of UVM, too, from driver 570 on
     "/proc/devices",  # the number of the UVM device
-    "/proc/modules", "/sys/module",  # whether the modules are loaded, and which version
+    "/proc/modules",
+    "/sys/module",  # whether the modules are loaded, and which version
     "/proc/sys/kernel",  # the kernel's version and limits of shared memory
-    "/sys/bus", "/sys/class", "/sys/devices",  # the GPU's PCI address and NUMA node; memory blocks
-    "/etc/nvidia", "/usr/share/nvidia",  # settings for applications
+    "/sys/bus",
+    "/sys/class",
+    "/sys/devices",  # the GPU's PCI address and NUMA node; memory blocks
+    "/etc/nvidia",
+    "/usr/share/nvidia",  # settings for applications
     "/run/nvidia",  # where the driver lies beside containers
-)  # fmt: skip
+)
 #: Folders whose names these patterns, and NVRTC's search for its libraries, ask for.
 NVIDIA_FOLDERS = ("/dev", "/usr/local")
 

@@ -90,9 +90,11 @@ def _of_softmax(graph: Graph, softmax: Value) -> Attention | None:
         return None
     outside = (each for member in members for each in graph.reads[member] if each not in members)
     return Attention(
-        result=result.owner, members=members, inputs=tuple(dict.fromkeys(outside)),
+        result=result.owner,
+        members=members,
+        inputs=tuple(dict.fromkeys(outside)),
         steps=tuple(_steps(members, product, scores, result)),
-    )  # fmt: skip
+    )
 
 
 def _comes_from(value: Value, source: Value) -> bool:

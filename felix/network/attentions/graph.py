@@ -110,8 +110,11 @@ class Graph:
         elif isinstance(value, relax.TupleGetItem) and value.tuple_value in self._parts:
             tensor, split = self._parts[value.tuple_value]
             sizes = split["sizes"]
-            options = {"dim": split["dim"], "start": sum(sizes[: value.index]),
-                       "length": sizes[value.index]}  # fmt: skip
+            options = {
+                "dim": split["dim"],
+                "start": sum(sizes[: value.index]),
+                "length": sizes[value.index],
+            }
             self._add("narrow", (tensor,), options, variable)
 
     def _call(self, variable: Any, value: Any, symbol: str) -> None:
@@ -129,13 +132,22 @@ class Graph:
                 )
 
     def _add(
-        self, function: str, operands: tuple[Any, ...], options: Mapping[str, Any], variable: Any,
-        dtype: str = "", is_last: bool = True,
-    ) -> Value:  # fmt: skip
+        self,
+        function: str,
+        operands: tuple[Any, ...],
+        options: Mapping[str, Any],
+        variable: Any,
+        dtype: str = "",
+        is_last: bool = True,
+    ) -> Value:
         value = Value(
-            function, operands, options, dtype or str(variable.ty.dtype), owner=variable,
+            function,
+            operands,
+            options,
+            dtype or str(variable.ty.dtype),
+            owner=variable,
             expression=variable if is_last else None,
-        )  # fmt: skip
+        )
         self.values.append(value)
         if is_last:
             self._of[variable] = value
@@ -145,9 +157,13 @@ class Graph:
         if expression not in self._of:
             kind = expression.ty
             self._of[expression] = Value(
-                "", (), {}, str(kind.dtype), expression=expression,
+                "",
+                (),
+                {},
+                str(kind.dtype),
+                expression=expression,
                 constant=_scalar(expression),
-            )  # fmt: skip
+            )
         return self._of[expression]
 
 
@@ -187,20 +203,26 @@ def form_of(
         return numbers[operand] if isinstance(operand, Value) else operand
 
     calls = [
-        TorchCall(each.function, [numbered(operand) for operand in each.operands],
-                  each.options, each.dtype)
+        TorchCall(
+            each.function,
+            [numbered(operand) for operand in each.operands],
+            each.options,
+            each.dtype,
+        )
         for each in ordered
-    ]  # fmt: skip
+    ]
     return TorchForm(len(inputs), calls), inputs
 
 
 def _operands(call: TorchCall, values: Sequence[Value]) -> tuple[Any, ...]:
     return tuple(
-        [values[number] for number in operand] if isinstance(operand, list)
-        else values[operand] if isinstance(operand, int)
+        [values[number] for number in operand]
+        if isinstance(operand, list)
+        else values[operand]
+        if isinstance(operand, int)
         else operand
         for operand in call.operands
-    )  # fmt: skip
+    )
 
 
 def _read(value: Any) -> list[Any]:

@@ -115,10 +115,11 @@ def _call(step: Step, results: Sequence[Any], new: Mapping[Any, Any]) -> Any:
     """The packed call of a form."""
     inputs = [results[e] if isinstance(e, int) else new.get(e, e) for e in step.inputs]
     tensors = [
-        torch.empty(tuple(map(int, e.ty.shape)), dtype=imported.torch_dtype(str(e.ty.dtype)),
-                    device="meta")
+        torch.empty(
+            tuple(map(int, e.ty.shape)), dtype=imported.torch_dtype(str(e.ty.dtype)), device="meta"
+        )
         for e in inputs
-    ]  # fmt: skip
+    ]
     result = functions.result(step.form.to_json(), tensors)
     kind = relax.TensorType(list(result.shape), str(result.dtype).removeprefix("torch."))
     name = registration.register(step.form)

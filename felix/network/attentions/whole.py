@@ -134,9 +134,14 @@ def _whole(every: Sequence[_Comparison], stored: Mapping[str, Any]) -> Whole:
         if name is not contender
     ]
     return Whole(
-        calls=len(every), groups=every[0].names, forms=every[0].forms, contender=contender,
-        latencies_us=latencies_us, reason="; ".join([*others, *wrong.values()]), wrong=wrong,
-    )  # fmt: skip
+        calls=len(every),
+        groups=every[0].names,
+        forms=every[0].forms,
+        contender=contender,
+        latencies_us=latencies_us,
+        reason="; ".join([*others, *wrong.values()]),
+        wrong=wrong,
+    )
 
 
 def _left(shipped: Sequence[Shipped], lowered: tvm.IRModule) -> list[Shipped]:
@@ -205,22 +210,28 @@ class _Comparison:
             for each in self._shipped
         ]
         separate = f"{self._separate.script()}{runs}"
-        return json.dumps({
-            "attention": [form.to_json() for form in self.forms],
-            "separate": hashlib.sha256(separate.encode()).hexdigest(),
-            "torch": torch.__version__,
-            "threads": side_by_side.n_threads(self._target),
-        }, sort_keys=True)  # fmt: skip
+        return json.dumps(
+            {
+                "attention": [form.to_json() for form in self.forms],
+                "separate": hashlib.sha256(separate.encode()).hexdigest(),
+                "torch": torch.__version__,
+                "threads": side_by_side.n_threads(self._target),
+            },
+            sort_keys=True,
+        )
 
     @property
     def _arguments(self) -> list[reference.Argument]:
         return [
             reference.Argument(
-                str(each.name), str(each.ty.dtype), tuple(map(int, each.ty.shape)),
-                is_input=True, is_output=False,
+                str(each.name),
+                str(each.ty.dtype),
+                tuple(map(int, each.ty.shape)),
+                is_input=True,
+                is_output=False,
             )
             for each in self._separate["main"].params
-        ]  # fmt: skip
+        ]
 
     def timed(self) -> dict[str, Any]:
         """Latencies of those that are right, and what is wrong with the other one.
@@ -246,9 +257,11 @@ class _Comparison:
             for name, each in zip(pair, built, strict=True)
         }
         check = excluded.Check(
-            inputs, lambda: (inputs, self._expected(drawn)), allow_tf32=self._allow_tf32,
+            inputs,
+            lambda: (inputs, self._expected(drawn)),
+            allow_tf32=self._allow_tf32,
             names=_NAMES,
-        )  # fmt: skip
+        )
         with side_by_side.undisturbed(self._target):
             wrong = check.wrong(mains)
             excluded.check_left(f"of an attention ({', '.join(self.names)})", mains, wrong)

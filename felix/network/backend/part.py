@@ -73,8 +73,13 @@ class Part(torch.nn.Module):
     ) -> None:
         choice = selection.select(program, known, allow_tf32=chosen.allow_tf32)
         if chosen.queue:
-            queue.add(known, [(task, None if form is None else form.to_json())
-                              for task, form in choice.unknown])  # fmt: skip
+            queue.add(
+                known,
+                [
+                    (task, None if form is None else form.to_json())
+                    for task, form in choice.unknown
+                ],
+            )
         self._is_tf32 = any(
             each.group.task is not None and each.group.task.allows_tf32 for each in choice.shipped
         )

@@ -63,8 +63,9 @@ class Cut:
     @property
     def operators(self) -> list[str]:
         """Names of its operators."""
-        return [support.label(node) for node in self.graph.graph.nodes
-                if support.is_operator(node)]  # fmt: skip
+        return [
+            support.label(node) for node in self.graph.graph.nodes if support.is_operator(node)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

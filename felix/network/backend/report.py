@@ -43,11 +43,15 @@ class PartReport:
             "felix_us": self.felix_us,
             "pytorch_us": self.pytorch_us,
             "groups": [
-                {"name": each.group.name, "calls": each.group.calls, "runs": str(each.contender),
-                 "reason": each.reason}
+                {
+                    "name": each.group.name,
+                    "calls": each.group.calls,
+                    "runs": str(each.contender),
+                    "reason": each.reason,
+                }
                 for each in self.groups
             ],
-        }  # fmt: skip
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,7 @@ def _part_lines(part: PartReport) -> list[str]:
     runs = "Felix" if part.is_tuned else "PyTorch"
     lines = [f"  {part.name}, {len(part.operators)} operators: {runs}: {part.reason}"]
     if part.is_tuned:
-        lines += [f"    {each.group.name}: {each.contender}: {each.reason}"
-                  for each in part.groups]  # fmt: skip
+        lines += [
+            f"    {each.group.name}: {each.contender}: {each.reason}" for each in part.groups
+        ]
     return lines

@@ -34,8 +34,9 @@ class Selection:
             return "it has no program that could be tuned"
         if all(each.outcome is None for each in self.shipped):
             return f"nothing is known of its {len(tasks)} tasks"
-        if any(each.contender is not Contender.PYTORCH and each.latencies_us
-               for each in self.shipped):  # fmt: skip
+        if any(
+            each.contender is not Contender.PYTORCH and each.latencies_us for each in self.shipped
+        ):
             return None
         return "PyTorch's operators are the fastest of each group that is known"
 

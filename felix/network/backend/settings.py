@@ -73,8 +73,9 @@ def _check(name: str, value: Any) -> None:
     kinds = _TYPES[name]
     is_right = isinstance(value, kinds) and not (kinds == (int,) and isinstance(value, bool))
     if not is_right:
-        names = " or ".join({"PathLike": "a path"}.get(kind.__name__, kind.__name__)
-                            for kind in kinds)  # fmt: skip
+        names = " or ".join(
+            {"PathLike": "a path"}.get(kind.__name__, kind.__name__) for kind in kinds
+        )
         raise errors.TuningError(f"the option {name!r} is {names}, got {value!r}")
     if name == "max_sizes" and value < 1:
         raise errors.TuningError(f"the option 'max_sizes' is at least 1, got {value}")

@@ -15,20 +15,25 @@ from felix.network.backend import tracing
 
 #: Operators whose results data or chance decide.
 _TAGS = (
-    torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
-)  # fmt: skip
+)
 
 #: Operators that importing refuses unless their dropout is 0.
 _WITHOUT_DROPOUT = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
 #: Pooling whose seventh operand replaces the number of elements.
 _AVERAGES = frozenset({"avg_pool2d.default", "avg_pool3d.default"})
 #: Operators of whose results importing gives the first one alone.
-_FIRST_RESULT = frozenset({
-    "max_pool2d_with_indices.default", "max_pool3d_with_indices.default",
-    "native_group_norm.default", "native_layer_norm.default",
-    "_native_batch_norm_legit_no_training.default",
-})  # fmt: skip
+_FIRST_RESULT = frozenset(
+    {
+        "max_pool2d_with_indices.default",
+        "max_pool3d_with_indices.default",
+        "native_group_norm.default",
+        "native_layer_norm.default",
+        "_native_batch_norm_legit_no_training.default",
+    }
+)
 
 
 class Support(operator_support.OperatorSupportBase):

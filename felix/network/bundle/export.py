@@ -136,16 +136,20 @@ def _manifest(network: imported.Network, built: Content, summary: report.Report)
         "device": target.hardware(network.target).name,
         "target": json.loads(target.describe(network.target)),
         "network": network.name,
-        "inputs": [_tensor_json(spec.name, each) for spec, each in
-                   zip(model.inputs, network.examples, strict=True)],
-        "outputs": [_tensor_json(spec.name, each) for spec, each in
-                    zip(model.outputs, built.outputs, strict=True)],
+        "inputs": [
+            _tensor_json(spec.name, each)
+            for spec, each in zip(model.inputs, network.examples, strict=True)
+        ],
+        "outputs": [
+            _tensor_json(spec.name, each)
+            for spec, each in zip(model.outputs, built.outputs, strict=True)
+        ],
         "n_parameters": len(built.parameters),
         "prepacks": built.prepacks,
         "allow_tf32": network.allow_tf32,
         "tolerance": network.tolerance,
         "report": summary.to_json(),
-    }  # fmt: skip
+    }
 
 
 def _tensor_json(name: str, tensor: torch.Tensor) -> dict[str, Any]:
@@ -166,8 +170,10 @@ def _as_tvm(tensor: Any) -> tvm.runtime.Tensor:
 def _save(path: pathlib.Path, tensors: Mapping[str, Any]) -> None:
     """Write tensors as TVM does, one after the other: together they may be gigabytes."""
     host = tvm.runtime.device("cpu", 0)
-    on_host = {name: value if value.device == host else value.copyto(host)
-               for name, value in tensors.items()}  # fmt: skip
+    on_host = {
+        name: value if value.device == host else value.copyto(host)
+        for name, value in tensors.items()
+    }
     with files.temporary(path.parent) as (file, part):
         tvm.runtime.save_param_dict_to_file(on_host, str(part))
         os.fsync(file.fileno())

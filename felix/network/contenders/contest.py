@@ -105,8 +105,11 @@ class Contest:
 
     def _prepare(self, some: Sequence[tuple[groups.Group, Outcome | None]]) -> None:
         """Compile what has to be timed of groups side by side."""
-        unknown = {group.symbols[0]: (group, outcome) for group, outcome in some
-                   if self.known(group, outcome) is None}  # fmt: skip
+        unknown = {
+            group.symbols[0]: (group, outcome)
+            for group, outcome in some
+            if self.known(group, outcome) is None
+        }
         mods = {
             symbol: _assembled(self._network, group, outcome)
             for symbol, (group, outcome) in unknown.items()
@@ -189,14 +192,17 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
     """Identifies contenders: another program, form or version is another text."""
     assert isinstance(group.form, TorchForm) and group.task is not None
     text = "" if outcome is None or outcome.program is None else outcome.program
-    return json.dumps({
-        "felix": hashlib.sha256(text.encode()).hexdigest(),
-        "tvm": _is_hopeful(group.task, outcome),
-        "form": group.form.key,
-        "torch": torch.__version__,
-        "wrong": "by the reference",
-        "threads": side_by_side.n_threads(group.task.target),
-    }, sort_keys=True)  # fmt: skip
+    return json.dumps(
+        {
+            "felix": hashlib.sha256(text.encode()).hexdigest(),
+            "tvm": _is_hopeful(group.task, outcome),
+            "form": group.form.key,
+            "torch": torch.__version__,
+            "wrong": "by the reference",
+            "threads": side_by_side.n_threads(group.task.target),
+        },
+        sort_keys=True,
+    )
 
 
 def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:

@@ -27,9 +27,10 @@ Main: TypeAlias = Callable[..., Any]
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
 _SEED = 0
 _NAMES = {
-    Contender.FELIX: "Felix", Contender.TVM: "TVM's default schedule",
+    Contender.FELIX: "Felix",
+    Contender.TVM: "TVM's default schedule",
     Contender.PYTORCH: "PyTorch",
-}  # fmt: skip
+}
 
 
 def inputs(task: Task, *, positive: bool = False) -> list[torch.Tensor]:

@@ -92,10 +92,15 @@ def choose(
     latencies_us = {name: us for name, us in known.items() if name not in compared.wrong}
     contender = fastest(latencies_us)
     shipped = Shipped(
-        group=group, contender=contender, latencies_us=latencies_us, reason="",
-        outcome=outcome, is_known=is_known, without_pytorch=compared.without_pytorch,
+        group=group,
+        contender=contender,
+        latencies_us=latencies_us,
+        reason="",
+        outcome=outcome,
+        is_known=is_known,
+        without_pytorch=compared.without_pytorch,
         wrong=compared.wrong,
-    )  # fmt: skip
+    )
     return dataclasses.replace(shipped, reason=_reason(shipped))
 
 

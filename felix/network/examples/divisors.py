@@ -27,8 +27,9 @@ def inputs(model: frontend_imported.ImportedModel) -> set[int]:
         if var not in reached and _is_integer(var):
             reached.add(var)
             waiting.extend(relax.analysis.free_vars(values[var]) if var in values else ())
-    return {number for number, param in enumerate(main.params[: len(model.inputs)])
-            if param in reached}  # fmt: skip
+    return {
+        number for number, param in enumerate(main.params[: len(model.inputs)]) if param in reached
+    }
 
 
 def _divides_integers(value: Any) -> bool:

@@ -12,8 +12,14 @@ from tvm.s_tir import dlight
 
 #: What TVM's rules raise on programs that they were not written for.
 _RULE_ERRORS = (
-    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 _log = logging.getLogger("felix.network")
 

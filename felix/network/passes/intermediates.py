@@ -39,8 +39,9 @@ class Lift:
     ) -> tvm.IRModule:
         """The module whose programs allocate nothing between their kernels."""
         called = _called(mod["main"])
-        programs = {symbol: buffers for symbol in called
-                    if (buffers := _between_kernels(mod[symbol]))}  # fmt: skip
+        programs = {
+            symbol: buffers for symbol in called if (buffers := _between_kernels(mod[symbol]))
+        }
         scratch = {
             symbol for symbol in called if _keeps_scratch(mod[symbol], programs.get(symbol, ()))
         }

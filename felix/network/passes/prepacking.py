@@ -118,13 +118,22 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
     inner = [buffer for buffer in local if buffer in made and buffer not in packed]
     outer = [buffer for buffer in local if buffer not in made]
     return _Split(
-        statements.program(func, [buffers[index] for index in places] + packed,
-                 [parts[number] for number in chosen], inner),
-        statements.program(func, [buffers[index] for index in inputs] + packed
-                 + [buffers[index] for index in results],
-                 [parts[number] for number in others], outer),
-        tuple(places), tuple(inputs), tuple(packed),
-    )  # fmt: skip
+        statements.program(
+            func,
+            [buffers[index] for index in places] + packed,
+            [parts[number] for number in chosen],
+            inner,
+        ),
+        statements.program(
+            func,
+            [buffers[index] for index in inputs] + packed + [buffers[index] for index in results],
+            [parts[number] for number in others],
+            outer,
+        ),
+        tuple(places),
+        tuple(inputs),
+        tuple(packed),
+    )
 
 
 def _with_split_calls(mod: tvm.IRModule, splits: Mapping[str, _Split]) -> tvm.IRModule:

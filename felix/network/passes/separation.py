@@ -150,8 +150,11 @@ def _assigned(main: relax.Function) -> dict[Any, _Storage]:
 def _free(storages: list[_Storage], uses: _Uses, value: Any, size_bytes: int) -> _Storage | None:
     """The smallest storage that is large enough, else the largest, of those it may take."""
     needs = uses.needs.get(value, 0)
-    free = [each for each in storages
-            if each.value not in uses.kept and not uses.users[each.value] & ~needs]  # fmt: skip
+    free = [
+        each
+        for each in storages
+        if each.value not in uses.kept and not uses.users[each.value] & ~needs
+    ]
     enough = [each for each in free if each.size_bytes >= size_bytes]
     if enough:
         return min(enough, key=lambda each: each.size_bytes)

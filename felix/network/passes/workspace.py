@@ -27,8 +27,12 @@ class Lift:
     ) -> tvm.IRModule:
         """The module with its storages made by `workspace`."""
         main = mod["main"]
-        storages = [binding for block in main.body.blocks for binding in block.bindings
-                    if _allocates(binding.value)]  # fmt: skip
+        storages = [
+            binding
+            for block in main.body.blocks
+            for binding in block.bindings
+            if _allocates(binding.value)
+        ]
         if not storages:
             return mod
         mod = mod.clone()
@@ -51,14 +55,19 @@ def _taking(main: relax.Function, storages: list[Any]) -> relax.Function:
     ]
     return relax.Function(
         [*main.params, *(each.var for each in storages)],
-        relax.SeqExpr(blocks, main.body.body), main.ret_ty, main.is_pure, main.attrs,
-    )  # fmt: skip
+        relax.SeqExpr(blocks, main.body.body),
+        main.ret_ty,
+        main.is_pure,
+        main.attrs,
+    )
 
 
 def _making(storages: list[Any]) -> relax.Function:
     """A function that returns the storages."""
-    made = [relax.VarBinding(relax.Var(f"s{number}", each.var.ty), each.value)
-            for number, each in enumerate(storages)]  # fmt: skip
+    made = [
+        relax.VarBinding(relax.Var(f"s{number}", each.var.ty), each.value)
+        for number, each in enumerate(storages)
+    ]
     kinds = relax.TupleType([each.var.ty for each in made])
     result = relax.Var("all", kinds)
     bindings = [*made, relax.VarBinding(result, relax.Tuple([each.var for each in made]))]

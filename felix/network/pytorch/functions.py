@@ -91,9 +91,14 @@ def _variance(call: Function) -> Function:
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    bias: torch.Tensor | None = None, *, scale: float, is_causal: bool,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: float,
+    is_causal: bool,
+) -> torch.Tensor:
     """softmax(query @ key^T * scale + bias) @ value."""
     return functional.scaled_dot_product_attention(
         query, key, value, bias, is_causal=is_causal, scale=scale
@@ -191,8 +196,10 @@ def packed(text: str) -> Callable[..., None]:
         text: the form.
     """
     form = json.loads(text)
-    calls = [(call["function"], call["operands"], call["options"], getattr(torch, call["dtype"]))
-             for call in form["calls"]]  # fmt: skip
+    calls = [
+        (call["function"], call["operands"], call["options"], getattr(torch, call["dtype"]))
+        for call in form["calls"]
+    ]
     precision = "tf32" if form.get("allow_tf32") else "ieee"
 
     def call(*arguments: Any) -> None:

@@ -178,8 +178,12 @@ class LocalSearch(base.ModelSearch):
             ]
             pool.surrounded.update(c.key for c in parents)
             for index in range(len(self.sketches)):
-                rows = [r for c in parents if c.sketch_index == index
-                        for r in self._moves[index].around(c.decisions)]  # fmt: skip
+                rows = [
+                    r
+                    for c in parents
+                    if c.sketch_index == index
+                    for r in self._moves[index].around(c.decisions)
+                ]
                 pool.add(index, rows, selection.Source.POLISH)
 
     def _polished_together(self) -> list[list[FeatureKind]]:

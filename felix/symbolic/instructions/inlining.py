@@ -161,8 +161,10 @@ def _iterators_of(
 ) -> Mapping[sympy.Symbol, sympy.Expr]:
     """The iterators with which `block` reads what one iteration of its producer stores."""
     stored = producer.store.target.indices
-    plain = [formal.is_Symbol or formal in (actual, 0)
-             for formal, actual in zip(access.indices, stored, strict=True)]  # fmt: skip
+    plain = [
+        formal.is_Symbol or formal in (actual, 0)
+        for formal, actual in zip(access.indices, stored, strict=True)
+    ]
     if all(plain):
         pairs = zip(access.indices, stored, strict=True)
         return {formal: actual for formal, actual in pairs if formal.is_Symbol}

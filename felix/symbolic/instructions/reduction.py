@@ -97,9 +97,14 @@ def _rfactor_block(
     guards = [(copied(g, copies), bound) for g, bound in block.guards]
     annotations = dict(block.annotations)
     rf_block = Block(
-        f"{block.name}_rf", iters, bindings, tuple(stores), tuple(inits) if has_reduce else (),
-        guards, annotations,
-    )  # fmt: skip
+        f"{block.name}_rf",
+        iters,
+        bindings,
+        tuple(stores),
+        tuple(inits) if has_reduce else (),
+        guards,
+        annotations,
+    )
     return rf_block, copies
 
 

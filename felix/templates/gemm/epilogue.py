@@ -15,10 +15,23 @@ import numpy as np
 from felix.tir import grammar
 
 _OPERATORS = {
-    "Add": "+", "Sub": "-", "Mul": "*", "EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">",
-    "GE": ">=", "And": "&&", "Or": "||", "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^",
-    "LShift": "<<", "RShift": ">>",
-}  # fmt: skip
+    "Add": "+",
+    "Sub": "-",
+    "Mul": "*",
+    "EQ": "==",
+    "NE": "!=",
+    "LT": "<",
+    "LE": "<=",
+    "GT": ">",
+    "GE": ">=",
+    "And": "&&",
+    "Or": "||",
+    "BitwiseAnd": "&",
+    "BitwiseOr": "|",
+    "BitwiseXor": "^",
+    "LShift": "<<",
+    "RShift": ">>",
+}
 _OF_ONE = (
     "exp exp2 exp10 erf tanh sinh cosh tan sin cos asin acos atan asinh acosh atanh log log2 "
     "log10 log1p sqrt floor ceil round trunc nearbyint"
@@ -35,9 +48,13 @@ FUNCTIONS = {
 }
 #: C++ of integers and bools, by TVM's name; values of all of them are computed as int.
 _INTEGERS = {
-    "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short",
-    "uint16": "unsigned short", "int32": "int",
-}  # fmt: skip
+    "bool": "bool",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+}
 _BITS = 32
 
 
@@ -117,9 +134,11 @@ def _call(expr: Any, kind: str, below: Sequence[str]) -> str:
         return f"({below[0]} ? {below[1]} : {below[2]})"
     if name in ("isnan", "isinf", "isfinite"):
         infinity = _number(float("inf"), "float")
-        tests = {"isnan": f"({below[0]} != {below[0]})",
-                 "isinf": f"(fabsf({below[0]}) == {infinity})",
-                 "isfinite": f"(fabsf({below[0]}) < {infinity})"}  # fmt: skip
+        tests = {
+            "isnan": f"({below[0]} != {below[0]})",
+            "isinf": f"(fabsf({below[0]}) == {infinity})",
+            "isfinite": f"(fabsf({below[0]}) < {infinity})",
+        }
         return tests[name]
     if name not in FUNCTIONS:
         raise Unsupported(f"its epilogue has the function {name}")

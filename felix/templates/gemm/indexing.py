@@ -35,8 +35,10 @@ def batch_terms(tensor: Tensor, stride: int, inner_batch: int | None, wide: str)
     if inner_batch is None:
         axes = [("batch", stride)]
     else:
-        axes = [(f"(batch % {inner_batch})", stride),
-                (f"(batch / {inner_batch})", tensor.outer_stride)]  # fmt: skip
+        axes = [
+            (f"(batch % {inner_batch})", stride),
+            (f"(batch / {inner_batch})", tensor.outer_stride),
+        ]
     return [
         name if factor == 1 else f"{wide.format(name)} * {factor}"
         for name, factor in axes

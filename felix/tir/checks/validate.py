@@ -77,8 +77,9 @@ def _narrow_is_safe(func: tirx.PrimFunc) -> bool:
     sizes = [math.prod(grammar.shape(buffer)) for buffer in buffers]
     for block in all_blocks:
         for kind in {int(iter_var.iter_type) for iter_var in block.iter_vars}:
-            sizes.append(math.prod(int(v.dom.extent) for v in block.iter_vars
-                                   if int(v.iter_type) == kind))  # fmt: skip
+            sizes.append(
+                math.prod(int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == kind)
+            )
     return max(sizes) <= bounds.NARROW_LIMIT
 
 

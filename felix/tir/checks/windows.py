@@ -37,9 +37,15 @@ def even(func: tirx.PrimFunc) -> tirx.PrimFunc:
     block = root.block
     body = tirx.SeqStmt(changed) if len(changed) > 1 else changed[0]
     made = s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
-        block.alloc_buffers, annotations=block.annotations,
-    )  # fmt: skip
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        annotations=block.annotations,
+    )
     return func.with_body(s_tir.SBlockRealize(root.iter_values, root.predicate, made))
 
 
@@ -79,10 +85,13 @@ def _made_even(
     if None in sizes or not _is_plain(outer_loops, outer, loops, inner):
         return None
     reductions = [
-        tirx.IterVar(tvm.ir.Range(0, tirx.IntImm(loop.loop_var.ty.dtype, size)),
-                     tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype), tirx.IterVar.CommReduce)
+        tirx.IterVar(
+            tvm.ir.Range(0, tirx.IntImm(loop.loop_var.ty.dtype, size)),
+            tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype),
+            tirx.IterVar.CommReduce,
+        )
         for loop, size in zip(loops, sizes, strict=True)
-    ]  # fmt: skip
+    ]
     block = _even_block(outer.block, loops, inner, reductions)
     variables = [tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype) for loop in loops]
     made: Any = s_tir.SBlockRealize([*outer.iter_values, *variables], True, block)
@@ -133,8 +142,16 @@ def _even_block(
     target = tirx.BufferLoad(store.buffer, indices)
     body = tirx.BufferStore(store.buffer, type(store.value)(target, guarded), indices)
     first = tirx.BufferStore(store.buffer, init.value, indices)
-    return s_tir.SBlock([*outer.iter_vars, *reductions], [], [], inner.block.name_hint, body,
-                        first, [], annotations=inner.block.annotations)  # fmt: skip
+    return s_tir.SBlock(
+        [*outer.iter_vars, *reductions],
+        [],
+        [],
+        inner.block.name_hint,
+        body,
+        first,
+        [],
+        annotations=inner.block.annotations,
+    )
 
 
 def _largest(extent: Any, domains: Mapping[Any, Any]) -> int | None:

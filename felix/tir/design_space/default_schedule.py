@@ -50,8 +50,11 @@ def on_gpu(mod: tvm.IRModule) -> s_tir.Schedule:
     schedule = s_tir.Schedule(mod, debug_mask="none")
     for realize in blocks.realizes(mod["main"])[:-1]:
         name = str(realize.block.name_hint)
-        n_terms = math.prod(int(each.dom.extent) for each in realize.block.iter_vars
-                            if each.iter_type == tirx.IterVar.CommReduce)  # fmt: skip
+        n_terms = math.prod(
+            int(each.dom.extent)
+            for each in realize.block.iter_vars
+            if each.iter_type == tirx.IterVar.CommReduce
+        )
         if n_terms > MAX_TERMS:
             raise errors.UnsupportedSchedule(
                 f"block {name} has no default schedule: a thread would combine {n_terms} values"

@@ -28,9 +28,11 @@ class Exchange:
     """
 
     def __init__(
-        self, request: options_module.Request, learner: online_model.Learner,
+        self,
+        request: options_module.Request,
+        learner: online_model.Learner,
         task_opener: opener.Opener,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._budget, self._options = request.budget, request.options
         self._learner, self._opener = learner, task_opener
         self._texts: dict[int, str] = {}

@@ -46,9 +46,13 @@ class OpenTask:
         ours, start = self._task_search, time.perf_counter()
         if not ours.is_open:
             ours.open(
-                request.strategy, request.models, request.options, request.seed,
-                templates_first=not request.has_rest, judge=self._judge,
-            )  # fmt: skip
+                request.strategy,
+                request.models,
+                request.options,
+                request.seed,
+                templates_first=not request.has_rest,
+                judge=self._judge,
+            )
         if request.has_rest and ours.unopened:
             ours.open_rest(judge=self._judge)
         search, open_s = ours.search, time.perf_counter() - start

@@ -64,24 +64,40 @@ _TRIAL = response_bodies.Trial(
     ],
 )  # fmt: skip
 _CURVE = response_bodies.Curve(
-    job_id=7, name="gemm 512", state=states.State.SUCCEEDED, unscheduled_us=149013.2,
+    job_id=7,
+    name="gemm 512",
+    state=states.State.SUCCEEDED,
+    unscheduled_us=149013.2,
     points=[
-        response_bodies.CurvePoint(trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0,
-                          share_of_best=0.65),
-        response_bodies.CurvePoint(trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1,
-                          share_of_best=1.0),
+        response_bodies.CurvePoint(
+            trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0, share_of_best=0.65
+        ),
+        response_bodies.CurvePoint(
+            trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1, share_of_best=1.0
+        ),
     ],
-)  # fmt: skip
+)
 _PREDICTED = response_bodies.Predicted(
-    n=47, rank_correlation=0.85, median_ratio=1.2,
-    points=[response_bodies.PredictedPoint(trial=45, task=0, round=2, predicted_us=1190.4,
-                                  latency_us=1268.1)],
-)  # fmt: skip
+    n=47,
+    rank_correlation=0.85,
+    median_ratio=1.2,
+    points=[
+        response_bodies.PredictedPoint(
+            trial=45, task=0, round=2, predicted_us=1190.4, latency_us=1268.1
+        )
+    ],
+)
 _SEARCH = response_bodies.Search(
     rounds=[
-        response_bodies.Round(task=0, round=1, n_candidates=16, n_invalid=0, predicted_us=1310.0,
-                     elapsed_s=6.1, steps=[{"step": 0, "temperature": 1.0, "loss": 7.9,
-                                            "penalty": 0.2}])
+        response_bodies.Round(
+            task=0,
+            round=1,
+            n_candidates=16,
+            n_invalid=0,
+            predicted_us=1310.0,
+            elapsed_s=6.1,
+            steps=[{"step": 0, "temperature": 1.0, "loss": 7.9, "penalty": 0.2}],
+        )
     ],
     trainings=[
         response_bodies.Training(
@@ -89,15 +105,23 @@ _SEARCH = response_bodies.Search(
         )
     ],
     errors={"build": 1},
-)  # fmt: skip
+)
 _EVENT = response_bodies.Event(
-    seq=12, at=_AT, type="trial", from_state=None, to_state=None,
+    seq=12,
+    at=_AT,
+    type="trial",
+    from_state=None,
+    to_state=None,
     payload={"trial": 1, "task": 0, "latency_us": 1951.0, "error": None, "best_us": 1951.0},
-)  # fmt: skip
+)
 _ARTIFACT = response_bodies.Artifact(
-    name="felix-job-7.zip", kind="bundle", media_type="application/zip", sha256=_SHA256,
-    size_bytes=52155, created_at=_ENDED,
-)  # fmt: skip
+    name="felix-job-7.zip",
+    kind="bundle",
+    media_type="application/zip",
+    sha256=_SHA256,
+    size_bytes=52155,
+    created_at=_ENDED,
+)
 _DEVICE_OF = response_bodies.Device(
     name="emeraldrapids", kind="llvm", target_keys=["llvm", _DEVICE],
     target={"kind": "llvm", "num-cores": 2}, hardware={"cores": 2, "clock_ghz": 2.1},
@@ -111,41 +135,87 @@ _DEVICE_OF = response_bodies.Device(
     ],
 )  # fmt: skip
 _WORKER = response_bodies.Worker(
-    id=3, name="bench-1", host="bench-1", pid=4711, versions=_VERSIONS,
-    devices=[{"name": "emeraldrapids", "kind": "llvm"}], started_at=_AT, last_beat_at=_ENDED,
-    stopped_at=None, n_trials=48, n_infrastructure=0, n_jobs=1, job_id=7, is_alive=True,
-)  # fmt: skip
+    id=3,
+    name="bench-1",
+    host="bench-1",
+    pid=4711,
+    versions=_VERSIONS,
+    devices=[{"name": "emeraldrapids", "kind": "llvm"}],
+    started_at=_AT,
+    last_beat_at=_ENDED,
+    stopped_at=None,
+    n_trials=48,
+    n_infrastructure=0,
+    n_jobs=1,
+    job_id=7,
+    is_alive=True,
+)
 _MODEL = response_bodies.Model(
     name="llvm", sha256=_SHA256, size_bytes=914212, metadata={"features": 2}, card="# llvm\n"
 )
 _KEY = response_bodies.Key(
-    id=2, project="default", name="ci", public="0a1b2c3d4e5f",
-    can_read=True, can_submit=True, can_admin=False, can_priority=False,
-    can_worker=False, device_kinds=[],
-    max_running_jobs=4, max_trials=None, max_upload_bytes=None, created_at=_AT,
-    last_used_at=_ENDED, expires_at=None, revoked_at=None,
-)  # fmt: skip
+    id=2,
+    project="default",
+    name="ci",
+    public="0a1b2c3d4e5f",
+    can_read=True,
+    can_submit=True,
+    can_admin=False,
+    can_priority=False,
+    can_worker=False,
+    device_kinds=[],
+    max_running_jobs=4,
+    max_trials=None,
+    max_upload_bytes=None,
+    created_at=_AT,
+    last_used_at=_ENDED,
+    expires_at=None,
+    revoked_at=None,
+)
 _QUOTA = response_bodies.Quota(max_running_jobs=4, max_trials=20000, max_upload_bytes=268435456)
 _AUDIT = response_bodies.Audit(
-    id=31, at=_AT, project="default", key_id=2, key_name="ci", action="job.pause", subject="job 7",
-    detail={"before": "running", "after": "pausing"}, remote="192.0.2.7",
-)  # fmt: skip
+    id=31,
+    at=_AT,
+    project="default",
+    key_id=2,
+    key_name="ci",
+    action="job.pause",
+    subject="job 7",
+    detail={"before": "running", "after": "pausing"},
+    remote="192.0.2.7",
+)
 _PROJECT = project_bodies.Project(
-    name="vision", created_at=_AT, max_running_jobs=8, max_trials=None, max_bytes=10**10,
+    name="vision",
+    created_at=_AT,
+    max_running_jobs=8,
+    max_trials=None,
+    max_bytes=10**10,
     retention_days=90,
-)  # fmt: skip
+)
 _PROJECT_USAGE = project_bodies.ProjectUsage(
     **_PROJECT.model_dump(), n_running_jobs=2, n_bytes=734003200
 )
 _WEBHOOK = project_bodies.Webhook(
-    id=3, project="vision", url="https://ci.example/felix", states=["succeeded", "failed"],
-    created_at=_AT, key_id=2,
-)  # fmt: skip
+    id=3,
+    project="vision",
+    url="https://ci.example/felix",
+    states=["succeeded", "failed"],
+    created_at=_AT,
+    key_id=2,
+)
 _DELIVERY = project_bodies.Delivery(
-    id=12, webhook_id=3, event_id="job-7-78", state="delivered", attempts=1, created_at=_ENDED,
+    id=12,
+    webhook_id=3,
+    event_id="job-7-78",
+    state="delivered",
+    attempts=1,
+    created_at=_ENDED,
     body='{"id":"job-7-78","type":"job.succeeded","at":"...","job":{"id":7,"...":"..."}}',
-    not_before=_ENDED, delivered_at=_ENDED, last_status=200, last_error=None,
-)  # fmt: skip
+    not_before=_ENDED,
+    delivered_at=_ENDED,
+    last_status=200,
+    last_error=None,
+)
 _ESTIMATE = response_bodies.Estimate(
     position=3,
     n_tuners=1,
@@ -157,25 +227,35 @@ _ESTIMATE = response_bodies.Estimate(
 )
 _SIMILAR = response_bodies.SimilarJob.model_validate(JOB.model_dump())
 _BATCH = response_bodies.Batch(
-    id=3, created_at=_AT,
+    id=3,
+    created_at=_AT,
     items=[
         response_bodies.BatchItem(job_id=7, state=states.State.QUEUED, problem=None),
         response_bodies.BatchItem(
-            job_id=None, state=None,
-            problem={"type": "urn:felix:problem:invalid-request", "title": "Invalid request",
-                     "status": 422, "detail": "#/trials: Input should be greater than 0"},
+            job_id=None,
+            state=None,
+            problem={
+                "type": "urn:felix:problem:invalid-request",
+                "title": "Invalid request",
+                "status": 422,
+                "detail": "#/trials: Input should be greater than 0",
+            },
         ),
     ],
-)  # fmt: skip
+)
 _TEMPLATE = response_bodies.Template(
-    name="nightly", created_at=_AT,
-    job={"workload": {"kind": "operator", "name": "gemm", "params": {"m": 512, "n": 512,
-                                                                     "k": 512}}, "trials": 64},
-)  # fmt: skip
+    name="nightly",
+    created_at=_AT,
+    job={
+        "workload": {"kind": "operator", "name": "gemm", "params": {"m": 512, "n": 512, "k": 512}},
+        "trials": 64,
+    },
+)
 _GEMM = {
-    "type": "object", "required": ["m", "n", "k"],
+    "type": "object",
+    "required": ["m", "n", "k"],
     "properties": {name: {"type": "integer", "minimum": 1} for name in ("m", "n", "k")},
-}  # fmt: skip
+}
 _STREAM = f"event: trial\ndata: {_EVENT.model_dump_json()}\nid: 12\n\n"
 _SHARED_STREAM = f'data: {{"job_id":7,"event":{_EVENT.model_dump_json()}}}\n\n'
 

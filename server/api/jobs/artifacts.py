@@ -31,8 +31,11 @@ def every(
     )
 
 
-@router.get("/{name}", response_class=responses.StreamingResponse,
-            responses={200: {"content": {"application/octet-stream": {}}}})  # fmt: skip
+@router.get(
+    "/{name}",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
 def download(
     job_id: request_bodies.Id, name: _Name, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:

@@ -30,8 +30,11 @@ COLUMNS = (
 BATCH = 500
 
 
-@router.get("/v1/jobs.csv", response_class=responses.StreamingResponse,
-            responses={200: {"content": {"text/csv": {}}}})  # fmt: skip
+@router.get(
+    "/v1/jobs.csv",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"text/csv": {}}}},
+)
 def as_csv(caller: auth.Reader, chosen: job_routes.Chosen) -> fastapi.Response:
     """The jobs that `GET /v1/jobs` lists, all of them, newest first."""
     return responses.StreamingResponse(

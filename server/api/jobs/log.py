@@ -26,8 +26,11 @@ BATCH = 500
 _FREQUENT = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
 
 
-@router.get("/log", response_class=responses.StreamingResponse,
-            responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
+@router.get(
+    "/log",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"text/plain": {}}}},
+)
 def log(
     job_id: request_bodies.Id,
     caller: auth.Reader,

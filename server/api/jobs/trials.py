@@ -81,8 +81,11 @@ def get(
         return decisions.body(jobs.tasks(tx, job_id), trial)
 
 
-@router.get("/trials.csv", response_class=responses.StreamingResponse,
-            responses={200: {"content": {"text/csv": {}}}})  # fmt: skip
+@router.get(
+    "/trials.csv",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"text/csv": {}}}},
+)
 def as_csv(
     job_id: request_bodies.Id,
     caller: auth.Reader,
@@ -93,8 +96,11 @@ def as_csv(
     return _stream(caller, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
 
 
-@router.get("/trials.jsonl", response_class=responses.StreamingResponse,
-            responses={200: {"content": {"application/jsonl": {}}}})  # fmt: skip
+@router.get(
+    "/trials.jsonl",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"application/jsonl": {}}}},
+)
 def as_jsonl(
     job_id: request_bodies.Id,
     caller: auth.Reader,

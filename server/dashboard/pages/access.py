@@ -116,13 +116,15 @@ def audit(
         entries = keys.audited(tx, AUDIT_LIMIT + 1, after, key_id)
         all_keys = keys.every(tx)
     return render.page(
-        request, "audit.html", viewer,
+        request,
+        "audit.html",
+        viewer,
         entries=entries[:AUDIT_LIMIT],
         next=entries[AUDIT_LIMIT - 1].id if len(entries) > AUDIT_LIMIT else None,
         after=after,
         keys=all_keys,
         key_id=key_id,
-    )  # fmt: skip
+    )
 
 
 def _page(
@@ -137,7 +139,10 @@ def _page(
         all_projects = projects.every(tx)
     now = datetime.datetime.now(datetime.UTC)
     return render.page(
-        request, "keys.html", viewer, 422 if form.wrong else 200,
+        request,
+        "keys.html",
+        viewer,
+        422 if form.wrong else 200,
         keys=[(key, scopes(key), state(key, now)) for key in reversed(all_keys)],
         projects=all_projects,
         scopes=SCOPES,
@@ -145,7 +150,7 @@ def _page(
         texts=form.texts,
         wrong=form.wrong,
         settings=services.settings,
-    )  # fmt: skip
+    )
 
 
 def _body(texts: Mapping[str, str], chosen: list[str]) -> dict[str, Any]:

@@ -39,7 +39,9 @@ def compare(
         chart = chart_data.compared(tx, compared)
     bests = [row.best_us for row in compared if row.best_us is not None]
     return render.page(
-        request, "compare.html", viewer,
+        request,
+        "compare.html",
+        viewer,
         jobs=compared,
         chart=chart,
         missing=missing,
@@ -49,7 +51,7 @@ def compare(
         recent=[row for row in recent if row.id not in numbers and row.n_trials],
         is_live=any(row.state not in states.ENDED for row in compared),
         mixed=len({row.flops for row in compared}) > 1,
-    )  # fmt: skip
+    )
 
 
 def numbers_of(texts: list[str]) -> list[int]:

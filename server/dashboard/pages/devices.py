@@ -43,14 +43,16 @@ def devices(
         reports = device_reports.of_workers(tx, [tuner.id for tuner in tuners])
     gone = [tuner for tuner in tuners if not tuner.is_alive]
     return render.page(
-        request, "devices.html", viewer,
+        request,
+        "devices.html",
+        viewer,
         devices=[
             (each, facts(each.kind, each.hardware)) for each in workers.devices(tuners, reports)
         ],
         tuners=[tuner for tuner in tuners if tuner.is_alive] + gone[:MAX_GONE],
         n_hidden=max(0, len(gone) - MAX_GONE),
         stale_s=stale_s,
-    )  # fmt: skip
+    )
 
 
 def facts(kind: str, hardware: Mapping[str, Any]) -> list[tuple[str, str]]:

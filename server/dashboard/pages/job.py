@@ -37,15 +37,27 @@ _S = states.State
 
 #: What can be done in which states: verb, label, states, what it means.
 ACTIONS: tuple[tuple[str, str, frozenset[states.State], str], ...] = (
-    ("pause", "Pause", frozenset({_S.QUEUED, _S.RUNNING}),
-     "Stop tuning for now; everything measured stays"),
+    (
+        "pause",
+        "Pause",
+        frozenset({_S.QUEUED, _S.RUNNING}),
+        "Stop tuning for now; everything measured stays",
+    ),
     ("resume", "Resume", frozenset({_S.PAUSED, _S.PAUSING}), "Go on with it"),
-    ("stop", "Stop early", frozenset({_S.RUNNING, _S.PAUSING, _S.PAUSED}),
-     "End now, with the artifact of the best schedules so far"),
-    ("cancel", "Cancel", frozenset(set(_S) - states.ENDED - {_S.CANCELLING}),
-     "Drop it: what was measured stays readable, there is no artifact"),
+    (
+        "stop",
+        "Stop early",
+        frozenset({_S.RUNNING, _S.PAUSING, _S.PAUSED}),
+        "End now, with the artifact of the best schedules so far",
+    ),
+    (
+        "cancel",
+        "Cancel",
+        frozenset(set(_S) - states.ENDED - {_S.CANCELLING}),
+        "Drop it: what was measured stays readable, there is no artifact",
+    ),
     ("retry", "Retry", frozenset({_S.FAILED, _S.CANCELLED}), "Go on with all it has measured"),
-)  # fmt: skip
+)
 
 #: Parts of the time a person waits, in words; `felix.tuning.pacing.Breakdown`.
 PARTS = {
@@ -79,14 +91,18 @@ def overview(
         chart = chart_data.convergence(tx, head["job"], head["tasks"], network)
         similar = reuse.similar(tx, job_id, SIMILAR_LIMIT)
     return render.page(
-        request, "job/overview.html", viewer, tab="overview", **head,
+        request,
+        "job/overview.html",
+        viewer,
+        tab="overview",
+        **head,
         chart=chart,
         network=network,
         artifacts=files,
         similar=similar,
         can_save=viewer.can("submit") and team_templates.can_be_template(head["job"]),
         parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
-    )  # fmt: skip
+    )
 
 
 @router.get("/trials")
@@ -111,7 +127,11 @@ def trials_page(
         page = trials.page(tx, job_id, chosen, TRIALS_LIMIT, after or 0)
         failed = trials.error_counts(tx, job_id)
     return render.page(
-        request, "job/trials.html", viewer, tab="trials", **head,
+        request,
+        "job/trials.html",
+        viewer,
+        tab="trials",
+        **head,
         trials=page.trials,
         next=page.next,
         after=after,
@@ -120,7 +140,7 @@ def trials_page(
         chosen_task=chosen.task,
         failed=failed,
         errors=ERRORS,
-    )  # fmt: skip
+    )
 
 
 @router.get("/trials/{number}")
@@ -137,11 +157,15 @@ def trial_page(
         trial = trials.get(tx, job_id, number)
     task = next(each for each in head["tasks"] if each.number == trial.task)
     return render.page(
-        request, "job/trial.html", viewer, tab="trials", **head,
+        request,
+        "job/trial.html",
+        viewer,
+        tab="trials",
+        **head,
         trial=trial,
         task=task,
         decisions=decisions.named([task], trial),
-    )  # fmt: skip
+    )
 
 
 @router.get("/search")
@@ -161,14 +185,18 @@ def search_page(
         pairs = plot_points.predicted(tx, job_id, number, 2000)
     predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
     return render.page(
-        request, "job/search.html", viewer, tab="search", **head,
+        request,
+        "job/search.html",
+        viewer,
+        tab="search",
+        **head,
         number=number,
         chart=chart_data.search(head["job"], number, pairs, rounds),
         rounds=rounds,
         trainings=trainings,
         n_pairs=len(pairs),
         rank_correlation=plot_points.rank_correlation(predicted_us, measured_us),
-    )  # fmt: skip
+    )
 
 
 @router.get("/code")
@@ -189,16 +217,22 @@ def code_page(
     is_gpu = language == "cuda"
     listings = [
         Listing("schedule", "Schedule (TVMScript)", "python", schedule or ""),
-        Listing("source", f"Generated code ({'CUDA' if is_gpu else 'LLVM IR'})", language,
-                source or ""),
-        Listing("assembly", "PTX" if is_gpu else "Assembly", "ptx" if is_gpu else "gas",
-                assembly or ""),
-    ]  # fmt: skip
+        Listing(
+            "source", f"Generated code ({'CUDA' if is_gpu else 'LLVM IR'})", language, source or ""
+        ),
+        Listing(
+            "assembly", "PTX" if is_gpu else "Assembly", "ptx" if is_gpu else "gas", assembly or ""
+        ),
+    ]
     return render.page(
-        request, "job/code.html", viewer, tab="code", **head,
+        request,
+        "job/code.html",
+        viewer,
+        tab="code",
+        **head,
         number=number,
         listings=[listing for listing in listings if listing.text],
-    )  # fmt: skip
+    )
 
 
 @router.get("/log")
@@ -216,12 +250,16 @@ def log_page(
         head = _head(tx, services, viewer, job_id)
         newest = newest_events(tx, job_id, before, kinds)
     return render.page(
-        request, "job/log.html", viewer, tab="log", **head,
+        request,
+        "job/log.html",
+        viewer,
+        tab="log",
+        **head,
         events=newest[:LOG_LIMIT],
         more=newest[LOG_LIMIT - 1].seq if len(newest) > LOG_LIMIT else None,
         all=all_,
         before=before,
-    )  # fmt: skip
+    )
 
 
 @router.post("/{verb}")

@@ -124,7 +124,9 @@ def table(
         counts = job_lists.counts(tx)
         tuners = workers.every(tx, services.settings.stale_s)
     return render.page(
-        request, "jobs.html", viewer,
+        request,
+        "jobs.html",
+        viewer,
         jobs=page.jobs,
         owners=owners,
         verbs={job.id: " ".join(verbs(viewer, job)) for job in page.jobs},
@@ -137,7 +139,7 @@ def table(
         groups=GROUPS,
         targets=_targets(tuners, page.jobs, filter_.target),
         n_alive=sum(tuner.is_alive for tuner in tuners),
-    )  # fmt: skip
+    )
 
 
 def verbs(viewer: auth.Caller, job: rows.Job) -> list[str]:

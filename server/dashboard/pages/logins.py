@@ -20,9 +20,9 @@ _Next = Annotated[str, fastapi.Query(alias="next", max_length=2000)]
 
 
 @router.get("/login")
-def form(request: fastapi.Request, services: dependencies.ServicesDep, after: _Next = HOME) -> (
-    fastapi.Response
-):  # fmt: skip
+def form(
+    request: fastapi.Request, services: dependencies.ServicesDep, after: _Next = HOME
+) -> fastapi.Response:
     """The form; whoever is logged in goes on."""
     after = inside(after)
     if auth.from_cookie(request, services) is not None:

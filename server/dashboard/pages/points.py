@@ -35,7 +35,10 @@ def points(
         zip(*trial_points, strict=True) if trial_points else [()] * 5
     )
     columns = {
-        "trial": trial, "task": tasks, "elapsed_s": elapsed_s, "measured_s": measured_s,
+        "trial": trial,
+        "task": tasks,
+        "elapsed_s": elapsed_s,
+        "measured_s": measured_s,
         "latency_us": latency_us,
-    }  # fmt: skip
+    }
     return responses.JSONResponse(columns, headers={"Cache-Control": "no-store"})

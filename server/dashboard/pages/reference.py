@@ -66,11 +66,13 @@ def reference(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Respon
     for operation in operations(document):
         by_tag.setdefault(operation.tag, []).append(operation)
     return render.page(
-        request, "reference.html", viewer,
+        request,
+        "reference.html",
+        viewer,
         paragraphs=with_code(document["info"].get("description", "")).split("\n\n"),
         by_tag=by_tag,
         address=str(request.base_url).rstrip("/"),
-    )  # fmt: skip
+    )
 
 
 def with_code(text: str) -> markupsafe.Markup:

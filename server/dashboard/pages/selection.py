@@ -84,7 +84,9 @@ def _page(
 ) -> fastapi.Response:
     label, done = VERBS[verb]
     return render.page(
-        request, "selection.html", viewer,
+        request,
+        "selection.html",
+        viewer,
         verb=verb,
         label=label,
         done=done,
@@ -92,7 +94,7 @@ def _page(
         back=back,
         jobs=listed,
         outcomes=outcomes,
-    )  # fmt: skip
+    )
 
 
 def _existing(viewer: auth.Caller, numbers: Sequence[int]) -> list[rows.Job]:

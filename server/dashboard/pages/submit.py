@@ -261,7 +261,10 @@ def _page(
         tuners = workers.every(tx, services.settings.stale_s)
     quota = job_actions.quota(services, viewer)
     return render.page(
-        request, "submit.html", viewer, 422 if filled.wrong or filled.problem else 200,
+        request,
+        "submit.html",
+        viewer,
+        422 if filled.wrong or filled.problem else 200,
         source=filled.source,
         op=filled.op,
         operators=sorted(operators),
@@ -279,7 +282,7 @@ def _page(
         max_upload_bytes=job_actions.upload_limit(services, viewer),
         form_id=secrets.token_urlsafe(16),
         can_submit=viewer.can("submit"),
-    )  # fmt: skip
+    )
 
 
 def _alive_kinds(tuners: Any) -> set[str]:

@@ -32,8 +32,16 @@ _MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 
 #: What a bundle that is gone, damaged or none at all raises.
-_DAMAGE = (errors.NotFound, zipfile.BadZipFile, zlib.error, struct.error, ValueError, KeyError,
-           EOFError, RuntimeError)  # fmt: skip
+_DAMAGE = (
+    errors.NotFound,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    ValueError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+)
 
 #: Fields of a zip that this module writes, little-endian; APPNOTE.TXT has them.
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -66,9 +74,11 @@ def make(
             rewrite(original, copy, name, artifacts.description(job))
         except _DAMAGE as error:
             _log.warning(
-                "the artifact of job %d is damaged: %s", source.job_id, error,
+                "the artifact of job %d is damaged: %s",
+                source.job_id,
+                error,
                 extra={"action": "reuse", "job_id": source.job_id},
-            )  # fmt: skip
+            )
             return None
         stored = store.put(copy)
         retention.keep_content(tx, store, stored.sha256, copy)
@@ -106,8 +116,13 @@ def rewrite(
                 text = (json.dumps(content, indent=2) + "\n").encode()
                 central.append(_write(to, name, _Part.of(text, entry)))
             else:
-                part = _Part(entry.compress_type, entry.CRC, entry.compress_size,
-                             entry.file_size, entry.external_attr)  # fmt: skip
+                part = _Part(
+                    entry.compress_type,
+                    entry.CRC,
+                    entry.compress_size,
+                    entry.file_size,
+                    entry.external_attr,
+                )
                 _seek(raw, entry)
                 central.append(_write(to, name, part, raw))
         begin = to.tell()
@@ -132,8 +147,9 @@ class _Part:
     def of(cls, content: bytes, like: zipfile.ZipInfo) -> _Part:
         """An uncompressed file with the attributes of another."""
         crc = zlib.crc32(content)
-        return cls(zipfile.ZIP_STORED, crc, len(content), len(content), like.external_attr,
-                   content)  # fmt: skip
+        return cls(
+            zipfile.ZIP_STORED, crc, len(content), len(content), like.external_attr, content
+        )
 
 
 def _write(to: IO[bytes], name: bytes, part: _Part, raw: IO[bytes] | None = None) -> bytes:

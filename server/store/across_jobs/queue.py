@@ -64,11 +64,14 @@ def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
     trials_per_s, n_recent_jobs = _rate(tx, work.target_key)
     tuners = workers.every(tx, stale_s)
     n_tuners = sum(
-        any(_compete(work.target_key, str(key)) for device in tuner.devices
-            for key in device.get("target_keys", ()))
+        any(
+            _compete(work.target_key, str(key))
+            for device in tuner.devices
+            for key in device.get("target_keys", ())
+        )
         for tuner in tuners
         if tuner.is_alive
-    )  # fmt: skip
+    )
     running, ahead = _others(tx, work)
     durations_s = [_duration_s(each, trials_per_s) for each in (*running, *ahead)]
     known_s = [duration_s for duration_s in durations_s if duration_s is not None]

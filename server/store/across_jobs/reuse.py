@@ -293,8 +293,15 @@ def _finish(
 ) -> bool:
     """End a queued job with the results and artifacts of an earlier one, if they are usable."""
     job_id = request.job_id
-    same = ("target_key", "resolved_target", "best_us", "unscheduled_us", "n_unscheduled",
-            "versions", "model")  # fmt: skip
+    same = (
+        "target_key",
+        "resolved_target",
+        "best_us",
+        "unscheduled_us",
+        "n_unscheduled",
+        "versions",
+        "model",
+    )
     changes: dict[str, Any] = {name: getattr(source, name) for name in same}
     changes["reason"] = "reused"
     ended = rows.Job(**vars(jobs.get(tx, job_id)) | changes | {"reused_from": source.id})
@@ -319,8 +326,18 @@ def _finish(
 
 def _copy_tasks(tx: orm.Session, job_id: int, source_id: int) -> None:
     """Results and code of the tasks of an earlier job with the same tasks."""
-    names = ("task_key", "n_sketches", "best_us", "unscheduled_us", "unscheduled_message",
-             "ships_unscheduled", "schedule", "source", "assembly", "decisions")  # fmt: skip
+    names = (
+        "task_key",
+        "n_sketches",
+        "best_us",
+        "unscheduled_us",
+        "unscheduled_message",
+        "ships_unscheduled",
+        "schedule",
+        "source",
+        "assembly",
+        "decisions",
+    )
     task = models.Task
     query = sa.select(task.number, *(getattr(task, name) for name in names))
     for number, *values in tx.execute(query.where(task.job_id == source_id)).all():

@@ -31,9 +31,18 @@ _SECRET_PREFIX = "whsec_"
 
 #: What a notification says of a job, besides its state.
 _JOB_FIELDS = (
-    "id", "project", "name", "op", "target", "n_trials", "best_us", "unscheduled_us", "reason",
-    "error", "message",
-)  # fmt: skip
+    "id",
+    "project",
+    "name",
+    "op",
+    "target",
+    "n_trials",
+    "best_us",
+    "unscheduled_us",
+    "reason",
+    "error",
+    "message",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,8 +86,9 @@ def create(
     Raises:
         QuotaExceeded: the project has `MAX_WEBHOOKS`.
     """
-    tx.execute(sa.select(models.Project.name).where(
-        models.Project.name == project).with_for_update())  # fmt: skip
+    tx.execute(
+        sa.select(models.Project.name).where(models.Project.name == project).with_for_update()
+    )
     count = sa.select(sa.func.count()).select_from(models.Webhook)
     if (tx.scalar(count.where(models.Webhook.project == project)) or 0) >= MAX_WEBHOOKS:
         raise errors.QuotaExceeded(
@@ -86,9 +96,13 @@ def create(
         )
     secret = _SECRET_PREFIX + secrets.token_urlsafe(32)
     row = models.Webhook(
-        project=project, url=url, states=[str(state) for state in reported], secret=secret,
-        key_id=key_id, created_at=columns.db_now(),
-    )  # fmt: skip
+        project=project,
+        url=url,
+        states=[str(state) for state in reported],
+        secret=secret,
+        key_id=key_id,
+        created_at=columns.db_now(),
+    )
     tx.add(row)
     tx.flush()
     tx.refresh(row)
@@ -133,15 +147,19 @@ def notify(tx: orm.Session, job_id: int, seq: int, state: states.State) -> None:
     webhook_ids = [number for number, reported in tx.execute(query) if state in reported]
     if not webhook_ids:
         return
-    fields = sa.select(*(getattr(job, name) for name in _JOB_FIELDS), sa.type_coerce(
-        columns.db_now(), columns.UtcDateTime()).label("at"))  # fmt: skip
+    fields = sa.select(
+        *(getattr(job, name) for name in _JOB_FIELDS),
+        sa.type_coerce(columns.db_now(), columns.UtcDateTime()).label("at"),
+    )
     content = dict(tx.execute(fields.where(job.id == job_id)).one()._mapping)
     at = content.pop("at")
     event_id = f"job-{job_id}-{seq}"
     body = {
-        "id": event_id, "type": f"job.{state}", "at": at.isoformat(),
+        "id": event_id,
+        "type": f"job.{state}",
+        "at": at.isoformat(),
         "job": {**content, "state": str(state)},
-    }  # fmt: skip
+    }
     for number in webhook_ids:
         _insert(tx, number, content["project"], event_id, body)
 
@@ -251,8 +269,10 @@ def note(tx: orm.Session, due: Due, reply: Reply, retry_after_s: float | None) -
     """
     delivery = models.Delivery
     values: dict[str, Any] = {
-        "leased_until": None, "last_status": reply.status, "last_error": reply.error,
-    }  # fmt: skip
+        "leased_until": None,
+        "last_status": reply.status,
+        "last_error": reply.error,
+    }
     if reply.is_accepted:
         values |= {"state": "delivered", "delivered_at": columns.db_now()}
     elif retry_after_s is None:
@@ -260,8 +280,10 @@ def note(tx: orm.Session, due: Due, reply: Reply, retry_after_s: float | None) -
     else:
         values |= {"not_before": columns.db_now(retry_after_s)}
     same = (
-        delivery.id == due.id, delivery.attempts == due.attempts, delivery.state == "pending",
-    )  # fmt: skip
+        delivery.id == due.id,
+        delivery.attempts == due.attempts,
+        delivery.state == "pending",
+    )
     tx.execute(
         sa.update(delivery)
         .where(*same)
@@ -291,10 +313,13 @@ def _insert(
     tx: orm.Session, webhook_id: int, project: str, event_id: str, body: dict[str, Any]
 ) -> models.Delivery:
     row = models.Delivery(
-        webhook_id=webhook_id, project=project, event_id=event_id,
+        webhook_id=webhook_id,
+        project=project,
+        event_id=event_id,
         body=json.dumps(body, separators=(",", ":")),
-        created_at=columns.db_now(), not_before=columns.db_now(),
-    )  # fmt: skip
+        created_at=columns.db_now(),
+        not_before=columns.db_now(),
+    )
     tx.add(row)
     tx.flush()
     tx.refresh(row)

@@ -70,12 +70,17 @@ def _read(
     tuned = {each.task.key for each in result.results}
     network = dataclasses.replace(
         imported.read(
-            claimed.model_file(), (), {}, full, workload.get("shapes") or None,
-            grouping.of(full), drawn_on,
+            claimed.model_file(),
+            (),
+            {},
+            full,
+            workload.get("shapes") or None,
+            grouping.of(full),
+            drawn_on,
         ),
         name=pathlib.PurePath(claimed.job.op).stem,
         allow_tf32=workload.get("allow_tf32", False),
-    )  # fmt: skip
+    )
     for other in (None, frontend.Grouping()):
         lowered = (
             network.lowered if other is None else frontend.lowered(network.imported, full, other)

@@ -36,14 +36,21 @@ class Admission:
             with self._db.read() as tx:
                 judged = worker_keys.judge(tx, stated)
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("keys of nodes cannot be looked at: %s", error,
-                         extra={"action": "admission_failed"})  # fmt: skip
+            _log.warning(
+                "keys of nodes cannot be looked at: %s",
+                error,
+                extra={"action": "admission_failed"},
+            )
             return self._refusals
         refusals = {each.name: each.refusal for each in judged}
         for name, refusal in refusals.items():
             if refusal is not None and refusal != self._refusals.get(name):
-                _log.warning("node %s may not measure: it %s", name, refusal,
-                             extra={"action": "node_refused"})  # fmt: skip
+                _log.warning(
+                    "node %s may not measure: it %s",
+                    name,
+                    refusal,
+                    extra={"action": "node_refused"},
+                )
         self._refusals = refusals
         self._note_use(judged)
         return refusals

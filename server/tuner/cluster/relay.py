@@ -206,8 +206,11 @@ class Relay:
             try:
                 self.look()
             except errors.MeasureError as error:
-                _log.warning("the cluster does not say who is there: %s", error,
-                             extra={"action": "cluster_silent"})  # fmt: skip
+                _log.warning(
+                    "the cluster does not say who is there: %s",
+                    error,
+                    extra={"action": "cluster_silent"},
+                )
 
 
 class _Session:

@@ -39,9 +39,11 @@ def main(argv: list[str]) -> None:
     while (packet := socket.recv_fds(control, 1, 1))[1]:
         side, (fd,), *_ = packet
         threading.Thread(
-            target=made.serve, args=(Connection(fd),), daemon=True,
+            target=made.serve,
+            args=(Connection(fd),),
+            daemon=True,
             kwargs={"of_tuner": side == calls.Side.TUNER.value},
-        ).start()  # fmt: skip
+        ).start()
     os._exit(0)  # Ray's own end takes seconds, and nobody waits for anything here
 
 

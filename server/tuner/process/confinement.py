@@ -57,8 +57,11 @@ def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) ->
     outcome = trial.decide(lambda is_confined: attempt(confined if is_confined else anyhow))
     reason = outcome.reason or ""
     if outcome.verdict is trial.Verdict.BROKEN:
-        _log.error("the GPU cannot be used, confined or not: %s", reason,
-                   extra={"action": "device_broken"})  # fmt: skip
+        _log.error(
+            "the GPU cannot be used, confined or not: %s",
+            reason,
+            extra={"action": "device_broken"},
+        )
     if outcome.verdict is not trial.Verdict.IN_THE_WAY:
         return confined
     if chosen is policy.ConfineGpu.ON:
@@ -88,6 +91,9 @@ def described(devices: Sequence[Mapping[str, Any]], start: Start) -> list[dict[s
 
 
 def _unconfined(run_workers: policy.ConfineGpu, reason: str) -> Start:
-    _log.warning("engines are not confined beside the NVIDIA GPU: %s", reason,
-                 extra={"action": "confinement_missing"})  # fmt: skip
+    _log.warning(
+        "engines are not confined beside the NVIDIA GPU: %s",
+        reason,
+        extra={"action": "confinement_missing"},
+    )
     return Start(False, run_workers, reason)

@@ -82,8 +82,11 @@ def end_children(limit_s: float = END_S) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         if time.monotonic() > deadline_s:
-            _log.error("processes of an engine do not end: %s", [child.pid for child in children],
-                       extra={"action": "engine_died"})  # fmt: skip
+            _log.error(
+                "processes of an engine do not end: %s",
+                [child.pid for child in children],
+                extra={"action": "engine_died"},
+            )
             return
         time.sleep(0.002)
 

@@ -34,9 +34,12 @@ def _products() -> dict[str, Builder]:
     }
     for dtype in ("float16", "bfloat16", "int8", "int32", "float64"):
         result[f"dense_{dtype}"] = apply(
-            topi.nn.dense, (32, 64), (48, 64), dtype=dtype,
+            topi.nn.dense,
+            (32, 64),
+            (48, 64),
+            dtype=dtype,
             out_dtype="int32" if dtype == "int8" else dtype,
-        )  # fmt: skip
+        )
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
         result[f"dense_{dtype}"] = apply(_summed_in_float32, (32, 64), (48, 64), dtype=dtype)
     result["dense_bfloat16_in_float32"] = apply(
@@ -177,10 +180,11 @@ def _fused() -> dict[str, Builder]:
         "conv_scale_relu": normalised,
         "conv_pool": apply(
             lambda x, w: nn.pool2d(conv(x, w), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max"),
-            (1, 8, 14, 14), (12, 8, 3, 3),
+            (1, 8, 14, 14),
+            (12, 8, 3, 3),
         ),
         "conv_flatten": apply(lambda x, w: nn.flatten(conv(x, w)), _IMAGE, (12, 8, 3, 3)),
         "conv_concatenate": apply(
             lambda x, w: topi.concatenate([conv(x, w), x], axis=1), _IMAGE, (12, 8, 3, 3)
         ),
-    }  # fmt: skip
+    }

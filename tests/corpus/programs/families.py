@@ -16,9 +16,17 @@ _INTEGERS = ("int8", "int32", "int64")
 def programs() -> dict[str, Builder]:
     """Name -> builder."""
     return (
-        _math() | _integers() | _reductions() | _products() | _convolutions() | _norms()
-        | _gathers() | _moves() | _pools() | _images()
-    )  # fmt: skip
+        _math()
+        | _integers()
+        | _reductions()
+        | _products()
+        | _convolutions()
+        | _norms()
+        | _gathers()
+        | _moves()
+        | _pools()
+        | _images()
+    )
 
 
 def _math() -> dict[str, Builder]:
@@ -33,9 +41,15 @@ def _math() -> dict[str, Builder]:
         result[f"leaky_relu_{dtype}"] = apply(topi.nn.leaky_relu, _ODD, dtype=dtype, alpha=0.1)
     result |= {
         f"cast_{a}_{b}": apply(lambda x, b=b: topi.cast(x, b), _ODD, dtype=a)
-        for a, b in (("float32", "bfloat16"), ("float16", "float64"), ("int64", "float32"),
-                     ("bool", "int8"), ("uint8", "float16"), ("int32", "bool"))
-    }  # fmt: skip
+        for a, b in (
+            ("float32", "bfloat16"),
+            ("float16", "float64"),
+            ("int64", "float32"),
+            ("bool", "int8"),
+            ("uint8", "float16"),
+            ("int32", "bool"),
+        )
+    }
     result["atan2"] = apply(topi.atan2, _ODD, _ODD)
     return result
 
@@ -97,15 +111,20 @@ def _products() -> dict[str, Builder]:
         "dense_batch_norm": apply(
             lambda a, b, g: topi.multiply(nn.relu(nn.dense(a, b)), g), (16, 40), (24, 40), (24,)
         ),
-        "dense_argmax": apply(lambda a, b: topi.argmax(nn.dense(a, b), axis=1), (16, 40),
-                              (24, 40)),
+        "dense_argmax": apply(
+            lambda a, b: topi.argmax(nn.dense(a, b), axis=1), (16, 40), (24, 40)
+        ),
         "dense_layer_norm": apply(
-            lambda a, b, g: nn.layer_norm(nn.dense(a, b), g, g, [1], 1e-5), (16, 40), (24, 40),
-            (24,)),
-        "batch_matmul_ta": apply(nn.batch_matmul, (2, 24, 16), (2, 24, 20), transpose_a=True,
-                                 transpose_b=False),
+            lambda a, b, g: nn.layer_norm(nn.dense(a, b), g, g, [1], 1e-5),
+            (16, 40),
+            (24, 40),
+            (24,),
+        ),
+        "batch_matmul_ta": apply(
+            nn.batch_matmul, (2, 24, 16), (2, 24, 20), transpose_a=True, transpose_b=False
+        ),
         "binary_dense": apply(nn.binary_dense, (8, 4), (16, 4), dtype="uint32"),
-    }  # fmt: skip
+    }
     return result
 
 
@@ -236,17 +255,21 @@ def _moves() -> dict[str, Builder]:
         "transpose_bool": apply(topi.transpose, (37, 41), dtype="bool"),
         "transpose_int64": apply(topi.transpose, (37, 41), dtype="int64"),
         "reshape_bfloat16": apply(topi.reshape, (7, 11, 6), dtype="bfloat16", newshape=(77, 6)),
-        "concatenate_three": apply(lambda *x: topi.concatenate(list(x), 1), (3, 5, 4), (3, 7, 4),
-                                   (3, 1, 4)),
-        "concatenate_int8": apply(lambda *x: topi.concatenate(list(x), 0), (3, 5), (4, 5),
-                                  dtype="int8"),
-        "concatenate_relu": apply(lambda a, b: topi.nn.relu(topi.concatenate([a, b], -1)),
-                                  (9, 5), (9, 13)),
+        "concatenate_three": apply(
+            lambda *x: topi.concatenate(list(x), 1), (3, 5, 4), (3, 7, 4), (3, 1, 4)
+        ),
+        "concatenate_int8": apply(
+            lambda *x: topi.concatenate(list(x), 0), (3, 5), (4, 5), dtype="int8"
+        ),
+        "concatenate_relu": apply(
+            lambda a, b: topi.nn.relu(topi.concatenate([a, b], -1)), (9, 5), (9, 13)
+        ),
         "concatenate_of_products": apply(
-            lambda a, b: topi.concatenate([topi.nn.dense(a, b), a], 1), (16, 32), (24, 32)),
+            lambda a, b: topi.concatenate([topi.nn.dense(a, b), a], 1), (16, 32), (24, 32)
+        ),
         "pad_then_slice": apply(
-            lambda x: topi.strided_slice(topi.nn.pad(x, [1, 1]), [2, 0], [12, 9], [1, 2]),
-            (13, 11)),
+            lambda x: topi.strided_slice(topi.nn.pad(x, [1, 1]), [2, 0], [12, 9], [1, 2]), (13, 11)
+        ),
         "slice_scatter": apply(lambda x, v: topi.slice_scatter(x, v, 1, 4, 1, 0), (12, 5), (3, 5)),
         "repeat_first": apply(topi.repeat, (5, 7), repeats=2, axis=0),
         "tile_int32": apply(topi.tile, (5, 7), dtype="int32", reps=(3, 2)),
@@ -259,13 +282,19 @@ def _moves() -> dict[str, Builder]:
         "topk": apply(lambda x: topi.topk(x, 3), (5, 13)),
         "cumprod": apply(topi.cumprod, (5, 13), axis=1),
         "searchsorted": apply(topi.searchsorted, (13,), (5,)),
-        "scatter_nd": apply(lambda x, i, u: topi.scatter_nd(x, i, u, "update"), (12,), (1, 5),
-                            (5,), dtypes=["float32", "int32", "float32"]),
+        "scatter_nd": apply(
+            lambda x, i, u: topi.scatter_nd(x, i, u, "update"),
+            (12,),
+            (1, 5),
+            (5,),
+            dtypes=["float32", "int32", "float32"],
+        ),
         "fifo_buffer": apply(lambda d, b: topi.nn.fifo_buffer(d, b, 1), (3, 2), (3, 7)),
         "dft": apply(lambda a, b: topi.dft(a, b, False), (4, 8), (4, 8)),
-        "hamming_window": apply(lambda x: topi.add(x, topi.hamming_window(16, True, 0.54, 0.46,
-                                                                          "float32")), (16,)),
-    }  # fmt: skip
+        "hamming_window": apply(
+            lambda x: topi.add(x, topi.hamming_window(16, True, 0.54, 0.46, "float32")), (16,)
+        ),
+    }
 
 
 def _zero() -> Any:
@@ -278,8 +307,17 @@ def _pools() -> dict[str, Builder]:
     nn = topi.nn
 
     def pool(shape: tuple[int, ...], kind: str, layout: str, **more: Any) -> Builder:
-        return apply(nn.pool2d, shape, kernel=(3, 2), stride=(2, 3), dilation=(1, 1),
-                     padding=(1, 0, 1, 1), pool_type=kind, layout=layout, **more)  # fmt: skip
+        return apply(
+            nn.pool2d,
+            shape,
+            kernel=(3, 2),
+            stride=(2, 3),
+            dilation=(1, 1),
+            padding=(1, 0, 1, 1),
+            pool_type=kind,
+            layout=layout,
+            **more,
+        )
 
     def chained(x: te.Tensor) -> te.Tensor:
         for _ in range(2):
@@ -293,13 +331,15 @@ def _pools() -> dict[str, Builder]:
         "max_pool_ceil": pool((1, 5, 13, 17), "max", "NCHW", ceil_mode=True),
         "max_pool_float16": pool((1, 5, 13, 17), "max", "NCHW", dtype="float16"),
         "avg_pool_blocked": pool((1, 2, 13, 17, 4), "avg", "NCHW4c"),
-        "adaptive_one": apply(nn.adaptive_pool, (2, 6, 15, 17), output_size=(1, 1),
-                              pool_type="avg"),
+        "adaptive_one": apply(
+            nn.adaptive_pool, (2, 6, 15, 17), output_size=(1, 1), pool_type="avg"
+        ),
         "adaptive_1d": apply(nn.adaptive_pool1d, (2, 6, 15), output_size=[5], pool_type="max"),
-        "adaptive_3d_uneven": apply(nn.adaptive_pool3d, (1, 2, 7, 8, 9), output_size=(3, 3, 4),
-                                    pool_type="avg"),
+        "adaptive_3d_uneven": apply(
+            nn.adaptive_pool3d, (1, 2, 7, 8, 9), output_size=(3, 3, 4), pool_type="avg"
+        ),
         "global_avg_nhwc": apply(nn.global_pool, (2, 15, 17, 6), pool_type="avg", layout="NHWC"),
-    }  # fmt: skip
+    }
 
 
 def _images() -> dict[str, Builder]:
@@ -307,9 +347,14 @@ def _images() -> dict[str, Builder]:
     for method in ("nearest_neighbor", "linear", "cubic"):
         for mode in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"):
             result[f"resize_{method}_{mode}"] = apply(
-                topi.image.resize2d, (1, 7, 9, 4), roi=(0.0, 0.0, 0.0, 0.0), size=(11, 23),
-                layout="NHWC", method=method, coordinate_transformation_mode=mode,
-            )  # fmt: skip
+                topi.image.resize2d,
+                (1, 7, 9, 4),
+                roi=(0.0, 0.0, 0.0, 0.0),
+                size=(11, 23),
+                layout="NHWC",
+                method=method,
+                coordinate_transformation_mode=mode,
+            )
     return result | {
         "resize3d_linear": apply(topi.image.resize3d, (1, 2, 3, 4, 5), roi=(0.0,) * 6,
                                  size=(5, 6, 7), method="linear"),

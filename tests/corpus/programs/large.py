@@ -19,29 +19,41 @@ def programs() -> dict[str, Builder]:
         "dense_long": apply(topi.nn.dense, (16, 8192), (32, 8192)),
         "matmul_row": apply(topi.matmul, (1, 1024), (1024, 1031)),
         "matmul_tokens": apply(topi.matmul, (197, 64), (64, 256)),
-        "matmul_int8": apply(topi.nn.matmul, (67, 509), (509, 67), dtype="int8",
-                             out_dtype="int32"),
+        "matmul_int8": apply(
+            topi.nn.matmul, (67, 509), (509, 67), dtype="int8", out_dtype="int32"
+        ),
         "batch_matmul": apply(topi.nn.batch_matmul, (2, 32, 256), (2, 197, 256)),
         "conv2d_primes": apply(topi.nn.conv2d_nchw, (1, 37, 17, 14), (31, 37, 3, 3), **plain),
         "conv2d_few_cells": apply(topi.nn.conv2d_nhwc, (1, 7, 7, 64), (3, 3, 64, 64), **plain),
         "conv2d_first": apply(topi.nn.conv2d_nchw, (1, 16, 14, 14), (64, 16, 3, 3), **plain),
         "conv1d_rows": _conv1d_of_rows,
         "conv1d_of_data": _conv1d_of_data,
-        "conv2d_transpose": apply(topi.nn.conv2d_transpose_nchw, (1, 32, 9, 9), (32, 16, 4, 4),
-                                  output_padding=(0, 0), **transposed),
-        "conv2d_transpose_odd": apply(topi.nn.conv2d_transpose_nchw, (1, 32, 9, 9),
-                                      (32, 16, 3, 3), output_padding=(1, 1), **transposed),
+        "conv2d_transpose": apply(
+            topi.nn.conv2d_transpose_nchw,
+            (1, 32, 9, 9),
+            (32, 16, 4, 4),
+            output_padding=(0, 0),
+            **transposed,
+        ),
+        "conv2d_transpose_odd": apply(
+            topi.nn.conv2d_transpose_nchw,
+            (1, 32, 9, 9),
+            (32, 16, 3, 3),
+            output_padding=(1, 1),
+            **transposed,
+        ),
         "sum_of_all": apply(topi.sum, (48, 2**14)),
         "sum_of_rows": apply(lambda x: topi.sum(x, axis=1), (6, 2**17)),
         "sum_of_columns": apply(lambda x: topi.sum(x, axis=0), (3001, 176)),
         "max_of_the_middle": apply(lambda x: topi.max(x, axis=1), (2, 3001, 99)),
         "argmax_of_rows": apply(lambda x: topi.argmax(x, axis=1), (6, 2**17)),
         "softmax_of_short_rows": chain((6144, 128), topi.nn.softmax),
-        "layer_norm": apply(lambda x, g, b: topi.nn.layer_norm(x, g, b, [1], 1e-5),
-                            (1536, 384), (384,), (384,)),
+        "layer_norm": apply(
+            lambda x, g, b: topi.nn.layer_norm(x, g, b, [1], 1e-5), (1536, 384), (384,), (384,)
+        ),
         "stencil_of_7_points": _stencil,
         "neighbours": _neighbours,
-    }  # fmt: skip
+    }
     return {f"large_{name}": builder for name, builder in every.items()}
 
 

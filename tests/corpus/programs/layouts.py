@@ -41,12 +41,23 @@ def _shapes() -> dict[str, Builder]:
         "depth_to_space": apply(topi.nn.depth_to_space, _IMAGE, block_size=2),
         "space_to_depth": apply(topi.nn.space_to_depth, _IMAGE, block_size=2),
         "depth_to_space_crd": apply(topi.nn.depth_to_space, _IMAGE, block_size=2, mode="CRD"),
-        "space_to_batch": apply(topi.nn.space_to_batch_nd, (1, 12, 14, 3), block_shape=[2, 2],
-                                pad_before=[0, 0], pad_after=[0, 0]),
+        "space_to_batch": apply(
+            topi.nn.space_to_batch_nd,
+            (1, 12, 14, 3),
+            block_shape=[2, 2],
+            pad_before=[0, 0],
+            pad_after=[0, 0],
+        ),
         "meshgrid": apply(lambda a, b: topi.meshgrid([a, b], "ij"), (12,), (20,)),
-        "reverse_sequence": apply(topi.reverse_sequence, (12, 5), (5,),
-                                  dtypes=["float32", "int32"], seq_axis=0, batch_axis=1),
-    }  # fmt: skip
+        "reverse_sequence": apply(
+            topi.reverse_sequence,
+            (12, 5),
+            (5,),
+            dtypes=["float32", "int32"],
+            seq_axis=0,
+            batch_axis=1,
+        ),
+    }
 
 
 def _pads() -> dict[str, Builder]:
@@ -88,14 +99,17 @@ def _pieces() -> dict[str, Builder]:
             topi.strided_slice, _SHAPE, begin=[0, 19, 0], end=[12, 0, 15], strides=[1, -2, 1]
         ),
         "trilu": apply(lambda x: topi.trilu(x, tirx.const(0, "int32"), True), (20, 20)),
-        "one_hot": apply(lambda x: topi.one_hot(x, 1.0, 0.0, 10, -1, "float32"), (12,),
-                         dtype="int32"),
-        "sequence_mask": apply(topi.sequence_mask, (12, 5), (5,), dtypes=["float32", "int32"],
-                               mask_value=0.0, axis=0),
+        "one_hot": apply(
+            lambda x: topi.one_hot(x, 1.0, 0.0, 10, -1, "float32"), (12,), dtype="int32"
+        ),
+        "sequence_mask": apply(
+            topi.sequence_mask, (12, 5), (5,), dtypes=["float32", "int32"], mask_value=0.0, axis=0
+        ),
         "matrix_set_diag": apply(lambda x, d: topi.matrix_set_diag(x, d), (3, 12, 12), (3, 12)),
-        "sliding_window": apply(topi.sliding_window, (2, 20, 15), axis=1, window_shape=[3, 3],
-                                strides=[1, 2]),
-    }  # fmt: skip
+        "sliding_window": apply(
+            topi.sliding_window, (2, 20, 15), axis=1, window_shape=[3, 3], strides=[1, 2]
+        ),
+    }
 
 
 def _gathers() -> dict[str, Builder]:
@@ -108,21 +122,38 @@ def _gathers() -> dict[str, Builder]:
         "gather_nd": apply(topi.gather_nd, (12, 20, 5), (2, 9), dtypes=kinds),
         "unravel_index": apply(topi.unravel_index, (13,), (2,), dtype="int32"),
         "sparse_to_dense": apply(
-            lambda i, v: topi.sparse_to_dense(i, [20], v, 0.0), (5,), (5,),
-            dtypes=["int32", "float32"]),
+            lambda i, v: topi.sparse_to_dense(i, [20], v, 0.0),
+            (5,),
+            (5,),
+            dtypes=["int32", "float32"],
+        ),
         "scatter_elements": apply(
-            lambda x, i, u: topi.scatter_elements(x, i, u, 0, "update"), (12,), (5,), (5,),
-            dtypes=["float32", "int32", "float32"]),
+            lambda x, i, u: topi.scatter_elements(x, i, u, 0, "update"),
+            (12,),
+            (5,),
+            (5,),
+            dtypes=["float32", "int32", "float32"],
+        ),
         "adv_index": apply(lambda x, i: topi.adv_index(x, [i]), (50, 24), (13,), dtypes=kinds),
-    }  # fmt: skip
+    }
 
 
 def _images() -> dict[str, Builder]:
-    def resize(method: str, rounding: str = "round", transform: str = "half_pixel",
-               size: tuple[int, int] = (24, 28)) -> Builder:  # fmt: skip
-        return apply(topi.image.resize2d, _IMAGE, roi=(0.0, 0.0, 0.0, 0.0), size=size,
-                     method=method, rounding_method=rounding,
-                     coordinate_transformation_mode=transform)  # fmt: skip
+    def resize(
+        method: str,
+        rounding: str = "round",
+        transform: str = "half_pixel",
+        size: tuple[int, int] = (24, 28),
+    ) -> Builder:
+        return apply(
+            topi.image.resize2d,
+            _IMAGE,
+            roi=(0.0, 0.0, 0.0, 0.0),
+            size=size,
+            method=method,
+            rounding_method=rounding,
+            coordinate_transformation_mode=transform,
+        )
 
     return {
         "resize_nearest": resize("nearest_neighbor", "floor", "asymmetric"),
@@ -132,9 +163,15 @@ def _images() -> dict[str, Builder]:
         "resize_linear_corners": resize("linear", transform="align_corners", size=(17, 31)),
         "resize_cubic": resize("cubic"),
         "resize1d": apply(topi.image.resize1d, (1, 8, 15), roi=(0.0, 0.0), size=[31]),
-        "resize3d": apply(topi.image.resize3d, (1, 2, 5, 6, 7), roi=(0.0,) * 6, size=(10, 12, 14),
-                          method="nearest_neighbor", rounding_method="floor",
-                          coordinate_transformation_mode="asymmetric"),
+        "resize3d": apply(
+            topi.image.resize3d,
+            (1, 2, 5, 6, 7),
+            roi=(0.0,) * 6,
+            size=(10, 12, 14),
+            method="nearest_neighbor",
+            rounding_method="floor",
+            coordinate_transformation_mode="asymmetric",
+        ),
         "upsampling": apply(topi.nn.upsampling, _IMAGE, scale_h=2, scale_w=2),
         "upsampling_bilinear": apply(
             topi.nn.upsampling, _IMAGE, scale_h=2, scale_w=2, method="bilinear"
@@ -142,11 +179,17 @@ def _images() -> dict[str, Builder]:
         "affine_grid": apply(topi.image.affine_grid, (2, 2, 3), target_shape=(8, 9)),
         "grid_sample": apply(topi.image.grid_sample, _IMAGE, (1, 2, 5, 6)),
         "crop_and_resize": apply(
-            topi.image.crop_and_resize, _IMAGE, (3, 4), (3,),
-            dtypes=["float32", "float32", "int32"], crop_size=(6, 6), layout="NCHW",
-            extrapolation_value=0.0),
+            topi.image.crop_and_resize,
+            _IMAGE,
+            (3, 4),
+            (3,),
+            dtypes=["float32", "float32", "int32"],
+            crop_size=(6, 6),
+            layout="NCHW",
+            extrapolation_value=0.0,
+        ),
         "pixel_shuffle": apply(_pixel_shuffle, _IMAGE),
-    }  # fmt: skip
+    }
 
 
 def _pixel_shuffle(x: te.Tensor) -> te.Tensor:

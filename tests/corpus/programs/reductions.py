@@ -80,8 +80,12 @@ def _nll(predictions: te.Tensor, targets: te.Tensor, weights: te.Tensor) -> te.T
 
 def _pools() -> dict[str, Builder]:
     nn = topi.nn
-    window: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "dilation": (1, 1),
-                              "padding": (1, 1, 1, 1)}  # fmt: skip
+    window: dict[str, Any] = {
+        "kernel": (3, 3),
+        "stride": (2, 2),
+        "dilation": (1, 1),
+        "padding": (1, 1, 1, 1),
+    }
     return {
         "max_pool": apply(nn.pool2d, _IMAGE, pool_type="max", **window),
         "avg_pool": apply(nn.pool2d, _IMAGE, pool_type="avg", **window),

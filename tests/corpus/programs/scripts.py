@@ -68,8 +68,16 @@ def _bound(bind: str, value: str) -> str:
     return _GRID.format(33, 47, "t") + f"{bind}\n        B[v, w] = {value}\n"
 
 
-def _sum(name: str, rows: int, length: int, value: str, start: str = "T.float32(0)",
-         combined: str = "{} + {}", source: str = "A", target: str = "B") -> str:  # fmt: skip
+def _sum(
+    name: str,
+    rows: int,
+    length: int,
+    value: str,
+    start: str = "T.float32(0)",
+    combined: str = "{} + {}",
+    source: str = "A",
+    target: str = "B",
+) -> str:
     element = f"{target}[v]"
     return f"""
 for i, k in T.grid({rows}, {length}):
@@ -87,13 +95,16 @@ def _sums() -> dict[str, _Text]:
         "sum_prime": (_sum("s", 3, 10007, "A[v, w]"), ("A float32 3 10007", "B float32 3")),
         "sum_int32": (_sum("s", 33, 47, "A[v, w]", "0"), ("A int32 33 47", "B int32 33")),
         "sum_squares": (_sum("s", 33, 47, "A[v, w] * A[v, w]"), (_A, "B float32 33")),
-        "max": (_sum("s", 33, 47, "A[v, w]", "T.float32(-3e38)", "T.max({}, {})"),
-                (_A, "B float32 33")),
+        "max": (
+            _sum("s", 33, 47, "A[v, w]", "T.float32(-3e38)", "T.max({}, {})"),
+            (_A, "B float32 33"),
+        ),
         "windows": (_sum("s", 20, 5, "A[v * 2 + w]"), ("A float32 43", "B float32 20")),
         "guarded_windows": (
             _sum("s", 20, 5, "T.if_then_else(v * 2 + w >= 2, A[v * 2 + w - 2], T.float32(0))"),
-            ("A float32 43", "B float32 20")),
-    }  # fmt: skip
+            ("A float32 43", "B float32 20"),
+        ),
+    }
 
 
 def _product(
@@ -128,12 +139,16 @@ for i, j, k in T.grid(67, 67, 2):
     )
     return {
         "begins_with_branches": (product(start=branches), (*operands, "C float32 67 67")),
-        "begins_with_data": (product(start="C[v, w] = D[w]"),
-                             (*operands, "D float32 67", "C float32 67 67")),
-        "begins_with_one": (product(start="C[v, w] = T.float32(1)"),
-                            (*operands, "C float32 67 67")),
+        "begins_with_data": (
+            product(start="C[v, w] = D[w]"),
+            (*operands, "D float32 67", "C float32 67 67"),
+        ),
+        "begins_with_one": (
+            product(start="C[v, w] = T.float32(1)"),
+            (*operands, "C float32 67 67"),
+        ),
         "without_beginning": (behind, (*operands, "D float32 67 67")),
-    }  # fmt: skip
+    }
 
 
 def _tuples() -> dict[str, _Text]:
@@ -171,20 +186,26 @@ for i, k in T.grid(13, 89):
         return start + body
 
     return {
-        "sum_and_squares": (text(sums, "T.float32(0)", "T.float32(0)"),
-                            ("A float32 13 89", "B float32 13", "C float32 13")),
-        "sum_and_count": (text(counts, "0", "0"),
-                          ("A int32 13 89", "B int32 13", "C int32 13")),
-        "two_sums": (text(sums.replace("A[v, w] * A[v, w]", "A[v, w]"), "T.float32(0)",
-                          "T.float32(1)"),
-                     ("A float32 13 89", "B float32 13", "C float32 13")),
-        "best_and_where": (text(best, "-1", "T.float32(-3e38)"),
-                           ("A float32 13 89", "B int32 13", "C float32 13")),
-        "two_stores": (_GRID.format(33, 47, "t")
-                       + "B[v, w] = A[v, w] * T.float32(2)\n        "
-                       + "C[v, w] = A[v, w] + T.float32(1)\n",
-                       (_A, _B, "C float32 33 47")),
-    }  # fmt: skip
+        "sum_and_squares": (
+            text(sums, "T.float32(0)", "T.float32(0)"),
+            ("A float32 13 89", "B float32 13", "C float32 13"),
+        ),
+        "sum_and_count": (text(counts, "0", "0"), ("A int32 13 89", "B int32 13", "C int32 13")),
+        "two_sums": (
+            text(sums.replace("A[v, w] * A[v, w]", "A[v, w]"), "T.float32(0)", "T.float32(1)"),
+            ("A float32 13 89", "B float32 13", "C float32 13"),
+        ),
+        "best_and_where": (
+            text(best, "-1", "T.float32(-3e38)"),
+            ("A float32 13 89", "B int32 13", "C float32 13"),
+        ),
+        "two_stores": (
+            _GRID.format(33, 47, "t")
+            + "B[v, w] = A[v, w] * T.float32(2)\n        "
+            + "C[v, w] = A[v, w] + T.float32(1)\n",
+            (_A, _B, "C float32 33 47"),
+        ),
+    }
 
 
 def _chains() -> dict[str, _Text]:
@@ -203,35 +224,50 @@ def _chains() -> dict[str, _Text]:
     )
     return {
         "blocks_of_one_name": (twice, (_A, _B)),
-        "product": (_product(17, 23, 31), ("A float32 17 31", "B float32 31 23",
-                                           "C float32 17 23")),
-        "product_float16": (_product(16, 24, 32, "float16"),
-                            ("A float16 16 32", "B float16 32 24", "C float16 16 24")),
-        "product_int32": (_product(16, 24, 32, "int32"),
-                          ("A int32 16 32", "B int32 32 24", "C int32 16 24")),
+        "product": (
+            _product(17, 23, 31),
+            ("A float32 17 31", "B float32 31 23", "C float32 17 23"),
+        ),
+        "product_float16": (
+            _product(16, 24, 32, "float16"),
+            ("A float16 16 32", "B float16 32 24", "C float16 16 24"),
+        ),
+        "product_int32": (
+            _product(16, 24, 32, "int32"),
+            ("A int32 16 32", "B int32 32 24", "C int32 16 24"),
+        ),
         "product_relu": (
             product + _map(relu.format("C[v, w]"), 17, 23).replace("B[v, w] =", "D[v, w] ="),
-            ("A float32 17 31", "B float32 31 23", "D float32 17 23")),
+            ("A float32 17 31", "B float32 31 23", "D float32 17 23"),
+        ),
         "softmax": (softmax, ("A float32 13 89", "B float32 13 89")),
-    }  # fmt: skip
+    }
 
 
 def _data() -> dict[str, _Text]:
     rows = "A[T.min(T.max(I[v], 0), 32), w]"
     return {
         "rows_of_data": (_map(rows), (_A, "I int32 33", _B)),
-        "rows_of_bytes": (_map(rows.replace("I[v]", 'T.Cast("int32", I[v])')),
-                          (_A, "I uint8 33", _B)),
+        "rows_of_bytes": (
+            _map(rows.replace("I[v]", 'T.Cast("int32", I[v])')),
+            (_A, "I uint8 33", _B),
+        ),
         "elements_of_data": (_map("A[v, I[v, w] % 47]"), (_A, "I int32 33 47", _B)),
         "data_twice": (_map("A[I[J[w] % 33] % 33, w]"), (_A, "I int32 33", "J int32 47", _B)),
-        "rows_summed": (_sum("s", 9, 21, "A[T.min(T.max(I[v, w], 0), 32), 3]"),
-                        (_A, "I int32 9 21", "B float32 9")),
+        "rows_summed": (
+            _sum("s", 9, 21, "A[T.min(T.max(I[v, w], 0), 32), 3]"),
+            (_A, "I int32 9 21", "B float32 9"),
+        ),
         "unclamped": (_map("A[I[v], w]"), (_A, "I int32 33", _B)),
-        "scattered": (_map("A[v, w]").replace("B[v, w] =", "B[T.min(T.max(I[v], 0), 32), w] ="),
-                      (_A, "I int32 33", _B)),
-        "shifts_by_data": (_map("T.shift_left(A[v, w], I[v] % 32)"),
-                           ("A int32 33 47", "I int32 33", "B int32 33 47")),
-    }  # fmt: skip
+        "scattered": (
+            _map("A[v, w]").replace("B[v, w] =", "B[T.min(T.max(I[v], 0), 32), w] ="),
+            (_A, "I int32 33", _B),
+        ),
+        "shifts_by_data": (
+            _map("T.shift_left(A[v, w], I[v] % 32)"),
+            ("A int32 33 47", "I int32 33", "B int32 33 47"),
+        ),
+    }
 
 
 def _declarations() -> dict[str, _Text]:
@@ -240,12 +276,14 @@ def _declarations() -> dict[str, _Text]:
     others = ("B float32 31 23", "C float32 17 23")
     return {
         "variable_offset": (product, ("A float32 17 31, offset_factor=4", *others)),
-        "variable_offsets": (product, tuple(f"{each}, offset_factor=1" for each in
-                                            ("A float32 17 31", *others))),
+        "variable_offsets": (
+            product,
+            tuple(f"{each}, offset_factor=1" for each in ("A float32 17 31", *others)),
+        ),
         "strides_of_its_shape": (product, ("A float32 17 31, strides=(31, 1)", *others)),
         "constant_offset": (product, ("A float32 17 31, elem_offset=8", *others)),
         "strided": (product, ("A float32 17 31, strides=(32, 1)", *others)),
-    }  # fmt: skip
+    }
 
 
 def _others() -> dict[str, _Text]:

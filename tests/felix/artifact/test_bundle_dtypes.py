@@ -59,9 +59,15 @@ def test_run_py_checks_narrow_types_on_a_cpu(
     schedule = tvm.s_tir.Schedule(task.mod)
     schedule.get_sblock("root")
     best = types.SimpleNamespace(
-        generated=None, template_text=None, mod=task.mod, schedule=schedule, latency_us=3.0,
-        sketch_index=0, decisions=(), variant="stock",
-    )  # fmt: skip
+        generated=None,
+        template_text=None,
+        mod=task.mod,
+        schedule=schedule,
+        latency_us=3.0,
+        sketch_index=0,
+        decisions=(),
+        variant="stock",
+    )
     manifest = _export(task, best, tmp_path)
     assert manifest["arguments"][-1]["dtype"] == output
     command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
@@ -77,11 +83,15 @@ def test_run_py_checks_narrow_types_on_a_cpu(
 ON_A_GPU = [
     ("gemm:64,48,64,transpose_b=true,dtype=bfloat16,epilogue=bias", ["bfloat16"] * 4),
     ("gemm:64,48,64,dtype=float8_e4m3fn", [*["float8_e4m3fn"] * 2, "bfloat16"]),
-    ("gemm:64,48,64,dtype=float8_e5m2,epilogue=scalar_scale+bias,out_dtype=float16",
-     [*["float8_e5m2"] * 2, "float32", "float16", "float16"]),
-    ("gemm:64,48,64,dtype=int8,epilogue=scale,out_dtype=float32",
-     ["int8", "int8", "float32", "float32"]),
-]  # fmt: skip
+    (
+        "gemm:64,48,64,dtype=float8_e5m2,epilogue=scalar_scale+bias,out_dtype=float16",
+        [*["float8_e5m2"] * 2, "float32", "float16", "float16"],
+    ),
+    (
+        "gemm:64,48,64,dtype=int8,epilogue=scale,out_dtype=float32",
+        ["int8", "int8", "float32", "float32"],
+    ),
+]
 
 
 def _generated(text: str, folder: pathlib.Path) -> tuple[Task, dict[str, Any]]:

@@ -117,9 +117,15 @@ def test_a_schedule_s_bundle_takes_its_place(tmp_path: pathlib.Path) -> None:
     schedule = tvm.s_tir.Schedule(task.mod)
     schedule.get_sblock("root")
     best = types.SimpleNamespace(
-        generated=None, template_text=None, mod=task.mod, schedule=schedule, latency_us=3.0,
-        sketch_index=0, decisions=(), variant="stock",
-    )  # fmt: skip
+        generated=None,
+        template_text=None,
+        mod=task.mod,
+        schedule=schedule,
+        latency_us=3.0,
+        sketch_index=0,
+        decisions=(),
+        variant="stock",
+    )
     export.export(_Result(task, best), tmp_path)
     assert "kind" not in _manifest(tmp_path)
     assert (tmp_path / "schedule.py").exists() and (tmp_path / "database").exists()

@@ -69,8 +69,9 @@ def evaluate(node: sympy.Expr, point: dict[sympy.Symbol, int]) -> float:
 def test_exact_equals_plain_evaluation(typical) -> None:
     variables, formulas, program = typical
     rng = random.Random(1)
-    points = [[2 ** rng.randint(0, 5) * rng.choice([1, 1, 3, 7]) for _ in variables]
-              for _ in range(3)]  # fmt: skip
+    points = [
+        [2 ** rng.randint(0, 5) * rng.choice([1, 1, 3, 7]) for _ in variables] for _ in range(3)
+    ]
     raw = program.exact(np.asarray(points), raw=True)
     for row, point in zip(raw, points, strict=True):
         at = dict(zip(variables, point, strict=True))
@@ -178,8 +179,14 @@ def test_gradient_flows_through_log_outputs_and_shared_nodes() -> None:
 @given(st.integers(1, 2**26), st.integers(1, 2**25), st.integers(1, 10**6))
 def test_integers_are_exact_below_2_to_52(a: int, b: int, c: int) -> None:
     x, y, z = symbols(3)
-    formulas = [expr.FloorDiv(x * y, z), expr.CeilDiv(x * y, z), expr.FloorMod(x * y, z),
-                x * y * z / z, x * y / 3 * 3, expr.Maximum(x * y - z, z)]  # fmt: skip
+    formulas = [
+        expr.FloorDiv(x * y, z),
+        expr.CeilDiv(x * y, z),
+        expr.FloorMod(x * y, z),
+        x * y * z / z,
+        x * y / 3 * 3,
+        expr.Maximum(x * y - z, z),
+    ]
     program = autodiff_program.Program.compile(formulas, [x, y, z])
     values = program.exact(np.asarray([[a, b, c]]))[0]
     n = a * b
@@ -267,8 +274,9 @@ def test_deep_formulas_do_not_recurse() -> None:
     assert program.exact(np.asarray([[7]])).shape == (1, 1)
 
 
-@pytest.mark.parametrize("bad", [sympy.sin(sympy.Symbol("v0")), sympy.Symbol("other"), sympy.I,
-                                 sympy.oo])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad", [sympy.sin(sympy.Symbol("v0")), sympy.Symbol("other"), sympy.I, sympy.oo]
+)
 def test_unknown_formulas_are_refused(bad: sympy.Expr) -> None:
     with pytest.raises(errors.UnsupportedSchedule):
         autodiff_program.Program.compile([bad], ["v0"])

@@ -30,8 +30,13 @@ GEMM = "gemm:64,64,64,epilogue=relu"
 def _felix(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "felix", *arguments],
-        capture_output=True, text=True, env=ENV, check=False, timeout=120, **options,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=ENV,
+        check=False,
+        timeout=120,
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +69,11 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
     assert task["curve"][-1][0] == 8 and task["curve"][-1][2] == best["latency_us"]
     assert result["latency_us"] == best["latency_us"]
     spent = result["time"]
-    named = [value for name, value in spent.items() if name not in
-             ("total_s", "build_work_s", "run_work_s")]  # fmt: skip
+    named = [
+        value
+        for name, value in spent.items()
+        if name not in ("total_s", "build_work_s", "run_work_s")
+    ]
     assert sum(named) == pytest.approx(spent["total_s"], rel=0.01)
     assert spent["build_work_s"] > 0
 
@@ -76,9 +84,21 @@ def test_schedules_of_a_database_are_measured_first(
 ) -> None:
     out, result = tuned
     (known,) = result["tasks"]
-    done = _felix("tune", GEMM, "--trials", "1", "--seed", "7", "--database",
-                  str(out / "database"), "--out", str(tmp_path), "--json", "--compare",
-                  "none")  # fmt: skip
+    done = _felix(
+        "tune",
+        GEMM,
+        "--trials",
+        "1",
+        "--seed",
+        "7",
+        "--database",
+        str(out / "database"),
+        "--out",
+        str(tmp_path),
+        "--json",
+        "--compare",
+        "none",
+    )
     assert done.returncode == 0, done.stderr
     (task,) = json.loads(done.stdout)["tasks"]
     assert task["trials"] == 1
@@ -106,8 +126,12 @@ def test_compile_rebuilds_the_best(
     form: str,
 ) -> None:
     out, result = tuned
-    source = {"folder": out, "records": out / "tuning" / "records.jsonl",
-              "session": out / "tuning", "artifact": out / "records.jsonl"}[form]  # fmt: skip
+    source = {
+        "folder": out,
+        "records": out / "tuning" / "records.jsonl",
+        "session": out / "tuning",
+        "artifact": out / "records.jsonl",
+    }[form]
     assert main.main(["compile", str(source), "--out", str(tmp_path), "--json"]) == 0
     (built,) = json.loads(capsys.readouterr().out)
     best = result["tasks"][0]["best"]
@@ -260,10 +284,18 @@ def _old_checkpoint(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["frob"], ["tune"], ["tune", GEMM, "--trials", "0"], ["tune", GEMM, "--trials", "x"],
-     ["tune", GEMM, "--seconds", "-1"], ["tune", GEMM, "--strategy", "magic"],
-     ["tune", GEMM, "--seed", "-1"], ["features", GEMM, "--check", "0"]],
-)  # fmt: skip
+    [
+        [],
+        ["frob"],
+        ["tune"],
+        ["tune", GEMM, "--trials", "0"],
+        ["tune", GEMM, "--trials", "x"],
+        ["tune", GEMM, "--seconds", "-1"],
+        ["tune", GEMM, "--strategy", "magic"],
+        ["tune", GEMM, "--seed", "-1"],
+        ["features", GEMM, "--check", "0"],
+    ],
+)
 def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
@@ -281,9 +313,12 @@ def test_help_and_version_load_nothing_heavy() -> None:
     )
     for option in ("--help", "--version"):
         done = subprocess.run(
-            [sys.executable, "-c", script, option], capture_output=True, text=True, env=ENV,
+            [sys.executable, "-c", script, option],
+            capture_output=True,
+            text=True,
+            env=ENV,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         assert "felix" in done.stdout
 

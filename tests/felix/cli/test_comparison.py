@@ -67,8 +67,10 @@ def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> Non
     assert {time.latency_us for time in times.values()} == {5.0}
     children = [(child, threads, timeout_s) for child, _, threads, timeout_s in requests]
     assert children == [
-        ("numpy_child", 3, 60.0), ("torch_child", 3, 60.0), ("torch_child", 3, 600.0)
-    ]  # fmt: skip
+        ("numpy_child", 3, 60.0),
+        ("torch_child", 3, 60.0),
+        ("torch_child", 3, 600.0),
+    ]
     of_numpy, eager, compiled = (request for _, request, _, _ in requests)
     assert "np.einsum" in of_numpy["source"]
     assert [a["name"] for a in of_numpy["arguments"] if a["is_input"]] == ["A", "B"]
@@ -118,9 +120,12 @@ def test_gpus_are_compared_with_pytorch_alone(requests: list[Any]) -> None:
     ],
 )
 def test_a_process_answers_fails_or_takes_too_long(
-    code: int | None, output: str, latency_us: float | None, note: str,
+    code: int | None,
+    output: str,
+    latency_us: float | None,
+    note: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         assert command[1:] == ["-m", "felix.cli.comparison.numpy_child"]
         assert options["env"]["OMP_NUM_THREADS"] == options["env"]["MKL_NUM_THREADS"] == "4"
@@ -294,9 +299,10 @@ def test_options_choose_the_libraries(
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(libraries, "measure", lambda *args: calls.append(args) or {"torch": 1})
     network = types.SimpleNamespace(
-        results=[types.SimpleNamespace(task=i, best_or_none=best) for i, best in
-                 enumerate([1, 2, None])]
-    )  # fmt: skip
+        results=[
+            types.SimpleNamespace(task=i, best_or_none=best) for i, best in enumerate([1, 2, None])
+        ]
+    )
     compared = tune._compared(network, arguments)
     assert calls == [(0, GEMM, expected), (1, None, expected)]
     assert compared == [{"torch": 1}, {"torch": 1}, {}]
@@ -312,9 +318,14 @@ def _result(text: str, target: str, best_us: float | None) -> results.TuneResult
     task = workloads.parse(text, target)
     best = best_us and results.Unscheduled(task, protocol.Measurement.timed([best_us]))
     return results.TuneResult(
-        task=task, records=(), curve=(), best_or_none=best or None, unscheduled_us=None,
-        reason="trials", breakdown=pacing.Breakdown(),
-    )  # fmt: skip
+        task=task,
+        records=(),
+        curve=(),
+        best_or_none=best or None,
+        unscheduled_us=None,
+        reason="trials",
+        breakdown=pacing.Breakdown(),
+    )
 
 
 def _report_text(tasks: list[results.TuneResult], compared: list[report.Compared]) -> str:
@@ -342,8 +353,10 @@ def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
     first, second, third = report.to_json(network, compared, [None] * 3)["tasks"]
     assert (first["torch_us"], first["torch_speedup"], first["torch_note"]) == (7.0, 3.5, "how")
     assert (second["numpy_us"], second["numpy_speedup"], second["numpy_note"]) == (
-        None, None, "no form"
-    )  # fmt: skip
+        None,
+        None,
+        "no form",
+    )
     assert third["torch_note"] == first["inductor_note"] == "not timed"
 
 

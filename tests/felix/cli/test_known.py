@@ -21,9 +21,11 @@ def test_known_results_become_a_database(
     (row,) = sketch.sample(1, seed=0)
     known = store.Store(tmp_path / "known.sqlite")
     schedule = outcome.Schedule(
-        sketch_key=sketch.key, sketch_index=sketch.index, variant=str(sketch.variant),
+        sketch_key=sketch.key,
+        sketch_index=sketch.index,
+        variant=str(sketch.variant),
         decisions=outcome.decided(sketch.variables, row),
-    )  # fmt: skip
+    )
     program = payload.of(sketch.program(row), task.target)
     known.add(task, outcome.Outcome(tuned_us=7.0, program=program, schedule=schedule))
     out = str(tmp_path / "database")

@@ -109,9 +109,12 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
     ],
 )
 def test_bad_arguments(
-    arguments: list[str], message: str, tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    arguments: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.main(["tune", *arguments]) == 1
     assert message in capsys.readouterr().err

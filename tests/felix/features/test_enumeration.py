@@ -18,8 +18,10 @@ VISITED = {X: iterators.Visited(0, 7, 7), Y: iterators.Visited(2, 9, 9)}
 
 
 def below(left: sympy.Expr, right: int) -> ir.Value:
-    sides = (ir.Value("iter", False, expr=left),
-             ir.Value("iter", False, expr=sympy.Integer(right)))  # fmt: skip
+    sides = (
+        ir.Value("iter", False, expr=left),
+        ir.Value("iter", False, expr=sympy.Integer(right)),
+    )
     return ir.Value("lt", False, sides)
 
 

@@ -239,15 +239,22 @@ def test_every_feature_of_a_variant_equals_its_enumeration(
 ) -> None:
     """With limits that give such small programs variants."""
     limits = split_reductions.Limits(10**6, 4, 4)
-    for constant, value in (("PRODUCT", (limits,)), ("PLAIN", (limits,)), ("MIN_ITERATIONS", 1),
-                            ("MIN_TERMS", 2)):  # fmt: skip
+    for constant, value in (
+        ("PRODUCT", (limits,)),
+        ("PLAIN", (limits,)),
+        ("MIN_ITERATIONS", 1),
+        ("MIN_TERMS", 2),
+    ):
         monkeypatch.setattr(split_reductions, constant, value)
     for constant, value in (("MULTIPLES", (4,)), ("MIN_DIVISOR", 4), ("MAX_WASTE", 1.0)):
         monkeypatch.setattr(padded_extents, constant, value)
     monkeypatch.setattr(padded_windows, "MIN_EXTENT", 2)
     monkeypatch.setattr(padded_windows, "MAX_WASTE", 0.2)
-    sketches = [sketch for sketch in sketching.trace_sketches(VARIANTS[name](target=target))
-                if sketch.variant.name.startswith(name.partition("_")[0])]  # fmt: skip
+    sketches = [
+        sketch
+        for sketch in sketching.trace_sketches(VARIANTS[name](target=target))
+        if sketch.variant.name.startswith(name.partition("_")[0])
+    ]
     if target == "llvm" and name.startswith(("split", "row")):
         assert sketches == []  # MetaSchedule splits there, and has no blocks
     else:
@@ -273,8 +280,11 @@ def test_every_feature_of_a_packed_operand_equals_its_enumeration(
     monkeypatch.setattr(
         packed_operands, "panel_of", lambda extent, machine: None if extent % 4 else 4
     )
-    sketches = [sketch for sketch in sketching.trace_sketches(PACKED[name](target="llvm"))
-                if sketch.variant.name == "packed_operand"]  # fmt: skip
+    sketches = [
+        sketch
+        for sketch in sketching.trace_sketches(PACKED[name](target="llvm"))
+        if sketch.variant.name == "packed_operand"
+    ]
     assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
 
 

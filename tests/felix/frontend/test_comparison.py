@@ -90,10 +90,20 @@ def test_what_is_converted_wrongly_is_left(call: Callable[..., Any], left: str) 
         (lambda x: (x.split(9, 1), x.split(3, 1)), X),
         (lambda x: ((x - torch.inf).argmax(1), (x + torch.inf).argmin(1)), X),
     ],
-    ids=["masked", "without NaN", "equal to itself", "several results", "numbers",
-         "one result of several", "linear interpolation", "integers between bounds",
-         "floats between bounds", "a single part", "no finite elements"],
-)  # fmt: skip
+    ids=[
+        "masked",
+        "without NaN",
+        "equal to itself",
+        "several results",
+        "numbers",
+        "one result of several",
+        "linear interpolation",
+        "integers between bounds",
+        "floats between bounds",
+        "a single part",
+        "no finite elements",
+    ],
+)
 def test_what_is_converted_rightly_stays(call: Callable[..., Any], x: torch.Tensor) -> None:
     assert _left_to_pytorch(call, x) == []
 

@@ -62,7 +62,7 @@ def test_arguments_results_and_tied_weights():
         ((torch.zeros(1, 6, dtype=torch.int64),), {"scale": 4.0}, "argument 2.0.*not 4.0"),
         ((torch.zeros(1, 6, dtype=torch.int64),), {"mask": torch.ones(6, 6)}, "argument None"),
     ],
-)  # fmt: skip
+)
 def test_other_calls_are_refused(args, kwargs, message):
     imported = frontend.import_torch(Mixed(), (torch.arange(6).reshape(1, 6),))
     with pytest.raises(errors.WorkloadError, match=message):
@@ -140,8 +140,9 @@ class Block(nn.Module):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_products_end_their_groups(dtype):
     torch.manual_seed(0)
-    _, module = check(Block().to(dtype), (torch.randn(2, 5, 16).to(dtype),),
-                      tolerance=TOLERANCE[dtype])  # fmt: skip
+    _, module = check(
+        Block().to(dtype), (torch.randn(2, 5, 16).to(dtype),), tolerance=TOLERANCE[dtype]
+    )
     names = programs(module)
     assert sum("matmul" in name for name in names) == 5
     for name in names:

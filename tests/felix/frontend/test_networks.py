@@ -63,8 +63,10 @@ def test_small_networks_agree_with_pytorch(name, dtype, batch):
     try:
         assert_agrees(result, reference, TOLERANCE[dtype])
     except AssertionError:
-        print("PyTorch and ours from float64:", [distances_from_float64(model, args, x)
-              for x in (reference, result)])  # fmt: skip
+        print(
+            "PyTorch and ours from float64:",
+            [distances_from_float64(model, args, x) for x in (reference, result)],
+        )
         raise
 
 

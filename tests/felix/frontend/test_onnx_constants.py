@@ -74,12 +74,15 @@ def test_a_computed_shape_gives_a_known_result():
         helper.make_node("Relu", ["part"], ["y"]),
     ]
     graph = helper.make_graph(
-        nodes, "shapes",
+        nodes,
+        "shapes",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6, 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.array(value, "int64"), name)
-         for name, value in constants.items()],
-    )  # fmt: skip
+        [
+            numpy_helper.from_array(np.array(value, "int64"), name)
+            for name, value in constants.items()
+        ],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     imported = frontend.import_onnx(model.SerializeToString())
     assert imported.outputs[0].shape == (6, 2)

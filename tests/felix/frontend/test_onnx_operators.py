@@ -37,9 +37,15 @@ def attention(heads, mask=(), inputs=("q", "k", "v"), **attributes):
 
 @pytest.mark.parametrize("heads", [4, 2])
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": 1}, {"scale": 0.3}, {"mask": (BOOL, [5, 6])},
-                {"mask": (FLOAT, [2, 1, 5, 6])}],
-)  # fmt: skip
+    "options",
+    [
+        {},
+        {"is_causal": 1},
+        {"scale": 0.3},
+        {"mask": (BOOL, [5, 6])},
+        {"mask": (FLOAT, [2, 1, 5, 6])},
+    ],
+)
 def test_attention_of_onnx_is_pytorchs(heads, options):
     torch.manual_seed(0)
     args = [torch.randn(2, n, rows, 8) for n, rows in ((4, 5), (heads, 6), (heads, 6))]
@@ -52,9 +58,12 @@ def test_attention_of_onnx_is_pytorchs(heads, options):
         args.append(mask)
     imported = frontend.import_onnx(attention(heads, **options))
     reference = functional.scaled_dot_product_attention(
-        *args[:3], attn_mask=mask, is_causal=bool(options.get("is_causal")),
-        scale=options.get("scale"), enable_gqa=heads != 4,
-    )  # fmt: skip
+        *args[:3],
+        attn_mask=mask,
+        is_causal=bool(options.get("is_causal")),
+        scale=options.get("scale"),
+        enable_gqa=heads != 4,
+    )
     assert_agrees(run(imported, frontend.lowered(imported), args), reference, 2e-5)
 
 
@@ -67,8 +76,10 @@ def test_attention_that_is_not_supported_is_refused(options):
 
 
 def _sliced(start, end, step):
-    bounds = [helper.make_tensor(name, INT64, [1], [number])
-              for name, number in (("a", start), ("b", end), ("c", 0), ("d", step))]  # fmt: skip
+    bounds = [
+        helper.make_tensor(name, INT64, [1], [number])
+        for name, number in (("a", start), ("b", end), ("c", 0), ("d", step))
+    ]
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Slice", ["s", "a", "b", "c", "d"], ["t"]),

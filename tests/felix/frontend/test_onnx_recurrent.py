@@ -51,18 +51,22 @@ def values(operator: str, directions: int = 1) -> dict[str, np.ndarray]:
     """Inputs of a node by the names of the operator's definition."""
     rng, rows = np.random.default_rng(0), recurrent.GATES[operator] * HIDDEN
     shapes = {
-        "X": (STEPS, BATCH, INPUTS), "W": (directions, rows, INPUTS),
-        "R": (directions, rows, HIDDEN), "B": (directions, 2 * rows),
+        "X": (STEPS, BATCH, INPUTS),
+        "W": (directions, rows, INPUTS),
+        "R": (directions, rows, HIDDEN),
+        "B": (directions, 2 * rows),
         "initial_h": (directions, BATCH, HIDDEN),
-    } | ({"initial_c": (directions, BATCH, HIDDEN)} if operator == "LSTM" else {})  # fmt: skip
+    } | ({"initial_c": (directions, BATCH, HIDDEN)} if operator == "LSTM" else {})
     return {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
 
 
 def model(
-    operator: str, given: dict[str, np.ndarray], lengths: list[int] | None = None,
+    operator: str,
+    given: dict[str, np.ndarray],
+    lengths: list[int] | None = None,
     names: tuple[str, ...] = ("X", "W", "R", "B", "lengths", "initial_h", "initial_c"),
     **attributes: object,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """A node of which X is the input; its outputs are the model's."""
     outputs = ["Y", "Y_h", "Y_c"][: 3 if operator == "LSTM" else 2]
     present = [name if name in given or (name == "lengths" and lengths) else "" for name in names]
@@ -83,10 +87,13 @@ def ran(content: bytes, x: np.ndarray) -> tuple[torch.Tensor, ...]:
 
 
 CASES = [
-    ("LSTM", {}), ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}),
-    ("GRU", {"linear_before_reset": 0}), ("GRU", {"linear_before_reset": 1}),
-    ("RNN", {}), ("RNN", {"activations": ["Relu"]}),
-]  # fmt: skip
+    ("LSTM", {}),
+    ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}),
+    ("GRU", {"linear_before_reset": 0}),
+    ("GRU", {"linear_before_reset": 1}),
+    ("RNN", {}),
+    ("RNN", {"activations": ["Relu"]}),
+]
 
 
 @pytest.mark.parametrize(("operator", "attributes"), CASES)
@@ -143,9 +150,12 @@ def test_batch_first_and_reverse(operator: str) -> None:
 
 
 REFUSED = [
-    {"clip": 1.0}, {"activations": ["Sigmoid", "Softsign", "Tanh"]}, {"direction": "sideways"},
-    {"activations": ["Sigmoid"]}, {"input_forget": 1},
-]  # fmt: skip
+    {"clip": 1.0},
+    {"activations": ["Sigmoid", "Softsign", "Tanh"]},
+    {"direction": "sideways"},
+    {"activations": ["Sigmoid"]},
+    {"input_forget": 1},
+]
 
 
 @pytest.mark.parametrize("attributes", REFUSED, ids=lambda each: "-".join(each))

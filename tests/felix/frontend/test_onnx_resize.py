@@ -44,11 +44,12 @@ def model(
     names = ["x", "", "s"] if scales is not None else ["x", "", "", "s"]
     array = np.array(sizes, "int64") if scales is None else np.array(scales, "float32")
     graph = helper.make_graph(
-        [helper.make_node("Resize", names, ["y"], **attributes)], "one",
+        [helper.make_node("Resize", names, ["y"], **attributes)],
+        "one",
         [helper.make_tensor_value_info("x", FLOAT, shape)],
         [helper.make_tensor_value_info("y", FLOAT, None)],
         [numpy_helper.from_array(array, "s")],
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
@@ -82,21 +83,32 @@ COORDINATES = ("half_pixel", "asymmetric", "pytorch_half_pixel", "half_pixel_sym
 @pytest.mark.parametrize(
     "options",
     [
-        *({"scales": SCALES, "mode": "linear", "coordinate_transformation_mode": each}
-          for each in COORDINATES),
-        {"scales": [1, 1, 2, 2], "mode": "linear",
-         "coordinate_transformation_mode": "half_pixel_symmetric"},
+        *(
+            {"scales": SCALES, "mode": "linear", "coordinate_transformation_mode": each}
+            for each in COORDINATES
+        ),
+        {
+            "scales": [1, 1, 2, 2],
+            "mode": "linear",
+            "coordinate_transformation_mode": "half_pixel_symmetric",
+        },
         {"scales": SCALES, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5},
-        *({"scales": [1, 1, 1.6, 2.4], "nearest_mode": each}
-          for each in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")),
+        *(
+            {"scales": [1, 1, 1.6, 2.4], "nearest_mode": each}
+            for each in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+        ),
         {"scales": [1.7, 2.3], "axes": [3, 2], "mode": "linear"},
         {"scales": [2, 1.5, 1, 1]},
         {"scales": [1.5, 2], "mode": "linear", "shape": (6, 7)},
-        {"sizes": [9, 8], "axes": [2, 3], "mode": "linear",
-         "keep_aspect_ratio_policy": "not_larger"},
+        {
+            "sizes": [9, 8],
+            "axes": [2, 3],
+            "mode": "linear",
+            "keep_aspect_ratio_policy": "not_larger",
+        },
         {"sizes": [1, 2, 9, 8], "mode": "linear", "keep_aspect_ratio_policy": "not_smaller"},
     ],
-)  # fmt: skip
+)
 def test_a_resize_agrees_with_onnx(options: dict[str, Any]) -> None:
     made = model(**options)
     x = np.random.default_rng(0).standard_normal(options.get("shape", (1, 2, 6, 7)), "float32")
@@ -117,13 +129,20 @@ def test_extents_are_those_of_pytorch() -> None:
 def test_upsample_repeats_the_element_before(opset: int, factor: float) -> None:
     is_input = opset == 9
     scales = [1.0, 1.0, factor, factor]
-    node = helper.make_node("Upsample", ["x", "s"] if is_input else ["x"], ["y"], mode="nearest",
-                            **({} if is_input else {"scales": scales}))  # fmt: skip
+    node = helper.make_node(
+        "Upsample",
+        ["x", "s"] if is_input else ["x"],
+        ["y"],
+        mode="nearest",
+        **({} if is_input else {"scales": scales}),
+    )
     graph = helper.make_graph(
-        [node], "one", [helper.make_tensor_value_info("x", FLOAT, [1, 2, 6, 7])],
+        [node],
+        "one",
+        [helper.make_tensor_value_info("x", FLOAT, [1, 2, 6, 7])],
         [helper.make_tensor_value_info("y", FLOAT, None)],
         [numpy_helper.from_array(np.array(scales, "float32"), "s")] if is_input else [],
-    )  # fmt: skip
+    )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     x = torch.randn(1, 2, 6, 7)
     expected = functional.interpolate(x, scale_factor=factor, mode="nearest")
@@ -134,11 +153,14 @@ def test_upsample_repeats_the_element_before(opset: int, factor: float) -> None:
     "options",
     [
         {"scales": [1, 1, 0.6, 0.7], "mode": "linear", "antialias": 1},
-        {"scales": SCALES, "mode": "linear",
-         "coordinate_transformation_mode": "tf_crop_and_resize"},
+        {
+            "scales": SCALES,
+            "mode": "linear",
+            "coordinate_transformation_mode": "tf_crop_and_resize",
+        },
         {"scales": [1, 1, 0.1, 1]},
     ],
-)  # fmt: skip
+)
 def test_what_is_not_supported_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(errors.WorkloadError, match=r"'y' \(operator 'Resize'\) cannot be"):
         frontend.import_onnx(model(**options).SerializeToString())

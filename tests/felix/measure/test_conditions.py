@@ -31,8 +31,9 @@ def test_pools_of_a_device_are_put_together() -> None:
     second = conditions.Condition("cpu:0", 2, 5, 0, "busy")
     other = conditions.Condition("cuda:0")
     assert conditions.merged([first, other, second]) == [
-        conditions.Condition("cpu:0", 3, 15, 1, "busy"), other,
-    ]  # fmt: skip
+        conditions.Condition("cpu:0", 3, 15, 1, "busy"),
+        other,
+    ]
 
 
 def test_the_clock_of_a_cpu_is_the_mean_of_its_cores(tmp_path: pathlib.Path) -> None:

@@ -45,12 +45,23 @@ def test_dtypes_of_programs_are_known(dtype: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"device": "tpu"}, {"device": None}, {"target": 90}, {"tolerance": "none"}, {"seed": -1},
-        {"target": "../sm_90"}, {"target": "sm_90 --x"}, {"target": ""},
-        {"tolerance": -1.0}, {"tolerance": float("nan")}, {"seed": 1.5}, {"more": 1},
-        {"arguments": 7}, {"arguments": [7]}, {"arguments": [{}]},
+        {"device": "tpu"},
+        {"device": None},
+        {"target": 90},
+        {"tolerance": "none"},
+        {"seed": -1},
+        {"target": "../sm_90"},
+        {"target": "sm_90 --x"},
+        {"target": ""},
+        {"tolerance": -1.0},
+        {"tolerance": float("nan")},
+        {"seed": 1.5},
+        {"more": 1},
+        {"arguments": 7},
+        {"arguments": [7]},
+        {"arguments": [{}]},
     ],
-)  # fmt: skip
+)
 def test_fields_that_are_none_of_a_task_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no description"):
         Description.from_json(json.dumps(json.loads(TASK.to_json()) | change))
@@ -59,11 +70,19 @@ def test_fields_that_are_none_of_a_task_are_refused(change: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {"dtype": "object"}, {"dtype": "(1000000,1000000)f8"}, {"dtype": "f8,f8"}, {"dtype": "O"},
-        {"dtype": "finfo"}, {"dtype": "float99"}, {"shape": [-1]}, {"shape": [1.5]}, {"shape": 3},
-        {"shape": [True]}, {"index_bound": "many"},
+        {"dtype": "object"},
+        {"dtype": "(1000000,1000000)f8"},
+        {"dtype": "f8,f8"},
+        {"dtype": "O"},
+        {"dtype": "finfo"},
+        {"dtype": "float99"},
+        {"shape": [-1]},
+        {"shape": [1.5]},
+        {"shape": 3},
+        {"shape": [True]},
+        {"index_bound": "many"},
     ],
-)  # fmt: skip
+)
 def test_arguments_that_are_none_are_refused(change: dict[str, Any]) -> None:
     fields = json.loads(TASK.to_json())
     fields["arguments"][0] |= change

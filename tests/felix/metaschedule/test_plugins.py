@@ -133,12 +133,15 @@ def scheduled(task: felix.Task) -> list[list[Any]]:
     candidates = []
     for sketch in felix.trace_sketches(task):
         schedules = [sketch.schedule(row) for row in sketch.sample(6, seed=2)]
-        candidates.append([
-            ms.search_strategy.MeasureCandidate(
-                schedule, ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-            )
-            for schedule in schedules
-        ])  # fmt: skip
+        candidates.append(
+            [
+                ms.search_strategy.MeasureCandidate(
+                    schedule,
+                    ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True),
+                )
+                for schedule in schedules
+            ]
+        )
     return candidates
 
 
@@ -223,8 +226,15 @@ def test_same_seed_same_candidates(kind: str, task: felix.Task, tmp_path: pathli
     def mods(name: str, seed: int) -> list[str]:
         builder = Builder()
         strategy = getattr(search_strategy, kind)(options=HALF_RANDOM)
-        tune(task, tmp_path / name, strategy=strategy, cost_model="random", builder=builder,
-             seed=seed, max_trials_global=4)  # fmt: skip
+        tune(
+            task,
+            tmp_path / name,
+            strategy=strategy,
+            cost_model="random",
+            builder=builder,
+            seed=seed,
+            max_trials_global=4,
+        )
         return [str(mod) for mod in builder.mods]
 
     first = mods("a", 5)
@@ -238,8 +248,14 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
     rules = ms.space_generator.PostOrderApply(
         sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"
     )
-    tune(gpu, tmp_path, strategy=search_strategy.LocalSearch(model, options=SMALL),
-         cost_model=model, builder=builder, space=rules)  # fmt: skip
+    tune(
+        gpu,
+        tmp_path,
+        strategy=search_strategy.LocalSearch(model, options=SMALL),
+        cost_model=model,
+        builder=builder,
+        space=rules,
+    )
     assert len({str(mod) for mod in builder.mods}) == 8
     assert all("threadIdx.x" in str(mod) for mod in builder.mods)
 
@@ -247,8 +263,14 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
 def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     small = felix.workloads.elementwise((7,), target="llvm -num-cores 2")
     builder = Builder()
-    tune(small, tmp_path, strategy=search_strategy.LocalSearch(options=SMALL),
-         cost_model="random", builder=builder, max_trials_global=64)  # fmt: skip
+    tune(
+        small,
+        tmp_path,
+        strategy=search_strategy.LocalSearch(options=SMALL),
+        cost_model="random",
+        builder=builder,
+        max_trials_global=64,
+    )
     assert 0 < len(builder.mods) < 64
 
 
@@ -324,8 +346,13 @@ def test_an_unmodelled_design_space_is_left_out(
 
     monkeypatch.setattr(cost_model.Workload, "sketch", not_the_first)
     builder = Builder()
-    tune(task, tmp_path, strategy=search_strategy.LocalSearch(options=SMALL),
-         cost_model="random", builder=builder)  # fmt: skip
+    tune(
+        task,
+        tmp_path,
+        strategy=search_strategy.LocalSearch(options=SMALL),
+        cost_model="random",
+        builder=builder,
+    )
     assert len(builder.mods) == 8
 
 

@@ -12,9 +12,14 @@ INTEGERS = torch.arange(1000, dtype=torch.int32)
 
 @pytest.mark.parametrize(
     ("n_off", "by", "is_exact", "is_right"),
-    [(10, 1, False, True), (11, 1, False, False), (10, 2, False, False), (1, 1, True, False),
-     (0, 0, True, True)],
-)  # fmt: skip
+    [
+        (10, 1, False, True),
+        (11, 1, False, False),
+        (10, 2, False, False),
+        (1, 1, True, False),
+        (0, 0, True, True),
+    ],
+)
 def test_few_integers_beside_floats_may_be_off_by_one(
     n_off: int, by: int, is_exact: bool, is_right: bool
 ) -> None:

@@ -47,9 +47,12 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
     names: list[str] = []
 
     def compiled(
-        program: GeneratedProgram, mod: tvm.IRModule, full: tvm.target.Target, runs_here: bool,
+        program: GeneratedProgram,
+        mod: tvm.IRModule,
+        full: tvm.target.Target,
+        runs_here: bool,
         takes_workspace: bool,
-    ) -> tvm.runtime.Module:  # fmt: skip
+    ) -> tvm.runtime.Module:
         assert runs_here and takes_workspace
         kernels.extend(launch.kernel for launch in program.plan.launches)
         func, size_bytes = mod["main"], tvm_module.workspace_bytes(program.plan)

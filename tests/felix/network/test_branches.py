@@ -55,9 +55,15 @@ def test_a_chain_is_one_branch() -> None:
 
 def test_paths_part_and_meet() -> None:
     source, a, b, c, end = map(_buffer, range(5))
-    places = _placed([
-        ([], [source]), ([source], [a]), ([source], [b]), ([a], [c]), ([b, c], [end]),
-    ])  # fmt: skip
+    places = _placed(
+        [
+            ([], [source]),
+            ([source], [a]),
+            ([source], [b]),
+            ([a], [c]),
+            ([b, c], [end]),
+        ]
+    )
     assert [place.branch for place in places] == [0, 0, 1, 0, 0]
     assert [place.waits_for for place in places] == [(), (), (0,), (), (2,)]
 
@@ -70,10 +76,16 @@ def test_memory_that_is_used_again_waits_for_its_readers() -> None:
 
 def test_a_branch_that_has_been_waited_for_is_used_again() -> None:
     source, a, b, end, c, d = map(_buffer, range(6))
-    places = _placed([
-        ([], [source]), ([source], [a]), ([source], [b]), ([a, b], [end]),
-        ([end], [c]), ([end], [d]),
-    ])  # fmt: skip
+    places = _placed(
+        [
+            ([], [source]),
+            ([source], [a]),
+            ([source], [b]),
+            ([a, b], [end]),
+            ([end], [c]),
+            ([end], [d]),
+        ]
+    )
     assert {place.branch for place in places} == {0, 1}
 
 
@@ -175,8 +187,10 @@ def test_each_path_has_a_stream(notes: list[tuple[str, int, int]]) -> None:
     # its beginning, two products on each stream, then what joins the paths and the softmax
     assert [recorded[0], *sorted(recorded[1:7])] == [0, 0, 0, 1, 1, 2, 2]
     assert len(recorded) == 9
-    ends = {max(event for what, s, event in notes if (what, s) == ("record", stream))
-            for stream in range(3)}  # fmt: skip
+    ends = {
+        max(event for what, s, event in notes if (what, s) == ("record", stream))
+        for stream in range(3)
+    }
     waited = [event for what, stream, event in notes[-3:] if (what, stream) == ("wait", 0)]
     assert set(waited) == ends
 

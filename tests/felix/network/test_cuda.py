@@ -112,8 +112,9 @@ def test_independent_kernels_run_in_branches(
     ]
     built = executable.Executable(
         executable.compile_network(assembly.assemble(network.lowered, runs), full),
-        network.imported.parameters, executable.device(full),
-    )  # fmt: skip
+        network.imported.parameters,
+        executable.device(full),
+    )
     captured = cuda_graph.CapturedNetwork(built, [inputs[0]])
     assert captured.branching is not None
     assert captured.branching.n_branches >= 6
@@ -129,8 +130,9 @@ def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
     network = imported.read(_Sorts().cuda(), (x,), {}, full)
     built = executable.Executable(
         executable.compile_network(network.lowered, full),
-        network.imported.parameters, executable.device(full),
-    )  # fmt: skip
+        network.imported.parameters,
+        executable.device(full),
+    )
     with pytest.raises(errors.TuningError, match="argsort takes memory from TVM's pool"):
         cuda_graph.CapturedNetwork(built, [x])
     (y,) = built([x])
@@ -257,14 +259,23 @@ def test_an_artifact_of_several_generated_kernels_runs_without_felix(
 ) -> None:
     """Templates name kernels alike, and those of convolutions for Hopper have im2col maps."""
     torch.manual_seed(0)
-    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 128, 3, padding=1),
-              nn.Flatten(), nn.Linear(128 * 14 * 14, 256)]  # fmt: skip
+    layers = [
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 128, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(128 * 14 * 14, 256),
+    ]
     model = nn.Sequential(*layers).bfloat16().cuda().eval()
     x = torch.randn(1, 64, 14, 14, dtype=torch.bfloat16, device="cuda")
     fast = felix.optimize(
-        model, (x,), trials=24, target="cuda", pytorch=False,
+        model,
+        (x,),
+        trials=24,
+        target="cuda",
+        pytorch=False,
         known_results=tmp_path / "known.sqlite",
-    )  # fmt: skip
+    )
     programs = [
         each.outcome.read_program()
         for each in fast.report.groups

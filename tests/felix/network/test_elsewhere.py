@@ -33,9 +33,14 @@ def known(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def request(pool: networks.Pool) -> outcomes.Request:
     return outcomes.Request(
-        trials=4, seconds=None, seed=0, options=networks.tune_options(pool), out=None,
-        on_event=None, pytorch=False,
-    )  # fmt: skip
+        trials=4,
+        seconds=None,
+        seed=0,
+        options=networks.tune_options(pool),
+        out=None,
+        on_event=None,
+        pytorch=False,
+    )
 
 
 def run(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -78,8 +83,9 @@ def test_a_wrong_network_is_found_where_it_runs(tmp_path: pathlib.Path) -> None:
 
 def test_a_gpu_s_network_is_built_without_a_gpu(tmp_path: pathlib.Path) -> None:
     full = target.parse("cuda -arch sm_90a")
-    exported = torch.export.export(networks.Perceptron().eval(), (torch.randn(4, 16),),
-                                   {"scale": torch.ones(1)})  # fmt: skip
+    exported = torch.export.export(
+        networks.Perceptron().eval(), (torch.randn(4, 16),), {"scale": torch.ones(1)}
+    )
     network = imported.read(exported, (), {}, full)
     every = groups.of(network.lowered, full)
     steps: list[str] = []

@@ -42,8 +42,12 @@ def _between(mod: tvm.IRModule) -> list[str]:
     """Buffers in global memory that programs allocate for all of their statements."""
     funcs = [func for _, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     roots = [f.body.block for f in funcs if isinstance(f.body, s_stmt.SBlockRealize)]
-    return [buffer.name for root in roots for buffer in root.alloc_buffers
-            if buffer.scope() in ("", "global")]  # fmt: skip
+    return [
+        buffer.name
+        for root in roots
+        for buffer in root.alloc_buffers
+        if buffer.scope() in ("", "global")
+    ]
 
 
 def test_programs_return_what_they_would_allocate() -> None:
@@ -97,8 +101,9 @@ def _of_many_kernels(network: imported.Network) -> tvm.IRModule:
     runs: list[tuple[groups.Group, assembly.Runs]] = []
     for group in groups.of(network.lowered, network.target):
         assert group.task is not None
-        programs = [sketch.program(sketch.sample(1, seed=1)[0])
-                    for sketch in felix.sketches(group.task)]  # fmt: skip
+        programs = [
+            sketch.program(sketch.sample(1, seed=1)[0]) for sketch in felix.sketches(group.task)
+        ]
         scheduled = [each for each in programs if isinstance(each, tvm.IRModule)]
         runs.append((group, max(scheduled, key=lambda mod: len(_between(mod)))))
     mod = assembly.assemble(network.lowered, runs)

@@ -73,14 +73,19 @@ def test_calls_of_parameters_alone_are_lifted(tmp_path: pathlib.Path) -> None:
     """BERT looks up the embeddings of its places and its kinds: both are constants."""
     model, inputs = catalogue.make("bert_base", small=True)
     fast = networks.optimize(model, inputs, tmp_path, trials=1)
-    constant = [shape for shape in (tuple(p.shape) for p in fast.executable.parameters)
-                if shape in ((1, 8, 32), (8, 32))]  # fmt: skip
+    constant = [
+        shape
+        for shape in (tuple(p.shape) for p in fast.executable.parameters)
+        if shape in ((1, 8, 32), (8, 32))
+    ]
     assert constant
     folder = fast.export(tmp_path / "net")
     done = subprocess.run(
         [sys.executable, folder / "run.py", "--json", "--repeats", "1"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout)["max_error"] < 1e-3
 
 

@@ -53,8 +53,9 @@ def _storages(
     network = imported.read(model, (x,), {}, full)
     built = executable.Executable(
         executable.compile_network(assembly.assemble(network.lowered, []), full),
-        network.imported.parameters, executable.device(full),
-    )  # fmt: skip
+        network.imported.parameters,
+        executable.device(full),
+    )
     return found, built([x]), list(model(x))
 
 

@@ -99,9 +99,10 @@ def test_pytorch_s_operators_of_such_groups_may_use_it(monkeypatch: pytest.Monke
     precisions: list[str] = []
     as_measured = functions._as_measured
     monkeypatch.setattr(
-        functions, "_as_measured",
+        functions,
+        "_as_measured",
         lambda out, precision: (precisions.append(precision), as_measured(out, precision))[1],
-    )  # fmt: skip
+    )
     calls = [{"function": "relu", "operands": [0], "options": {}, "dtype": "float32"}]
     for content in ({}, {"allow_tf32": True}):
         y = torch.zeros(3)
@@ -187,9 +188,10 @@ def test_the_command_allows_it(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     seen: list[Any] = []
     monkeypatch.setattr(tune_command, "_tune", lambda tasks, *rest: seen.append(tasks) or 1 / 0)
     monkeypatch.setattr(
-        network_command, "_written",
+        network_command,
+        "_written",
         lambda path, arguments, out: seen.append(arguments.allow_tf32) or 1 / 0,
-    )  # fmt: skip
+    )
     path = tmp_path / "task.json"
     path.write_text(workloads.gemm(16, 16, 16, target=CUDA).to_json())
     conv = "conv2d:1,8,8,4,4"

@@ -31,9 +31,12 @@ def test_a_float32_bias_of_narrow_operands(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(
     ("name", "n_factors", "options"),
-    [("layer_norm", 2, {"normalized_shape": [8]}), ("rms_norm", 1, {"normalized_shape": [8]}),
-     ("group_norm", 2, {"num_groups": 2})],
-)  # fmt: skip
+    [
+        ("layer_norm", 2, {"normalized_shape": [8]}),
+        ("rms_norm", 1, {"normalized_shape": [8]}),
+        ("group_norm", 2, {"num_groups": 2}),
+    ],
+)
 def test_float32_factors_of_a_narrow_norm(
     name: str, n_factors: int, options: dict[str, object], dtype: torch.dtype
 ) -> None:

@@ -68,8 +68,12 @@ def test_the_penalty_keeps_the_constraint() -> None:
 
 def test_options_of_the_descent_change_it() -> None:
     base_line = descend(steps=20, record_every=20).predicted
-    for option, value in [("learning_rate", 0.02), ("hot", 5.0), ("final_learning_rate", 0.2),
-                          ("cold", 0.4)]:  # fmt: skip
+    for option, value in [
+        ("learning_rate", 0.02),
+        ("hot", 5.0),
+        ("final_learning_rate", 0.2),
+        ("cold", 0.4),
+    ]:
         changed = descend(steps=20, record_every=20, **{option: value}).predicted
         assert not np.array_equal(changed, base_line), option
     paper = descend(steps=20, record_every=20, kernel="paper").predicted
@@ -124,9 +128,10 @@ def test_a_model_that_returns_nan_gradients_does_not_break_the_descent() -> None
 
     sketch = synthetic.FakeSketch()
     search = gradient.GradientSearch(
-        [sketch], Broken(),
+        [sketch],
+        Broken(),
         gradient.GradientOptions(n_warm_rounds=0, descent=descent.DescentOptions(steps=5)),
-    )  # fmt: skip
+    )
     assert len(search.suggest(4)) == 4
 
 

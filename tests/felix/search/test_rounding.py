@@ -92,8 +92,9 @@ def test_the_beam_agrees_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 def test_a_space_too_large_for_a_table_still_rounds() -> None:
     extent = 2**14 * 3**4 * 5**2
-    domains = tuple(synthetic.divisors(extent) if i < 4 else synthetic.divisors(extent, 64)
-                    for i in range(5))  # fmt: skip
+    domains = tuple(
+        synthetic.divisors(extent) if i < 4 else synthetic.divisors(extent, 64) for i in range(5)
+    )
     finder = factorizations.Nearest(domains, extent)
     assert finder.table is None
     target = np.log([[8.0, 45.0, 32.0, 9.0, 320.0]])
@@ -147,8 +148,11 @@ def test_roundings_are_the_best_combinations() -> None:
     values = np.random.default_rng(5).uniform(1, 9, (6, len(variables)))
     decisions, distance = rounder.round(values, 6)
     where = coordinates.Space.of(variables)
-    rows = [row for row in itertools.product(*(v.domain for v in variables))
-            if row[0] * row[1] == 12 and row[2] * row[3] == 8]  # fmt: skip
+    rows = [
+        row
+        for row in itertools.product(*(v.domain for v in variables))
+        if row[0] * row[1] == 12 and row[2] * row[3] == 8
+    ]
     scaled = where.scale(np.asarray(rows, float))
     for point, distances in zip(where.scale(values), distance, strict=True):
         expected = np.sort(np.square(scaled - point).sum(axis=1))[:6]

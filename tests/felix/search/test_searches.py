@@ -144,8 +144,9 @@ def test_nothing_is_proposed_twice(kind: str) -> None:
 
 
 def test_equal_decisions_of_two_sketches_are_two_candidates() -> None:
-    sketches = [synthetic.FakeSketch(extents=(4,), parts=2, with_choices=False, index=i)
-                for i in range(2)]  # fmt: skip
+    sketches = [
+        synthetic.FakeSketch(extents=(4,), parts=2, with_choices=False, index=i) for i in range(2)
+    ]
     for kind in SEARCHES:
         suggestions = make(kind, sketches).suggest(10)
         assert len(suggestions) == 6
@@ -173,10 +174,15 @@ def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"kind": "other"}, {"structures": 1}, {"round": "x"}, {"history": {}},
-     {"history": {"format": 0}},
-     {"history": {"format": 1, "measured": [[0, [1], -3]], "pending": []}}],
-)  # fmt: skip
+    [
+        {"kind": "other"},
+        {"structures": 1},
+        {"round": "x"},
+        {"history": {}},
+        {"history": {"format": 0}},
+        {"history": {"format": 1, "measured": [[0, [1], -3]], "pending": []}},
+    ],
+)
 def test_a_damaged_state_is_one_clear_error(damage: dict) -> None:
     search = make("gradient", two_sketches())
     with pytest.raises(errors.RecordError):
@@ -239,9 +245,13 @@ def test_structures_that_tvm_refuses_are_not_proposed() -> None:
 def test_polishing_finds_what_rounding_missed() -> None:
     def best(n_polish: int) -> float:
         options = gradient.GradientOptions(
-            n_before=0, n_polish=n_polish, n_seeds=2, n_roundings=1, n_warm_rounds=0,
+            n_before=0,
+            n_polish=n_polish,
+            n_seeds=2,
+            n_roundings=1,
+            n_warm_rounds=0,
             descent=descent.DescentOptions(steps=4, record_every=4),
-        )  # fmt: skip
+        )
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))
         search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
         return search.suggest(1)[0].predicted_us

@@ -258,8 +258,9 @@ def test_near_copies_of_picks_wait() -> None:
     options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, max_similar=3)
     pool.candidates = {k: v for k, v in pool.candidates.items() if len(k[1]) == 4} | {
         (1, k[1]): dataclasses.replace(v, sketch_index=1)
-        for k, v in pool.candidates.items() if len(k[1]) == 5
-    }  # fmt: skip
+        for k, v in pool.candidates.items()
+        if len(k[1]) == 5
+    }
     picks = selection.select(pool, 10, options, np.random.default_rng(0))
     assert sum(c.sketch_index == 0 for c in picks) == 3
     options = dataclasses.replace(options, max_similar=100)

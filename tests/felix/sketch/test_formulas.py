@@ -103,8 +103,12 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
         return [s.key for s in sketching.trace_sketches(task)]
 
     cores = {"kind": "llvm", "num-cores": 7}
-    different = [*keys(target="llvm"), *keys(target="cuda"), *keys(target=cores),
-                 *keys(target="llvm", transpose_b=True)]  # fmt: skip
+    different = [
+        *keys(target="llvm"),
+        *keys(target="cuda"),
+        *keys(target=cores),
+        *keys(target="llvm", transpose_b=True),
+    ]
     assert len(set(different)) == len(different)
     assert keys(target="llvm") == different[:3]
     code = (
@@ -113,9 +117,12 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
         "print(*[s.key for s in felix.trace_sketches(task)])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
         cwd=pathlib.Path(__file__).parents[3],
-    )  # fmt: skip
+    )
     assert done.stdout.split() == different[:3]
 
 
@@ -132,9 +139,15 @@ def test_the_digest_of_the_cache_covers_every_module_that_makes_formulas(
             shutil.copy(package / source, target)
     digest = formula_cache.digest_of(tmp_path)
     assert digest == formula_cache.code_digest()
-    for changed in ("symbolic/instructions/placement.py", "features/stores.py", "features/spec.py",
-                    "sketch/formulas.py", "autodiff/graph.py", "autodiff/passes.py",
-                    "autodiff/program.py"):  # fmt: skip
+    for changed in (
+        "symbolic/instructions/placement.py",
+        "features/stores.py",
+        "features/spec.py",
+        "sketch/formulas.py",
+        "autodiff/graph.py",
+        "autodiff/passes.py",
+        "autodiff/program.py",
+    ):
         text = (tmp_path / changed).read_text()
         (tmp_path / changed).write_text(text + "#")
         assert formula_cache.digest_of(tmp_path) != digest, changed
@@ -179,12 +192,14 @@ def test_formulas_seen_before_are_read_from_disk(
 
 
 def test_other_hardware_or_sketch_is_another_entry(cache: pathlib.Path) -> None:
-    for n, make in enumerate([
-        lambda: sketches.gemm("llvm"),
-        lambda: sketches.gemm("llvm", 1),
-        lambda: sketches.gemm({"kind": "llvm", "num-cores": 7}),
-        lambda: sketches.gemm("cuda"),
-    ]):  # fmt: skip
+    for n, make in enumerate(
+        [
+            lambda: sketches.gemm("llvm"),
+            lambda: sketches.gemm("llvm", 1),
+            lambda: sketches.gemm({"kind": "llvm", "num-cores": 7}),
+            lambda: sketches.gemm("cuda"),
+        ]
+    ):
         assert make().formulas.n_rows > 0
         assert len(list(cache.rglob("*.bin"))) == n + 1
 

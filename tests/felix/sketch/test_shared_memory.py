@@ -77,8 +77,9 @@ def test_small_kernels_ask_for_nothing_at_launch(sketch: sketching.Sketch) -> No
 def test_a_trace_of_either_kind_is_of_its_sketch(sketches: list[sketching.Sketch]) -> None:
     finder = trace_text.Finder(sketches)
     for number in (0, 2):
-        small, large = (rows_of(sketches[number], *bounds, n=1)[0]
-                        for bounds in ((0, STATIC), (STATIC, MOST)))  # fmt: skip
+        small, large = (
+            rows_of(sketches[number], *bounds, n=1)[0] for bounds in ((0, STATIC), (STATIC, MOST))
+        )
         for decisions in (small, large):
             trace = sketches[number].schedule(decisions).trace
             assert finder.find(*trace_text.read(trace.simplified(True))) == (number, decisions)

@@ -27,8 +27,9 @@ def test_variables_describe_the_trace(target: str) -> None:
         names = [v.name for v in sketch.variables]
         assert len(set(names)) == len(names)
         samples = [i for i in sketch.trace.insts if i.kind.name.startswith("Sample")]
-        groups = {v.group: [w for w in sketch.variables if w.group == v.group]
-                  for v in sketch.variables}  # fmt: skip
+        groups = {
+            v.group: [w for w in sketch.variables if w.group == v.group] for v in sketch.variables
+        }
         assert len(groups) == len(samples)
         for parts in groups.values():
             assert [v.part for v in parts] == list(range(len(parts)))
@@ -61,8 +62,10 @@ def test_decisions_have_labels_in_their_order(target: str) -> None:
     labels = [label for label, n in groups for _ in range(n)]
     assert labels == [variable.label for variable in sketch.variables]
     assert [label for label, n in groups if n > 1] == [
-        "tile of i0 in matmul", "tile of i1 in matmul", "tile of k in matmul"
-    ]  # fmt: skip
+        "tile of i0 in matmul",
+        "tile of i1 in matmul",
+        "tile of k in matmul",
+    ]
     assert {label for label, n in groups if n == 1} >= {"unroll_explicit"}
     assert "location of pad" in dict(variables.labels(sketches.pool().variables))
 

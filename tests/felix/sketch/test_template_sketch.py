@@ -86,9 +86,7 @@ def test_a_template_without_legal_decisions_says_so() -> None:
             return (("threads", self._symbols[0] + 2048 - self._symbols[1]),)
 
     task = naive_gemm.task()
-    sketch = template_sketch.TemplateSketch(
-        task, 0, Impossible(8, 8, 8), hardware(task.target)
-    )  # fmt: skip
+    sketch = template_sketch.TemplateSketch(task, 0, Impossible(8, 8, 8), hardware(task.target))
     with pytest.raises(felix.InvalidSchedule, match="no legal decisions"):
         sketch.sample(4)
 

@@ -19,8 +19,12 @@ def test_rounding_of_integers_disappears() -> None:
 
 
 def test_rounding_of_picked_fractions_stays() -> None:
-    fractions = (expr.Minimum(X / 3, Y), expr.Maximum(Y, X / 3), expr.Absolute(X / 3 - Y),
-                 expr.Select(expr.Less(X, Y), X / 2, Y))  # fmt: skip
+    fractions = (
+        expr.Minimum(X / 3, Y),
+        expr.Maximum(Y, X / 3),
+        expr.Absolute(X / 3 - Y),
+        expr.Select(expr.Less(X, Y), X / 2, Y),
+    )
     for fraction in fractions:
         assert isinstance(expr.Floor(fraction), expr.Floor)
         assert isinstance(expr.Ceiling(fraction), expr.Ceiling)
@@ -45,10 +49,16 @@ def test_the_span_of_a_number_is_the_product_of_the_extents_of_its_components() 
 
 @pytest.mark.parametrize(
     "value",
-    [X * (Y - 1), (X + 1) ** 2 / Y, 3 * X * Y - X + 1, expr.CeilDiv(X * (Y + 1), Y + 2) * (X + Y),
-     sympy.Integer(4), X / (X * Y + Y)],
+    [
+        X * (Y - 1),
+        (X + 1) ** 2 / Y,
+        3 * X * Y - X + 1,
+        expr.CeilDiv(X * (Y + 1), Y + 2) * (X + Y),
+        sympy.Integer(4),
+        X / (X * Y + Y),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_expanded_is_what_sympy_expands(value: sympy.Expr) -> None:
     assert expr.expanded(value) == sympy.expand(value)
 

@@ -64,9 +64,14 @@ def test_an_index_has_the_values_it_has_in_tir(index: Any) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    [whole(tirx.exp(FLOAT)), whole(tirx.floor(FLOAT * FLOAT * tirx.const(0.3, "float32") / FLOAT)),
-     tirx.popcount(V), V & 6, V >> V],
-)  # fmt: skip
+    [
+        whole(tirx.exp(FLOAT)),
+        whole(tirx.floor(FLOAT * FLOAT * tirx.const(0.3, "float32") / FLOAT)),
+        tirx.popcount(V),
+        V & 6,
+        V >> V,
+    ],
+)
 def test_what_no_rule_reads_is_refused(index: Any) -> None:
     with pytest.raises(UnsupportedSchedule):
         index_expr.load_index(index, {V: index_expr.iter_symbol("v")})
@@ -74,9 +79,16 @@ def test_what_no_rule_reads_is_refused(index: Any) -> None:
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize(
-    "name", ["resize_nearest_odd", "resize_linear", "mirror_pad", "space_to_depth", "pool_grad",
-             "replicate_pad"],
-)  # fmt: skip
+    "name",
+    [
+        "resize_nearest_odd",
+        "resize_linear",
+        "mirror_pad",
+        "space_to_depth",
+        "pool_grad",
+        "replicate_pad",
+    ],
+)
 def test_programs_with_computed_indices_are_what_tvm_makes(name: str, target: str) -> None:
     result = outcome.of(name, target, rows=1)
     assert (result.kind, result.rows, result.message) == (outcome.Kind.MODELLED, 1, "")

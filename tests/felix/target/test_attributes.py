@@ -120,10 +120,19 @@ def test_clients_may_set_less(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["llvm", "llvm -num-cores 2", "llvm -mcpu haswell", "cuda", "h100", "cuda -arch sm_80",
-             "cuda -arch sm_89 -model rtx-4070 -feature.sms 46", "nvidia/quadro-p4000",
-             "aws/cpu/c5.4xlarge"],
-)  # fmt: skip
+    "text",
+    [
+        "llvm",
+        "llvm -num-cores 2",
+        "llvm -mcpu haswell",
+        "cuda",
+        "h100",
+        "cuda -arch sm_80",
+        "cuda -arch sm_89 -model rtx-4070 -feature.sms 46",
+        "nvidia/quadro-p4000",
+        "aws/cpu/c5.4xlarge",
+    ],
+)
 def test_what_clients_may_set_means_the_same(text: str) -> None:
     assert target.describe(target.parse_of_client(text)) == target.describe(target.parse(text))
 
@@ -162,10 +171,16 @@ def test_a_cpu_that_is_not_here_is_refused_before_its_code_runs(
 
 
 @pytest.mark.parametrize(
-    "spec", ["llvm", "llvm -mcpu haswell", "llvm -mcpu x86-64", "llvm -mattr=+avx2,-fma",
-             "llvm -mcpu skylake-avx512 -mattr=-avx512f,-avx512bw,-avx512cd,-avx512dq,-avx512vl",
-             "cuda -arch sm_80"],
-)  # fmt: skip
+    "spec",
+    [
+        "llvm",
+        "llvm -mcpu haswell",
+        "llvm -mcpu x86-64",
+        "llvm -mattr=+avx2,-fma",
+        "llvm -mcpu skylake-avx512 -mattr=-avx512f,-avx512bw,-avx512cd,-avx512dq,-avx512vl",
+        "cuda -arch sm_80",
+    ],
+)
 def test_a_cpu_whose_code_runs_here_is_taken(old_cpu: None, spec: str) -> None:
     target.refuse_foreign(target.parse(spec))
 

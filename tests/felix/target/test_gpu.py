@@ -25,11 +25,25 @@ MIB = 2**20
 DATA = Path(__file__).parents[3] / "data" / "cuda"
 #: CUdevice_attribute -> value of cards, as drivers report them.
 RTX_4070 = {
-    12: 65536, 36: 10501000, 37: 192, 39: 1536, 81: 102400, 82: 65536, 97: 101376, 106: 24,
-}  # fmt: skip
+    12: 65536,
+    36: 10501000,
+    37: 192,
+    39: 1536,
+    81: 102400,
+    82: 65536,
+    97: 101376,
+    106: 24,
+}
 H200_NVL = {
-    12: 65536, 36: 3201000, 37: 6144, 39: 2048, 81: 233472, 82: 65536, 97: 232448, 106: 32,
-}  # fmt: skip
+    12: 65536,
+    36: 3201000,
+    37: 6144,
+    39: 2048,
+    81: 233472,
+    82: 65536,
+    97: 232448,
+    106: 32,
+}
 
 
 def card(name: str, version: str, sms: int, clock_khz: int, l2_bytes: int) -> Any:
@@ -146,15 +160,24 @@ def test_its_target_tells_where_the_card_is_not(plug: Any) -> None:
     [
         (card("NVIDIA H200 NVL", "9.0", 132, 1785000, 60 * MIB), H200_NVL, 4917),
         (card("NVIDIA H200 MIG 1g.18gb", "9.0", 16, 1980000, 8 * MIB), H200_NVL | {37: 768}, 615),
-        (card("NVIDIA B200", "10.0", 148, 1965000, 126 * MIB), H200_NVL | {36: 3996000, 37: 8192},
-         8184),
-        (card("NVIDIA A100-SXM-64GB", "8.0", 124, 1395000, 32 * MIB),
-         H200_NVL | {36: 1640000, 37: 4096}, 1679),
+        (
+            card("NVIDIA B200", "10.0", 148, 1965000, 126 * MIB),
+            H200_NVL | {36: 3996000, 37: 8192},
+            8184,
+        ),
+        (
+            card("NVIDIA A100-SXM-64GB", "8.0", 124, 1395000, 32 * MIB),
+            H200_NVL | {36: 1640000, 37: 4096},
+            1679,
+        ),
         # A name of the table, but of another chip
-        (card("NVIDIA GeForce RTX 3080", "8.6", 70, 1710000, 6 * MIB),
-         RTX_4070 | {36: 9501000, 37: 384}, 912),
+        (
+            card("NVIDIA GeForce RTX 3080", "8.6", 70, 1710000, 6 * MIB),
+            RTX_4070 | {36: 9501000, 37: 384},
+            912,
+        ),
     ],
-)  # fmt: skip
+)
 def test_no_card_takes_the_name_or_figures_of_another(
     plug: Any, device: Any, attributes: dict[int, int], gbs: int
 ) -> None:
@@ -239,8 +262,12 @@ def test_tags_of_the_table_do_not_depend_on_this_machine(
         plug(device, RTX_4070)
         got = target.hardware(tag)
         assert figures == (
-            got.name, got.cores, got.clock_ghz, got.dram_bandwidth_gbs, got.l2_bytes
-        )  # fmt: skip
+            got.name,
+            got.cores,
+            got.clock_ghz,
+            got.dram_bandwidth_gbs,
+            got.l2_bytes,
+        )
 
 
 # ---------------------------------------------------------------- cards that are not here

@@ -195,13 +195,21 @@ def test_cpu_vector_lanes(mcpu, lanes):
 
 def test_local_cpu_caches_come_from_the_system(tmp_path, monkeypatch):
     for number, (level, kind, size) in enumerate(
-        [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2048K"),
-         ("3", "Unified", "30M")]
-    ):  # fmt: skip
+        [
+            ("1", "Data", "48K"),
+            ("1", "Instruction", "32K"),
+            ("2", "Unified", "2048K"),
+            ("3", "Unified", "30M"),
+        ]
+    ):
         folder = tmp_path / f"index{number}"
         folder.mkdir()
-        for name, text in {"level": level, "type": kind, "size": size,
-                           "coherency_line_size": "128"}.items():  # fmt: skip
+        for name, text in {
+            "level": level,
+            "type": kind,
+            "size": size,
+            "coherency_line_size": "128",
+        }.items():
             (folder / name).write_text(text + "\n")
     monkeypatch.setattr(cpu, "CACHE_FOLDER", tmp_path)
     rates = target.hardware("llvm")
@@ -218,10 +226,23 @@ def test_hardware_is_the_same_at_every_call():
 # Peak float32 rates of NVIDIA's data sheets, in TFLOP/s
 @pytest.mark.parametrize(
     "name, tflops",
-    [("h200", 67), ("h100", 67), ("h100-pcie", 51), ("h100-nvl", 60), ("a100", 19.5),
-     ("a10g", 35), ("rtx-a5000", 27.8), ("rtx-3090", 35.6), ("rtx-4090", 82.6), ("l4", 30.3),
-     ("l40s", 91.6), ("rtx-5090", 104.8), ("v100", 15.7), ("t4", 8.1)],
-)  # fmt: skip
+    [
+        ("h200", 67),
+        ("h100", 67),
+        ("h100-pcie", 51),
+        ("h100-nvl", 60),
+        ("a100", 19.5),
+        ("a10g", 35),
+        ("rtx-a5000", 27.8),
+        ("rtx-3090", 35.6),
+        ("rtx-4090", 82.6),
+        ("l4", 30.3),
+        ("l40s", 91.6),
+        ("rtx-5090", 104.8),
+        ("v100", 15.7),
+        ("t4", 8.1),
+    ],
+)
 def test_gpu_peak_rates_match_the_data_sheets(name, tflops):
     rates = target.hardware(name)
     assert rates.peak_fp32_gflops / 1000 == pytest.approx(tflops, rel=0.02)

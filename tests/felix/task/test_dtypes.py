@@ -129,22 +129,30 @@ def test_types_of_parameters_and_names(text: str, dtypes: list[str], name: str) 
     [
         ("gemm:8,8,8,dtype=int8,out_dtype=float32", "out_dtype of dtype=int8 must be int32, got"),
         ("gemm:8,8,8,out_dtype=bfloat16", "out_dtype of dtype=float32 must be float32"),
-        ("conv2d:1,8,8,4,4,dtype=float8_e4m3fn,out_dtype=float64",
-         "must be bfloat16 or float16 or float32, got float64"),
-        ("gemm:8,8,8,dtype=int8,out_dtype=bfloat16",
-         r"with a scale \(epilogue=scale\) it is bfloat16 or float16 or float32"),
-        ("gemm:8,8,8,dtype=int8,epilogue=scale,out_dtype=int32",
-         "dtype=int8 with a scale must be bfloat16 or float16 or float32, got int32"),
+        (
+            "conv2d:1,8,8,4,4,dtype=float8_e4m3fn,out_dtype=float64",
+            "must be bfloat16 or float16 or float32, got float64",
+        ),
+        (
+            "gemm:8,8,8,dtype=int8,out_dtype=bfloat16",
+            r"with a scale \(epilogue=scale\) it is bfloat16 or float16 or float32",
+        ),
+        (
+            "gemm:8,8,8,dtype=int8,epilogue=scale,out_dtype=int32",
+            "dtype=int8 with a scale must be bfloat16 or float16 or float32, got int32",
+        ),
         ("gemm:8,8,8,dtype=int8,epilogue=gelu", "gelu needs floats, and sums of int8 are int32"),
-        ("conv2d:1,8,8,4,4,dtype=int8,epilogue=gelu+scale",
-         r"put a scale before it, like epilogue=scale\+gelu"),
+        (
+            "conv2d:1,8,8,4,4,dtype=int8,epilogue=gelu+scale",
+            r"put a scale before it, like epilogue=scale\+gelu",
+        ),
         ("gemm:8,8,8,dtype=float8", "dtype must be one of .* float8_e4m3fn"),
         ("gemm:8,8,8,out_dtype=int8", "out_dtype must be one of"),
         ("reduce:8x8,dtype=int8", "a maximum or minimum, not kind=sum"),
         ("pool2d:1,8,8,4,kind=avg,dtype=int8", "not kind=avg"),
         ("softmax:8x8,dtype=int8", "dtype must be one of float32, float64, float16, bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_types_without_a_meaning_are_refused(text: str, message: str) -> None:
     with pytest.raises(errors.WorkloadError, match=message) as raised:
         workloads.parse(text, "cuda")
@@ -173,8 +181,11 @@ def test_references_of_float8_are_exact(text: str, dtype: str) -> None:
     task = workloads.build(name, params, "cuda")
     args = task_program.arguments(task.mod)
     outputs = task_program.on_cpu(task.mod, task.target, args)(0, False)
-    inputs = [x for x, arg in zip(reference.inputs(args, 0, positive=False), args, strict=True)
-              if arg.is_input]  # fmt: skip
+    inputs = [
+        x
+        for x, arg in zip(reference.inputs(args, 0, positive=False), args, strict=True)
+        if arg.is_input
+    ]
     least_normal = float(ml_dtypes.finfo(inputs[0].dtype).smallest_normal)
     is_small = np.abs(inputs[0].astype(np.float64)) < 2 * least_normal
     assert dtype == "float8_e5m2" or is_small.any()
@@ -250,13 +261,11 @@ E4 = 'A: T.Buffer((4,), "float8_e4m3fn")'
         ('T.Cast("float8_e5m2", A[v])', "float8_e5m2", "float8 may be read, not computed"),
         ('T.Cast("int32", A[v])', "int32", "cast it to float32"),
         ("T.exp(A[v])", "float8_e4m3fn", "exp is called with a float8_e4m3fn"),
-        ('T.if_then_else(v < 2, A[v], T.float8_e4m3fn(0.3))', "float8_e4m3fn", "only 0"),
+        ("T.if_then_else(v < 2, A[v], T.float8_e4m3fn(0.3))", "float8_e4m3fn", "only 0"),
     ],
-)  # fmt: skip
+)
 def test_float8_is_read_alone(value: str, dtype: str, message: str) -> None:
-    program = tir_programs.function(
-        COPY.format(value), E4, f'B: T.Buffer((4,), "{dtype}")'
-    )  # fmt: skip
+    program = tir_programs.function(COPY.format(value), E4, f'B: T.Buffer((4,), "{dtype}")')
     with pytest.raises(errors.WorkloadError, match=message):
         Task.from_prim_func(program, "cuda")
 

@@ -263,8 +263,9 @@ def test_texts_that_are_not_utf8_are_refused(text: bytes, field: str) -> None:
     """protobuf gives them as bytes, of which reading died with a TypeError."""
     made = models.model(
         [models.node("Relu", ["x"], ["a value"], name="a node")],
-        inputs=[models.value("x", [4, 8])], outputs=["a value"],
-    )  # fmt: skip
+        inputs=[models.value("x", [4, 8])],
+        outputs=["a value"],
+    )
     made.graph.name = "a graph"
     broken = made.SerializeToString().replace(text, b"\xff" + text[1:])
     assert f"the field {field} of a " in refusal(broken)

@@ -181,9 +181,15 @@ for i in range(n):
     ),
     "a read out of bounds": (COPY.format(value="A[v + 1000000]"), [A4, B4], "out of bounds"),
     "an index from data": (
-        COPY.format(value="A[I[v]]"), [A4, 'I: T.Buffer((4,), "int32")', B4], "depends on data"),
+        COPY.format(value="A[I[v]]"),
+        [A4, 'I: T.Buffer((4,), "int32")', B4],
+        "depends on data",
+    ),
     "an external call": (
-        COPY.format(value='T.call_extern("float32", "system", A[v])'), [A4, B4], "call_extern"),
+        COPY.format(value='T.call_extern("float32", "system", A[v])'),
+        [A4, B4],
+        "call_extern",
+    ),
     "a packed call": (
         """
 for i in range(4):
@@ -235,7 +241,7 @@ for i in range(0):
         [A4],
         "extent",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -304,17 +310,20 @@ def edited(kind, change):
 HOSTILE = {
     "not a graph": ("{}", "cannot read the JSON"),
     "no such node": (
-        edited("tirx.For", lambda doc, data: doc.update(root_index=10**9)), "invalid node index"),
-    "a cycle": (
-        edited("tirx.For", lambda doc, data: data.update(body=doc["root_index"])), "."),
+        edited("tirx.For", lambda doc, data: doc.update(root_index=10**9)),
+        "invalid node index",
+    ),
+    "a cycle": (edited("tirx.For", lambda doc, data: data.update(body=doc["root_index"])), "."),
     "an empty body": (edited("s_tir.SBlock", lambda doc, data: data.update(body=0)), "NoneType"),
     "an unknown kind of iterator": (
         edited("tirx.IterVar", lambda doc, data: data.update(iter_type=7)),
         "neither spatial nor a reduction",
     ),
-    "another object": (json.dumps(
-        {"root_index": 0, "nodes": [{"type": "int", "data": 3}]}), "holds a int"),
-}  # fmt: skip
+    "another object": (
+        json.dumps({"root_index": 0, "nodes": [{"type": "int", "data": 3}]}),
+        "holds a int",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", HOSTILE)

@@ -64,11 +64,16 @@ def test_a_maximum_of_padding_alone_is_the_least_number() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize(
     "text",
-    ["gemm:8,6,512,epilogue=bias+relu", "conv1d:1,9,32,4,3", "depthwise_conv2d:1,6,6,4",
-     "conv3d:1,3,4,4,8,4,2,layout=NCDHW",
-     "pool2d:1,9,8,3,3,kind=avg,padding=2,count_padding=false",
-     "reduce:4096,kind=sum", "rms_norm:4x512,axes=0"],
-)  # fmt: skip
+    [
+        "gemm:8,6,512,epilogue=bias+relu",
+        "conv1d:1,9,32,4,3",
+        "depthwise_conv2d:1,6,6,4",
+        "conv3d:1,3,4,4,8,4,2,layout=NCDHW",
+        "pool2d:1,9,8,3,3,kind=avg,padding=2,count_padding=false",
+        "reduce:4096,kind=sum",
+        "rms_norm:4x512,axes=0",
+    ],
+)
 def test_sums_are_wide_in_every_type(text: str, dtype: str) -> None:
     name, params = catalogue.parse_params(text)
     params["dtype"] = dtype

@@ -28,10 +28,20 @@ def test_values_of_the_suite(name):
 )
 @pytest.mark.parametrize(
     "name",
-    ["gemm_bias_gelu_residual", "conv2d_stride2", "conv_transpose2d", "max_pool2d_padded",
-     "avg_pool2d_valid", "softmax", "layer_norm", "rms_norm", "mean_last_two", "max_last",
-     "elementwise_unary"],
-)  # fmt: skip
+    [
+        "gemm_bias_gelu_residual",
+        "conv2d_stride2",
+        "conv_transpose2d",
+        "max_pool2d_padded",
+        "avg_pool2d_valid",
+        "softmax",
+        "layer_norm",
+        "rms_norm",
+        "mean_last_two",
+        "max_last",
+        "elementwise_unary",
+    ],
+)
 def test_values_of_other_dtypes(name, dtype, rtol):
     instance = SUITE[name]
     params = {**instance.params, "dtype": dtype}
@@ -116,14 +126,23 @@ def test_indices_are_64_bit_only_where_they_must_be():
             dict(n=1, h=14, w=14, ci=8, co=16, kernel=(1, 3), stride=(2, 1), padding=(0, 1)),
         ),
         ("softmax:12x17x9,axis=-2", "softmax", dict(shape=(12, 17, 9), axis=-2)),
-        ("reduce:6x7x8,axes=0+2,kind=mean", "reduce",
-         dict(shape=(6, 7, 8), axes=(0, 2), kind="mean")),
-        ("layer_norm:8x12x16,-2x-1,epsilon=1e-6", "layer_norm",
-         dict(shape=(8, 12, 16), axes=(-2, -1), epsilon=1e-6)),
-        ("elementwise:32x64,ops=mul@1+relu", "elementwise",
-         dict(shape=(32, 64), ops=("mul@1", "relu"))),
+        (
+            "reduce:6x7x8,axes=0+2,kind=mean",
+            "reduce",
+            dict(shape=(6, 7, 8), axes=(0, 2), kind="mean"),
+        ),
+        (
+            "layer_norm:8x12x16,-2x-1,epsilon=1e-6",
+            "layer_norm",
+            dict(shape=(8, 12, 16), axes=(-2, -1), epsilon=1e-6),
+        ),
+        (
+            "elementwise:32x64,ops=mul@1+relu",
+            "elementwise",
+            dict(shape=(32, 64), ops=("mul@1", "relu")),
+        ),
     ],
-)  # fmt: skip
+)
 def test_text_form_equals_the_call(text, name, params):
     assert workloads.parse(text).key == getattr(workloads, name)(**params).key
 
@@ -167,7 +186,7 @@ def test_text_form_equals_the_call(text, name, params):
         ("layer_norm:4x5,epsilon=tiny", ["epsilon must be a number"]),
         ("", ["unknown operator"]),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_clear_line(text, words):
     with pytest.raises(errors.WorkloadError) as caught:
         workloads.parse(text)
@@ -206,8 +225,14 @@ def test_schemas_describe_every_parameter():
     assert gemm["required"] == ["m", "n", "k"]
     assert gemm["properties"]["m"]["minimum"] == 1
     assert gemm["properties"]["dtype"]["enum"] == [
-        "float32", "float64", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"
-    ]  # fmt: skip
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "int8",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
     assert gemm["properties"]["epilogue"]["items"]["enum"] == list(workloads.common.EPILOGUES)
 
 

@@ -54,8 +54,9 @@ def test_one_variable_may_be_the_offset_of_several_buffers() -> None:
         'B = T.match_buffer(b, (16,), "float32", elem_offset=n)\n'
         'for i in range(16):\n    with T.sblock("copy"):\n'
         "        v = T.axis.spatial(16, i)\n        B[v] = A[v]\n",
-        "a: T.handle", "b: T.handle",
-    )  # fmt: skip
+        "a: T.handle",
+        "b: T.handle",
+    )
     assert Task.from_prim_func(func).key == Task.from_prim_func(tir_programs.copy("A[v]")).key
 
 
@@ -67,10 +68,12 @@ def _built_in_python(**options: Any) -> tirx.PrimFunc:
         plain.body,
         (
             (TensorLoad, lambda load: tirx.BufferLoad(made[load.source], load.indices)),
-            (tirx.BufferStore,
-             lambda store: tirx.BufferStore(made[store.buffer], store.value, store.indices)),
+            (
+                tirx.BufferStore,
+                lambda store: tirx.BufferStore(made[store.buffer], store.value, store.indices),
+            ),
         ),
-    )  # fmt: skip
+    )
     return tirx.PrimFunc(list(made.values()), body, plain.ret_type, plain.attrs)
 
 

@@ -33,9 +33,11 @@ REFUSED = {
     "a sum that overflows": ("A[T.min(T.max(I[v] + 1, 0), 15)]", "not proved to fit int32"),
     "a float": ('A[T.max(T.min(T.Cast("int32", A[v]), 15), 0)]', "not proved to fit int32"),
     "choices by different data": (
-        "A[T.Select(I[v] < 3, v, 0) - T.Select(I[v] < 5, v, 0) + 1]", "clamp it"),
+        "A[T.Select(I[v] < 3, v, 0) - T.Select(I[v] < 5, v, 0) + 1]",
+        "clamp it",
+    ),
     "an index of an index": ("A[T.min(T.max(I[I[v]], 0), 15)]", "clamp it"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -79,8 +81,8 @@ ACCEPTED = {
     "choices by an equal comparison": "A[T.Select(v < 3, v, 0) - T.Select(v < 3, v, 0)]",
     "a choice between bounds": "A[15 - T.Select(v <= 10, 15 - v, v)]",
     "a shift and a divisor": 'T.Cast("float32", T.shift_left(1, I[v] % 32) // '
-                             "T.Select(I[v] == 0, 1, I[v]))",
-}  # fmt: skip
+    "T.Select(I[v] == 0, 1, I[v]))",
+}
 
 
 @pytest.mark.parametrize("what", ACCEPTED)

@@ -22,15 +22,23 @@ PLACES = te.placeholder((1, 5), "int32", name="i")
 OF_TVM: dict[str, Callable[[], list[te.Tensor]]] = {
     "cumsum_generic": lambda: [ROWS, topi.cumsum(ROWS, axis=1)],
     "scatter_elements_generic": lambda: [
-        LINE, WHERE, UPDATES, topi.scatter_elements(LINE, WHERE, UPDATES, 0, "update")],
+        LINE,
+        WHERE,
+        UPDATES,
+        topi.scatter_elements(LINE, WHERE, UPDATES, 0, "update"),
+    ],
     "scatter_nd_generic": lambda: [
-        LINE, PLACES, UPDATES, topi.scatter_nd(LINE, PLACES, UPDATES, "update")],
+        LINE,
+        PLACES,
+        UPDATES,
+        topi.scatter_nd(LINE, PLACES, UPDATES, "update"),
+    ],
     "sort_cpu": lambda: [LINE, topi.sort(LINE)],
     "argsort_cpu": lambda: [LINE, topi.argsort(LINE)],
     "topk_cpu": lambda: [ROWS, *topi.topk(ROWS, 3)],
     "exclusive_scan": lambda: [ROWS, topi.gpu.cumsum(ROWS, 1)],
     "sort_gpu": lambda: [ROWS, topi.gpu.sort(ROWS)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])

@@ -93,8 +93,19 @@ def _in_region(field):
 def test_nothing_unchecked_survives(what):
     func = normalised(SURVIVES_NOTHING[what]())
     script = func.script()
-    for word in ("extern", "system", "annotations", "schedule_rule", "software_pipeline",
-                 "meta_schedule", "is_host_func", "align", "512", "x64", ";"):  # fmt: skip
+    for word in (
+        "extern",
+        "system",
+        "annotations",
+        "schedule_rule",
+        "software_pipeline",
+        "meta_schedule",
+        "is_host_func",
+        "align",
+        "512",
+        "x64",
+        ";",
+    ):
         assert word not in script
     assert Task.from_prim_func(func).key == plain()
 
@@ -104,9 +115,9 @@ def _callee(make):
 
 
 def _variable(doc, name):
-    return doc.add("ir.Var", {
-        "span": doc.none(), "ty": doc.all("ir.Call")[0]["ty"],
-        "name": doc.string(name)})  # fmt: skip
+    return doc.add(
+        "ir.Var", {"span": doc.none(), "ty": doc.all("ir.Call")[0]["ty"], "name": doc.string(name)}
+    )
 
 
 def _index(make):
@@ -306,9 +317,19 @@ def test_directional_and_broken_characters_are_not_shown():
 
 def test_annotations_of_the_list_are_kept():
     """Pooling and softmax of imported models carry these; they choose among TVM's own rules."""
-    text = changed("s_tir.SBlock", 0, annotations=lambda d: d.add("ffi.Map", [
-        d.string("schedule_rule"), d.string("meta_schedule.pool_max"),
-        d.string("axis"), d.number(1)]))  # fmt: skip
+    text = changed(
+        "s_tir.SBlock",
+        0,
+        annotations=lambda d: d.add(
+            "ffi.Map",
+            [
+                d.string("schedule_rule"),
+                d.string("meta_schedule.pool_max"),
+                d.string("axis"),
+                d.number(1),
+            ],
+        ),
+    )
     (block,) = (b for b in grammar.blocks(normalised(text).body) if b.iter_vars)
     assert dict(block.annotations) == {"schedule_rule": "meta_schedule.pool_max", "axis": 1}
 

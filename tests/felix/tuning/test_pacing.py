@@ -108,8 +108,9 @@ def _overlap(lookahead: float) -> tuple[int, Any]:
         done += isinstance(event, events.Trial)
 
     options = fakes.small(Threaded(seconds=0.02), lookahead=lookahead)
-    result = felix.tune(fakes.task(), trials=32, model=fakes.Model(), options=options,
-                       on_event=count)  # fmt: skip
+    result = felix.tune(
+        fakes.task(), trials=32, model=fakes.Model(), options=options, on_event=count
+    )
     return most, result
 
 
@@ -147,9 +148,12 @@ def test_one_slow_candidate_holds_up_nobody() -> None:
 
     order: list[int] = []
     result = felix.tune(
-        fakes.task(), trials=24, model=fakes.Model(), options=fakes.small(Uneven()),
+        fakes.task(),
+        trials=24,
+        model=fakes.Model(),
+        options=fakes.small(Uneven()),
         on_event=lambda e: order.append(e.round) if isinstance(e, events.Trial) else None,
-    )  # fmt: skip
+    )
     assert len(result.records) == 24
     assert 0 in order[8:]  # it completed after candidates of later rounds
 

@@ -58,8 +58,9 @@ class _Noisy(fakes.Pool):
 def test_the_best_is_the_fastest_of_those_measured_again() -> None:
     pool = _Noisy()
     result = _tune(trials=24, pool=pool, options={"n_finalists": 3})
-    truth = {r.key: fakes.latency_us(fakes.Program(r.sketch_index, r.decisions))
-             for r in result.repeats}  # fmt: skip
+    truth = {
+        r.key: fakes.latency_us(fakes.Program(r.sketch_index, r.decisions)) for r in result.repeats
+    }
     assert len(result.records) == 24
     assert 3 <= len(truth) <= 9
     assert len(pool.thorough) == options.TuneOptions().final_turns * len(truth)
@@ -149,26 +150,53 @@ def test_a_duplicate_learns_the_measurement_of_the_first(
     scheduled = run.programs([first, duplicate], compute_guard, {})
     assert [s for s, _ in scheduled] == [first]
     record = records.Record(
-        task_key=run.task.key, task_name="t", sketch_index=0, sketch_key="k",
-        decisions=first.decisions, predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0,
-        measurement=protocol.Measurement.timed([7.0], checked=True), versions={},
-    )  # fmt: skip
+        task_key=run.task.key,
+        task_name="t",
+        sketch_index=0,
+        sketch_key="k",
+        decisions=first.decisions,
+        predicted_us=None,
+        round=0,
+        elapsed_s=0.0,
+        timestamp=0.0,
+        measurement=protocol.Measurement.timed([7.0], checked=True),
+        versions={},
+    )
     run.add(record)
     assert [(s, m.latency_us) for s, m in updates] == [(first, 7.0), (duplicate, 7.0)]
 
 
 def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None:
     def record(key: int, latency_us: float | None, repeat: bool = False) -> records.Record:
-        measured = (protocol.Measurement.timed([latency_us], checked=True) if latency_us
-                    else protocol.Measurement(error=protocol.ErrorClass.WRONG_RESULT))  # fmt: skip
+        measured = (
+            protocol.Measurement.timed([latency_us], checked=True)
+            if latency_us
+            else protocol.Measurement(error=protocol.ErrorClass.WRONG_RESULT)
+        )
         return records.Record(
-            task_key="t", task_name="t", sketch_index=0, sketch_key="k", decisions=(key,),
-            predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0, measurement=measured,
-            versions={}, repeat=repeat,
-        )  # fmt: skip
+            task_key="t",
+            task_name="t",
+            sketch_index=0,
+            sketch_key="k",
+            decisions=(key,),
+            predicted_us=None,
+            round=0,
+            elapsed_s=0.0,
+            timestamp=0.0,
+            measurement=measured,
+            versions={},
+            repeat=repeat,
+        )
 
-    every = [record(1, 5.0), record(2, 6.0), record(3, 7.0), record(4, None), record(1, 4.0),
-             record(2, 9.0, True), record(3, None, True)]  # fmt: skip
+    every = [
+        record(1, 5.0),
+        record(2, 6.0),
+        record(3, 7.0),
+        record(4, None),
+        record(1, 4.0),
+        record(2, 9.0, True),
+        record(3, None, True),
+    ]
     effective = records.effective_measurements(every)
     assert {k[1][0]: r.measurement.latency_us for k, r in effective.items()} == {1: 4.0, 2: 9.0}
 

@@ -48,9 +48,13 @@ def latency_us(program: Any) -> float:
 
 def small(pool: fakes.Pool | None = None, **changes: Any) -> options_module.TuneOptions:
     sizes: dict[str, Any] = {
-        "round_size": 8, "first_round_size": 4, "n_finalists": 0, "baseline": False,
-        "search_processes": 2, "pool": lambda task: pool or fakes.Pool(latency_us),
-    }  # fmt: skip
+        "round_size": 8,
+        "first_round_size": 4,
+        "n_finalists": 0,
+        "baseline": False,
+        "search_processes": 2,
+        "pool": lambda task: pool or fakes.Pool(latency_us),
+    }
     return options_module.TuneOptions(**{**sizes, **changes})
 
 
@@ -98,9 +102,16 @@ def request_of(
     run: task_search.TaskSearch, n: int, models: Any, **changes: Any
 ) -> messages.Request:
     request = messages.Request(
-        task_index=run.index, task=run.task.to_json(), strategy="gradient", options=None, seed=5,
-        has_rest=False, models=models, state=run.search.state_dict() if run.is_open else None, n=n,
-    )  # fmt: skip
+        task_index=run.index,
+        task=run.task.to_json(),
+        strategy="gradient",
+        options=None,
+        seed=5,
+        has_rest=False,
+        models=models,
+        state=run.search.state_dict() if run.is_open else None,
+        n=n,
+    )
     return dataclasses.replace(request, **changes)
 
 
@@ -195,9 +206,14 @@ def test_a_job_is_searched_in_processes(
     until_ready(monkeypatch)
     emitted: list[events.Event] = []
     network = felix.tune(
-        tasks(), 48, seed=3, strategy="gradient", options=small(), out=tmp_path,
+        tasks(),
+        48,
+        seed=3,
+        strategy="gradient",
+        options=small(),
+        out=tmp_path,
         on_event=emitted.append,
-    )  # fmt: skip
+    )
     assert network.reason == "trials"
     n_trials = {r.task.name: len(r.records) for r in network.results}
     assert sum(n_trials.values()) == 48 and min(n_trials.values()) >= 4
@@ -262,9 +278,16 @@ def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(
 ) -> None:
     until_ready(monkeypatch)
     request = messages.Request(
-        task_index=0, task="{}", strategy="local", options=None, seed=0, has_rest=False,
-        models={}, state=None, n=1,
-    )  # fmt: skip
+        task_index=0,
+        task="{}",
+        strategy="local",
+        options=None,
+        seed=0,
+        has_rest=False,
+        models={},
+        state=None,
+        n=1,
+    )
     with contextlib.closing(processes.SearchProcesses(1)) as only:
         assert only.may_take(0)
         child = only._processes[0]._child
@@ -303,14 +326,18 @@ def test_a_model_that_cannot_be_sent_is_used_here(
     until_ready(monkeypatch)
     emitted: list[events.Event] = []
     network = felix.tune(
-        tasks()[::2], 24, model=model(), on_event=emitted.append,
+        tasks()[::2],
+        24,
+        model=model(),
+        on_event=emitted.append,
         options=small(search_processes=1, learn=False),
-    )  # fmt: skip
+    )
     assert sum(len(r.records) for r in network.results) == 24
     (warned,) = (
-        e.message for e in emitted
+        e.message
+        for e in emitted
         if isinstance(e, events.Warned) and "without a process" in e.message
-    )  # fmt: skip
+    )
     assert why in warned
 
 

@@ -34,9 +34,12 @@ def bad(monkeypatch: pytest.MonkeyPatch) -> Task:
 
 def tune(tasks: list[Task], emitted: list[Any] | None = None) -> results.NetworkResult:
     return felix.tune(
-        tasks, trials=16, options=fakes.small(), model=fakes.Model(),
+        tasks,
+        trials=16,
+        options=fakes.small(),
+        model=fakes.Model(),
         on_event=None if emitted is None else emitted.append,
-    )  # fmt: skip
+    )
 
 
 def test_a_task_that_cannot_be_modelled_is_skipped_and_the_others_are_tuned(bad: Task) -> None:

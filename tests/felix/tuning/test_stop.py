@@ -88,9 +88,12 @@ def test_an_interrupt_in_a_callback_records_no_trial_twice(
             raise KeyboardInterrupt
 
     result = felix.tune(
-        tuning_fakes.task(), trials=32, strategy="random",
-        options=tuning_fakes.small(journal=journal.open), on_event=interrupt,
-    )  # fmt: skip
+        tuning_fakes.task(),
+        trials=32,
+        strategy="random",
+        options=tuning_fakes.small(journal=journal.open),
+        on_event=interrupt,
+    )
     assert result.reason == "interrupted" and len(result.records) >= 5
     assert journal.records == list(result.records)
     assert len({record.key for record in journal.records}) == len(journal.records)
@@ -102,9 +105,13 @@ def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     steps_of = descent.DescentOptions(steps=20, record_every=5)
     sizes = gradient.GradientOptions(n_seeds=4, n_samples=16, n_polish=1, descent=steps_of)
     felix.tune(
-        tuning_fakes.task(), trials=16, model=tuning_fakes.Model(), strategy="gradient",
-        options=tuning_fakes.small(search=sizes), on_event=emitted.append,
-    )  # fmt: skip
+        tuning_fakes.task(),
+        trials=16,
+        model=tuning_fakes.Model(),
+        strategy="gradient",
+        options=tuning_fakes.small(search=sizes),
+        on_event=emitted.append,
+    )
     rounds = [event for event in emitted if isinstance(event, events.RoundStarted)]
     assert rounds[0].steps == ()  # warm-up
     steps = rounds[1].steps

@@ -80,14 +80,16 @@ def test_the_fastest_kernel_of_a_template_is_the_result(tmp_path: pathlib.Path) 
     kinds = {record.variant for record in result.records}
     assert kinds == {"stock", "naive-gemm"}
     assert records.read(tmp_path / "tuning" / "records.jsonl") == [
-        *result.records, *result.repeats
-    ]  # fmt: skip
+        *result.records,
+        *result.repeats,
+    ]
     assert all(r.variant == "naive-gemm" for r in result.repeats)
     (opened,) = (event for event in emitted if isinstance(event, events.Opened))
     assert opened.n_sketches == 3
     assert opened.decisions[2][:2] == (
-        ("generated kernel naive-gemm", 0), ("threads of a block along i", 1)
-    )  # fmt: skip
+        ("generated kernel naive-gemm", 0),
+        ("threads of a block along i", 1),
+    )
     trained = [event for event in emitted if isinstance(event, events.Trained)]
     assert len(trained) > result.records[-1].round  # rounds with both kinds train both models
     for event in emitted:

@@ -237,10 +237,17 @@ def test_unchecked_results_are_never_best() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"trials": 0}, {"trials": 2.5}, {"trials": None}, {"seconds": -1.0}, {"seed": -1},
-        {"strategy": "magic"}, {"resume": True}, {"task": []}, {"task": [1]},
+        {"trials": 0},
+        {"trials": 2.5},
+        {"trials": None},
+        {"seconds": -1.0},
+        {"seed": -1},
+        {"strategy": "magic"},
+        {"resume": True},
+        {"task": []},
+        {"task": [1]},
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(arguments: dict[str, Any]) -> None:
     task = arguments.pop("task", None)
     with pytest.raises(errors.TuningError):
@@ -264,9 +271,17 @@ def test_felix_tune_is_the_function_whatever_is_imported() -> None:
     module = importlib.import_module("felix.tuning.tune")
     assert felix.tune is module.tune
     assert list(inspect.signature(felix.tune).parameters) == [
-        "task_or_tasks", "trials", "seconds", "seed", "strategy", "model", "options", "out",
-        "resume", "on_event",
-    ]  # fmt: skip
+        "task_or_tasks",
+        "trials",
+        "seconds",
+        "seed",
+        "strategy",
+        "model",
+        "options",
+        "out",
+        "resume",
+        "on_event",
+    ]
     assert isinstance(fakes.tune(trials=8), felix.TuneResult)
     assert isinstance(fakes.tune([fakes.task()], trials=8), felix.NetworkResult)
 

@@ -176,9 +176,10 @@ def test_the_bundle_ships_the_unscheduled_program(
 
 
 def test_a_bundle_compiled_again_ships_the_same(
-    shipped: tuple[felix.TuneResult, pathlib.Path], tmp_path: pathlib.Path,
+    shipped: tuple[felix.TuneResult, pathlib.Path],
+    tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     _, out = shipped
     assert main.main(["compile", str(out / "records.jsonl"), "--out", str(tmp_path)]) == 0
     assert "it is what ships" in capsys.readouterr().out
@@ -208,9 +209,12 @@ def test_where_every_schedule_fails_the_report_and_the_events_say_what_ships() -
 
     emitted: list[events.Event] = []
     result = felix.tune(
-        fakes.task(), 8, model=fakes.Model(), options=fakes.small(fakes.Pool(latency_of)),
+        fakes.task(),
+        8,
+        model=fakes.Model(),
+        options=fakes.small(fakes.Pool(latency_of)),
         on_event=emitted.append,
-    )  # fmt: skip
+    )
     assert result.ships_unscheduled and result.best.latency_us == result.unscheduled_us == 7.0
     assert result.tuned_or_none is None and result.speedup == 1.0
     note = result.unscheduled_note()

@@ -58,8 +58,9 @@ def test_pools_computed_at_a_pool_across_threads(
     x = y = te.placeholder(shape, name="x")
     axes = len(shape) - 2
     for kernel in kernels:
-        y = pool(y, (kernel,) * axes, (1,) * axes, (1,) * axes, (1,) * 2 * axes, "max",
-                 layout=layout)  # fmt: skip
+        y = pool(
+            y, (kernel,) * axes, (1,) * axes, (1,) * axes, (1,) * 2 * axes, "max", layout=layout
+        )
     report = compare.check(Task.from_te([x, y], "cuda"), n=3, seed=0)
     assert report.mismatches == () and report.invalid == 0
     assert report.checked >= 3 * 2 ** len(kernels)

@@ -48,9 +48,12 @@ class Service:
 @pytest.fixture
 def settings(url: str, tmp_path: pathlib.Path) -> service_settings.Settings:  # noqa: F811
     return service_settings.Settings(
-        data_dir=tmp_path, database_url=url, max_upload_bytes=4 << 20, parse_s=30.0,
+        data_dir=tmp_path,
+        database_url=url,
+        max_upload_bytes=4 << 20,
+        parse_s=30.0,
         cache_ttl_s=1e-9,  # tests write past the application and want to see it
-    )  # fmt: skip
+    )
 
 
 class RememberingParser(parsing.Parser):

@@ -47,9 +47,13 @@ def test_without_a_budget_there_is_one(service: Service) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "strategy"),
-    [({}, "gradient"), ({"target": "cuda -arch sm_90"}, "local"),
-     ({"strategy": "random"}, "random"), ({"target": "h100", "strategy": "gradient"}, "gradient")],
-)  # fmt: skip
+    [
+        ({}, "gradient"),
+        ({"target": "cuda -arch sm_90"}, "local"),
+        ({"strategy": "random"}, "random"),
+        ({"target": "h100", "strategy": "gradient"}, "gradient"),
+    ],
+)
 def test_without_a_strategy_a_job_has_its_target_s(
     service: Service, asked: dict[str, str], strategy: str
 ) -> None:
@@ -129,11 +133,13 @@ def test_repeated_uploads_make_one_job(service: Service) -> None:
     program = workloads.build("softmax", {"shape": [8, 16]}).to_json().encode()
     responses = [
         service.client.post(
-            "/v1/jobs/upload", files={"file": ("a.json", program)},
-            data={"job": '{"kind": "tir"}'}, headers={"Idempotency-Key": "u"},
+            "/v1/jobs/upload",
+            files={"file": ("a.json", program)},
+            data={"job": '{"kind": "tir"}'},
+            headers={"Idempotency-Key": "u"},
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert [response.status_code for response in responses] == [201, 200]
     assert len(service.files()) == 1
 

@@ -50,8 +50,10 @@ class Api:
         """Start and wait until it serves."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "felix", "serve", "--no-tuner"],
-            env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         until_s = time.monotonic() + 120
         with httpx.Client(base_url=self.url) as http:  # its set-up takes longer than the request
             while time.monotonic() < until_s:

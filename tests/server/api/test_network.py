@@ -33,8 +33,15 @@ def test_groups_have_types_latencies_and_shares(service: Service) -> None:
     assert tuned["dtypes"] == ["bfloat16", "float32"] and sort["dtypes"] == []
     assert (tuned["tvm_us"], tuned["felix_us"], tuned["ships"]) == (1000.0, None, None)
     assert (tuned["total_us"], tuned["share"], sort["share"]) == (2000.0, 1.0, None)
-    more = networks.Group(name="pool", calls=3, dtypes=("float16",), task=1, tvm_us=20.0,
-                          ships="tvm", reason="felix takes twice as long")  # fmt: skip
+    more = networks.Group(
+        name="pool",
+        calls=3,
+        dtypes=("float16",),
+        task=1,
+        tvm_us=20.0,
+        ships="tvm",
+        reason="felix takes twice as long",
+    )
     built = service_fakes.built_network()
     with service.db.write() as tx:
         groups = (*built.groups, more)

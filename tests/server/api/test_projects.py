@@ -38,9 +38,10 @@ def test_an_admin_makes_limits_and_fills_a_project(service: Service) -> None:
     again = http.post("/v1/projects", json=body, headers=admin)
     assert again.status_code == 409 and "take another name" in again.json()["detail"]
     key = http.post(
-        "/v1/keys", json={"name": "k", "project": "vision", "scopes": ["read", "submit"]},
+        "/v1/keys",
+        json={"name": "k", "project": "vision", "scopes": ["read", "submit"]},
         headers=admin,
-    ).json()  # fmt: skip
+    ).json()
     assert key["key"]["project"] == "vision"
     theirs = {"Authorization": f"Bearer {key['text']}"}
     job = http.post("/v1/jobs", json=GEMM, headers=theirs).json()
@@ -76,8 +77,9 @@ def test_a_key_needs_a_project_that_exists(service: Service) -> None:
 def test_an_upload_over_the_projects_space_is_refused_and_leaves_nothing(
     service: Service,
 ) -> None:
-    service.client.put("/v1/projects/default", json={"max_bytes": 10},
-                       headers=service.auth("admin"))  # fmt: skip
+    service.client.put(
+        "/v1/projects/default", json={"max_bytes": 10}, headers=service.auth("admin")
+    )
     response = service.client.post("/v1/jobs/upload", files={"file": ("m.onnx", b"x" * 11)})
     assert response.status_code == 507
     problem = response.json()
@@ -113,9 +115,14 @@ def test_webhooks_from_making_to_deleting(service: Service) -> None:
 
 def test_addresses_that_webhooks_cannot_have(service: Service) -> None:
     for address in (
-        "http://ci.example/", "https://127.0.0.1/", "https://169.254.169.254/latest/meta-data",
-        "https://[::1]/", "file:///etc/passwd", "https://u:p@ci.example/", "nonsense",
-    ):  # fmt: skip
+        "http://ci.example/",
+        "https://127.0.0.1/",
+        "https://169.254.169.254/latest/meta-data",
+        "https://[::1]/",
+        "file:///etc/passwd",
+        "https://u:p@ci.example/",
+        "nonsense",
+    ):
         assert webhook(service, url=address).status_code == 422, address
     assert service.client.get("/v1/webhooks").json()["items"] == []
 
@@ -195,13 +202,17 @@ def remote(service: Service, monkeypatch: pytest.MonkeyPatch) -> client.Client:
     """The client of the command line, which reaches the application in process, as an admin."""
     transport = httpx.MockTransport(
         lambda request: httpx.Response(
-            (got := service.client.request(
-                request.method, str(request.url), content=request.content,
-                headers=dict(request.headers),
-            )).status_code,
+            (
+                got := service.client.request(
+                    request.method,
+                    str(request.url),
+                    content=request.content,
+                    headers=dict(request.headers),
+                )
+            ).status_code,
             content=got.content,
         )
-    )  # fmt: skip
+    )
 
     def connect(*_: Any) -> client.Client:
         return client.Client("http://testserver", service.keys["admin"].text, transport=transport)
@@ -243,10 +254,21 @@ def test_the_command_line(
 def test_a_client_reads_a_service_without_projects() -> None:
     from felix.client import _rows
 
-    fields = {"id": 1, "name": "k", "public": "p", "can_read": True, "can_submit": False,
-              "can_admin": False, "max_running_jobs": None, "max_trials": None,
-              "max_upload_bytes": None, "created_at": "2026-01-01T00:00:00+00:00",
-              "last_used_at": None, "expires_at": None, "revoked_at": None}  # fmt: skip
+    fields = {
+        "id": 1,
+        "name": "k",
+        "public": "p",
+        "can_read": True,
+        "can_submit": False,
+        "can_admin": False,
+        "max_running_jobs": None,
+        "max_trials": None,
+        "max_upload_bytes": None,
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "last_used_at": None,
+        "expires_at": None,
+        "revoked_at": None,
+    }
     assert _rows.of(_rows.Key, fields).project == "default"
     del fields["name"]
     with pytest.raises(errors.RemoteError, match="another version"):

@@ -154,8 +154,11 @@ def test_the_stream_of_an_ended_job_ends(service: Service, monkeypatch: Any) -> 
     job = api_rows.finished(service.db, service.blobs)
     response = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
     assert response.headers["Content-Type"].startswith("text/event-stream")
-    streamed = [dict(line.split(": ", 1) for line in block.splitlines())
-            for block in response.text.split("\n\n") if block]  # fmt: skip
+    streamed = [
+        dict(line.split(": ", 1) for line in block.splitlines())
+        for block in response.text.split("\n\n")
+        if block
+    ]
     assert [int(each["id"]) for each in streamed[:-1]] == list(range(3, job.last_seq + 1))
     assert streamed[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
     assert json.loads(streamed[0]["data"])["seq"] == 3
@@ -186,9 +189,7 @@ def test_one_stream_has_the_events_of_several_jobs(service: Service) -> None:
             else:
                 assert "event" not in lines
                 seqs.setdefault(data["job_id"], []).append(data["event"]["seq"])
-    assert seqs == {
-        first.id: list(range(3, first.last_seq + 1)), second.id: [second.last_seq]
-    }  # fmt: skip
+    assert seqs == {first.id: list(range(3, first.last_seq + 1)), second.id: [second.last_seq]}
     assert ends == {first.id: "succeeded", second.id: "succeeded", 99: None}
 
 
@@ -244,9 +245,16 @@ def test_devices_have_what_their_tuners_saw(service: Service) -> None:
         (tuner,) = workers.every(tx, 60.0)
         key = tuner.devices[0]["target_keys"][-1]
         well = device_reports.Seen(
-            place="cuda:0", host="rack-1", target_key=key, driver="550.1", queue=3,
-            n_measured=50, n_failed=5, clock_ghz=1.7, power_w=512.0,
-        )  # fmt: skip
+            place="cuda:0",
+            host="rack-1",
+            target_key=key,
+            driver="550.1",
+            queue=3,
+            n_measured=50,
+            n_failed=5,
+            clock_ghz=1.7,
+            power_w=512.0,
+        )
         sick = device_reports.Seen(place="cuda:1", host="rack-1", target_key=key, fault="too hot")
         device_reports.write(tx, tuner.id, [well, sick])
     (device,) = _get(service, "/v1/devices")["items"]

@@ -62,9 +62,12 @@ def _tune(service: Service, bundle: bytes = service_fakes.bundle(), n_trials: in
             new = service_fakes.new_trial(number, 50.0 / (number + 1), record=line)
             trials.append(tx, claim.fence, new)
         new_artifact = artifacts.NewArtifact(
-            name="job.zip", kind="bundle", media_type="application/zip",
-            sha256=stored.sha256, size_bytes=stored.size_bytes,
-        )  # fmt: skip
+            name="job.zip",
+            kind="bundle",
+            media_type="application/zip",
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+        )
         artifacts.add(tx, claim.fence, new_artifact)
         leases.succeed(tx, claim.fence, "trials")
     return claim.job.id
@@ -130,9 +133,14 @@ def test_jobs_are_searched_by_program_and_similar_ones_shown(service: Service) -
 
 
 def test_a_batch_reports_each_item(service: Service) -> None:
-    jobs = [GEMM, GEMM | {"trials": 0}, GEMM | {"trials": 10**6}, {"nonsense": 1},
-            GEMM | {"workload": {"kind": "operator", "name": "gemm", "params": {"m": -1}}},
-            GEMM | {"name": "last"}]  # fmt: skip
+    jobs = [
+        GEMM,
+        GEMM | {"trials": 0},
+        GEMM | {"trials": 10**6},
+        {"nonsense": 1},
+        GEMM | {"workload": {"kind": "operator", "name": "gemm", "params": {"m": -1}}},
+        GEMM | {"name": "last"},
+    ]
     response = service.client.post("/v1/batches", json={"jobs": jobs})
     assert response.status_code == 201, response.text
     items = response.json()["items"]
@@ -324,9 +332,10 @@ def test_imported_databases_are_part_of_the_export(service: Service) -> None:
     assert len(records_of(ours, job=[same])) == 1 and len(records_of(ours, job=[same, other])) == 2
     assert len(records_of(theirs)) == 1
     for headers, number in ((ours, foreign_job), (theirs, same)):
-        assert service.client.get(
-            "/v1/database", params={"job": number}, headers=headers
-        ).status_code == 404  # fmt: skip
+        assert (
+            service.client.get("/v1/database", params={"job": number}, headers=headers).status_code
+            == 404
+        )
 
 
 def test_an_imported_database_is_a_start(service: Service) -> None:

@@ -49,9 +49,15 @@ def test_only_administrators_manage_keys(pages: Pages, scope: str) -> None:
 def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
     assert "/dashboard/keys" in admin.get("/dashboard")
     page = send(
-        admin, 200, name="ci <b>", scope=["read", "submit"], expires_days="1.5",
-        max_running_jobs="0", max_trials="", max_upload_mib="0.5",
-    )  # fmt: skip
+        admin,
+        200,
+        name="ci <b>",
+        scope=["read", "submit"],
+        expires_days="1.5",
+        max_running_jobs="0",
+        max_trials="",
+        max_upload_mib="0.5",
+    )
     key_text = re.search(r"felix_[0-9a-f]{12}_[\w-]+", page)
     assert key_text is not None and "ci &lt;b&gt;" in page
     with admin.service.db.read() as tx:
@@ -117,9 +123,10 @@ def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:
     page = admin.get("/dashboard/keys")
     assert "revoked" in page and at not in page
     assert "key.revoke" in admin.get("/dashboard/audit")
-    assert admin.client.post(
-        "/dashboard/keys/99/revoke", data={"csrf_token": admin.csrf}
-    ).status_code == 404  # fmt: skip
+    assert (
+        admin.client.post("/dashboard/keys/99/revoke", data={"csrf_token": admin.csrf}).status_code
+        == 404
+    )
     revoke_this_key = f"/dashboard/keys/{service.keys['admin'].key.id}/revoke"
     assert admin.client.post(revoke_this_key, data={"csrf_token": admin.csrf}).status_code == 303
     assert admin.client.get("/dashboard/keys").status_code == 303
@@ -146,8 +153,11 @@ def test_the_audit_is_paged_and_filtered(admin: Pages, monkeypatch: pytest.Monke
 
 
 def test_ids_are_unique_and_fields_are_described(admin: Pages) -> None:
-    for page in (admin.get("/dashboard/keys"), send(admin, 422, name="", scope=[]),
-                 admin.get("/dashboard/audit")):  # fmt: skip
+    for page in (
+        admin.get("/dashboard/keys"),
+        send(admin, 422, name="", scope=[]),
+        admin.get("/dashboard/audit"),
+    ):
         ids = re.findall(r' id="([^"]+)"', page)
         assert len(ids) == len(set(ids))
         for described in re.findall(r'aria-(?:describedby|labelledby)="([^"]+)"', page):

@@ -35,9 +35,12 @@ def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
     service = logged_out.service
     job = api_rows.finished(service.db, service.blobs)
     for address in (
-        "/dashboard", "/dashboard/compare?job=1", "/dashboard/devices", "/dashboard/submit",
+        "/dashboard",
+        "/dashboard/compare?job=1",
+        "/dashboard/devices",
+        "/dashboard/submit",
         *(f"/dashboard/jobs/{job.id}{tab}" for tab in TABS),
-    ):  # fmt: skip
+    ):
         response = logged_out.client.get(address)
         assert response.status_code == 303
         assert response.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
@@ -74,9 +77,13 @@ def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
-     {"Origin": "https://evil.example"}, {"Origin": "null"}],
-)  # fmt: skip
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ],
+)
 def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[str, str]) -> None:
     data = {"key": logged_out.service.keys["read"].text}
     response = logged_out.client.post("/dashboard/login", data=data, headers=headers)
@@ -85,9 +92,17 @@ def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[st
 
 @pytest.mark.parametrize(
     "after",
-    ["https://evil.example", "//evil.example", "/\\evil.example", "/dashboardevil",
-     "/dashboard/\\evil", "/v1/jobs", "javascript:alert(1)", ""],
-)  # fmt: skip
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/\\evil.example",
+        "/dashboardevil",
+        "/dashboard/\\evil",
+        "/v1/jobs",
+        "javascript:alert(1)",
+        "",
+    ],
+)
 def test_login_leads_nowhere_else(logged_out: Pages, after: str) -> None:
     data = {"key": logged_out.service.keys["read"].text, "next": after}
     response = logged_out.client.post("/dashboard/login", data=data)

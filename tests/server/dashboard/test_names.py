@@ -58,9 +58,13 @@ def not_isolated(page: str) -> list[tuple[str, str]]:
     """Elements in which a name stands beside other text, without a direction of its own."""
     named = [(tag, text) for tag, text in Texts(page).texts if HEBREW in text]
     assert named
-    return [(tag, text) for tag, text in named
-            if tag not in ("script", "textarea") and text != HEBREW
-            and HEBREW in text.replace(ISOLATED, "")]  # fmt: skip
+    return [
+        (tag, text)
+        for tag, text in named
+        if tag not in ("script", "textarea")
+        and text != HEBREW
+        and HEBREW in text.replace(ISOLATED, "")
+    ]
 
 
 @pytest.fixture

@@ -93,8 +93,14 @@ def test_the_chart_has_the_network_s_curve(pages: Pages) -> None:
 
 
 def test_the_form_has_a_switch_for_pytorch(pages: Pages) -> None:
-    form = {"csrf_token": pages.csrf, "form_id": "one", "source": "file", "kind": "onnx",
-            "trials": "8", "pytorch": "on"}  # fmt: skip
+    form = {
+        "csrf_token": pages.csrf,
+        "form_id": "one",
+        "source": "file",
+        "kind": "onnx",
+        "trials": "8",
+        "pytorch": "on",
+    }
     file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
@@ -109,8 +115,13 @@ def test_the_form_has_a_switch_for_pytorch(pages: Pages) -> None:
 
 @pytest.mark.parametrize("no_network", ["", "on"])
 def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) -> None:
-    form = {"csrf_token": pages.csrf, "form_id": "one", "source": "file", "kind": "onnx",
-            "trials": "8"}  # fmt: skip
+    form = {
+        "csrf_token": pages.csrf,
+        "form_id": "one",
+        "source": "file",
+        "kind": "onnx",
+        "trials": "8",
+    }
     form |= {"no_network": no_network} if no_network else {}
     file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
     sent = pages.client.post("/dashboard/submit", data=form, files=file)

@@ -265,10 +265,17 @@ def test_devices_tell_how_each_one_is(pages: Pages) -> None:
         (tuner,) = workers.every(tx, 60.0)
         key = tuner.devices[0]["target_keys"][-1]
         seen = device_reports.Seen(
-            place="cuda:1", host="rack-7", target_key=key, driver="550.1", queue=3,
-            n_measured=50, n_failed=5, clock_ghz=1.7, power_w=512.0,
+            place="cuda:1",
+            host="rack-7",
+            target_key=key,
+            driver="550.1",
+            queue=3,
+            n_measured=50,
+            n_failed=5,
+            clock_ghz=1.7,
+            power_w=512.0,
             fault="the canary takes 2.1 times as long as it did",
-        )  # fmt: skip
+        )
         device_reports.write(tx, tuner.id, [seen])
     text = words(pages.get("/dashboard/devices"))
     assert "rack-7 cuda:1 measures nothing: the canary takes 2.1 times as long as it did 3" in text
@@ -282,8 +289,9 @@ def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
 
     def verbs(job_id: int) -> set[str]:
         page = pages.get(f"/dashboard/jobs/{job_id}")
-        return {v for v in ("pause", "resume", "stop", "cancel", "retry")
-                if f'data-verb="{v}"' in page}  # fmt: skip
+        return {
+            v for v in ("pause", "resume", "stop", "cancel", "retry") if f'data-verb="{v}"' in page
+        }
 
     assert verbs(mine.id) == {"pause", "cancel"}
     assert verbs(other.id) == set()
@@ -302,19 +310,27 @@ def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
 def test_hostile_names_are_text(pages: Pages) -> None:
     service = pages.service
     claim = api_rows.running(
-        service.db, pages.key_id, n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
-        op=HOSTILE, workload={"params": {HOSTILE: HOSTILE}, "left_out": [HOSTILE]},
-    )  # fmt: skip
+        service.db,
+        pages.key_id,
+        n_trials=4,
+        name=HOSTILE,
+        note=HOSTILE,
+        tags=(HOSTILE[:60],),
+        op=HOSTILE,
+        workload={"params": {HOSTILE: HOSTILE}, "left_out": [HOSTILE]},
+    )
     with service.db.write() as tx:
         new = service_fakes.new_trial(50, None, message=HOSTILE, error="build", device=HOSTILE)
         number = trials.append(tx, claim.fence, new).number
     at = f"/dashboard/jobs/{claim.job.id}"
     for address in (
-        "/dashboard", f"/dashboard/compare?job={claim.job.id}", f"{at}/trials/{number}",
+        "/dashboard",
+        f"/dashboard/compare?job={claim.job.id}",
+        f"{at}/trials/{number}",
         "/dashboard?q=%3Cscript%3E%22",
         "/dashboard?tag=%22%3E%3Cscript%3E&target=%3Cscript%3E",
         *(f"{at}{tab}" for tab in TABS),
-    ):  # fmt: skip
+    ):
         page = pages.get(address)
         assert "<script>alert" not in page and "<img src=x" not in page, address
         assert '"><script>' not in page and "<script>&#34;" not in page, address
@@ -324,12 +340,17 @@ def test_hostile_names_are_text(pages: Pages) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "/dashboard/jobs/99", "/dashboard/jobs/99/trials", "/dashboard/jobs/x",
-        "/dashboard/jobs/1/trials/999", "/dashboard/jobs/1/code?task=9", "/dashboard/nothing",
-        "/dashboard/submit?op=nothing", "/dashboard/submit?like=99",
+        "/dashboard/jobs/99",
+        "/dashboard/jobs/99/trials",
+        "/dashboard/jobs/x",
+        "/dashboard/jobs/1/trials/999",
+        "/dashboard/jobs/1/code?task=9",
+        "/dashboard/nothing",
+        "/dashboard/submit?op=nothing",
+        "/dashboard/submit?like=99",
         "/dashboard/jobs/99999999999999999999",
     ],
-)  # fmt: skip
+)
 def test_missing_things_are_pages(pages: Pages, address: str) -> None:
     api_rows.queued(pages.service.db, pages.key_id)
     page = pages.get(address, 404)

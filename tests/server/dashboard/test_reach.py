@@ -20,8 +20,17 @@ PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1"
           "/webhooks/2")  # fmt: skip
 
 #: Roles of what a person acts on.
-CONTROLS = {"link", "button", "textbox", "searchbox", "combobox", "checkbox", "radio",
-            "spinbutton", "DisclosureTriangle"}  # fmt: skip
+CONTROLS = {
+    "link",
+    "button",
+    "textbox",
+    "searchbox",
+    "combobox",
+    "checkbox",
+    "radio",
+    "spinbutton",
+    "DisclosureTriangle",
+}
 
 
 @pytest.mark.slow

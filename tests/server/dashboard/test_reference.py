@@ -11,11 +11,23 @@ from server.dashboard.pages import reference
 from tests.server.dashboard.conftest import Pages, words
 
 DOCUMENT: dict[str, Any] = {
-    "components": {"schemas": {"Job": {"type": "object", "properties": {
-        "id": {"type": "integer", "description": "its <number>"},
-        "inner": {"anyOf": [{"$ref": "#/components/schemas/Inner"}, {"type": "null"}]}}},
-        "Inner": {"type": "object", "required": ["x"], "properties": {"x": {"type": "string"}}}}},
-}  # fmt: skip
+    "components": {
+        "schemas": {
+            "Job": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "integer", "description": "its <number>"},
+                    "inner": {"anyOf": [{"$ref": "#/components/schemas/Inner"}, {"type": "null"}]},
+                },
+            },
+            "Inner": {
+                "type": "object",
+                "required": ["x"],
+                "properties": {"x": {"type": "string"}},
+            },
+        }
+    },
+}
 
 
 def test_every_operation_with_its_parameters_is_there(pages: Pages) -> None:
@@ -43,14 +55,16 @@ def test_every_operation_with_its_parameters_is_there(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ({"type": "integer"}, "integer"), ({}, "any"), ({"const": "tir"}, '"tir"'),
+        ({"type": "integer"}, "integer"),
+        ({}, "any"),
+        ({"const": "tir"}, '"tir"'),
         ({"type": "array", "items": {"type": "string"}}, "list of string"),
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "number or null"),
         ({"enum": ["a", "b"], "type": "string"}, "a | b"),
         ({"type": "string", "format": "date-time"}, "date-time"),
         ({"$ref": "#/components/schemas/Job"}, "object"),
     ],
-)  # fmt: skip
+)
 def test_types_in_words(schema: dict[str, Any], text: str) -> None:
     assert reference.type_of(DOCUMENT, schema) == text
 
@@ -58,8 +72,10 @@ def test_types_in_words(schema: dict[str, Any], text: str) -> None:
 def test_fields_of_nested_objects_stand_behind_theirs() -> None:
     schema = {"type": "array", "items": {"$ref": "#/components/schemas/Job"}}
     content = {"application/json": {"schema": schema, "example": [{"id": "<1>"}]}}
-    operation = {"description": "All `jobs`, <b>. More.", "responses": {
-        "200": {"description": "OK", "content": content}}}  # fmt: skip
+    operation = {
+        "description": "All `jobs`, <b>. More.",
+        "responses": {"200": {"description": "OK", "content": content}},
+    }
     document = {**DOCUMENT, "paths": {"/v1/x": {"get": operation}}}
     (made,) = reference.operations(document)
     assert [(one.name, one.depth) for one in made.fields] == [("id", 0), ("inner", 0), ("x", 1)]

@@ -66,8 +66,9 @@ def test_a_selection_is_paused_resumed_and_retried(pages: Pages) -> None:
     one, two = (api_rows.queued(db, key_id(pages)).id for _ in range(2))
     page = pages.get("/dashboard")
     assert 'data-verbs="pause cancel"' in page and "formaction" not in page
-    response = client.post("/dashboard/selection", data=chosen(
-        pages, "pause", one, two, back="/dashboard?sort=name"))  # fmt: skip
+    response = client.post(
+        "/dashboard/selection", data=chosen(pages, "pause", one, two, back="/dashboard?sort=name")
+    )
     assert response.status_code == 303
     assert response.headers["location"] == "/dashboard?sort=name"
     assert {service_fakes.get(db, number).state for number in (one, two)} == {S.PAUSED}
@@ -109,8 +110,10 @@ def test_a_selection_is_refused_as_single_jobs_are(pages: Pages) -> None:
     assert client.post("/dashboard/selection", data=away).headers["location"] == "/dashboard"
     huge = chosen(pages, "pause", 999999999, sure="1")
     assert "there is no job" in client.post("/dashboard/selection", data=huge).text
-    assert "No job is selected" in client.post(
-        "/dashboard/selection", data=chosen(pages, "delete")).text  # fmt: skip
+    assert (
+        "No job is selected"
+        in client.post("/dashboard/selection", data=chosen(pages, "delete")).text
+    )
     compared = client.post("/dashboard/selection", data=chosen(pages, "compare", mine, foreign))
     assert compared.headers["location"] == f"/dashboard/compare?job={mine}&job={foreign}"
     pages.log_in("read")

@@ -50,8 +50,10 @@ def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
     api_rows.queued(site.db, trials=64)
     grows = growing.Growing(site.db, worker)
     number = grows.claim.job.id
-    count = "window.eventNumbers = []; document.addEventListener('felix:event', " \
-            "({ detail }) => window.eventNumbers.push(detail.seq))"  # fmt: skip
+    count = (
+        "window.eventNumbers = []; document.addEventListener('felix:event', "
+        "({ detail }) => window.eventNumbers.push(detail.seq))"
+    )
     page.add_init_script(count)
     page.goto(f"/dashboard/jobs/{number}/log")
     grows.step(6)
@@ -109,8 +111,13 @@ def plain(chromium: Any, site: Site) -> Any:
 def test_buttons_work_without_scripts(plain: Any, site: Site) -> None:
     job = api_rows.queued(site.db, site.key.key.id)
     plain.goto(f"/dashboard/jobs/{job.id}")
-    for label, state in (("Pause", "paused"), ("Resume", "queued"), ("Cancel", "cancelled"),
-                         ("Retry", "queued"), ("Cancel", "cancelled")):  # fmt: skip
+    for label, state in (
+        ("Pause", "paused"),
+        ("Resume", "queued"),
+        ("Cancel", "cancelled"),
+        ("Retry", "queued"),
+        ("Cancel", "cancelled"),
+    ):
         plain.get_by_role("button", name=label, exact=True).click()
         plain.wait_for_selector(f"#head .badge:has-text('{state}')")
         assert service_fakes.get(site.db, job.id).state == state

@@ -63,12 +63,19 @@ def test_fields_have_the_schema_s_kinds() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("axis", "-1", -1), ("batch", " 4 ", 4), ("kernel", "3", 3), ("kernel", "3,5", [3, 5]),
-        ("shape", "1x56x56", [1, 56, 56]), ("shape", "[12, 197]", [12, 197]), ("shape", "7", [7]),
-        ("axes", "0, 2", [0, 2]), ("flip", "on", True), ("dtype", "float16", "float16"),
+        ("axis", "-1", -1),
+        ("batch", " 4 ", 4),
+        ("kernel", "3", 3),
+        ("kernel", "3,5", [3, 5]),
+        ("shape", "1x56x56", [1, 56, 56]),
+        ("shape", "[12, 197]", [12, 197]),
+        ("shape", "7", [7]),
+        ("axes", "0, 2", [0, 2]),
+        ("flip", "on", True),
+        ("dtype", "float16", "float16"),
         ("epilogue", "bias relu", ["bias", "relu"]),
     ],
-)  # fmt: skip
+)
 def test_texts_become_parameters(name: str, text: str, value: Any) -> None:
     read = fields.read(SCHEMA, {"n": "8", "shape": "8", "bias": "on", name: text})
     assert not read.wrong and read.params[name] == value
@@ -83,14 +90,17 @@ def test_empty_fields_take_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("n", "", "is needed: a whole number"), ("n", "0", "must be at least 1"),
-        ("n", "eight", "must be a whole number"), ("n", "1.5", "must be a whole number"),
-        ("shape", "1, x", "must be"), ("shape", "4, 0", "must be at least 1"),
+        ("n", "", "is needed: a whole number"),
+        ("n", "0", "must be at least 1"),
+        ("n", "eight", "must be a whole number"),
+        ("n", "1.5", "must be a whole number"),
+        ("shape", "1, x", "must be"),
+        ("shape", "4, 0", "must be at least 1"),
         ("kernel", "a", "must be a whole number or whole numbers with commas"),
         ("dtype", "int8", "must be one of float32, float16"),
         ("epilogue", "bias, gelu", "must be one of bias, relu"),
     ],
-)  # fmt: skip
+)
 def test_wrong_texts_are_reported_at_their_field(name: str, text: str, message: str) -> None:
     read = fields.read(SCHEMA, {"n": "8", "shape": "8", name: text})
     if (name, text) == ("shape", "1, x"):  # the x is a separator
@@ -122,8 +132,15 @@ def filled(pages: Pages, **more: str) -> dict[str, str]:
     page = pages.get("/dashboard/submit?op=gemm")
     form_id = re.search(r'name="form_id" value="([^"]+)"', page)
     assert form_id is not None
-    texts = {"csrf_token": pages.csrf, "form_id": form_id.group(1), "op": "gemm",
-             "p.m": "16", "p.n": "16", "p.k": "16", "p.dtype": "float32"}  # fmt: skip
+    texts = {
+        "csrf_token": pages.csrf,
+        "form_id": form_id.group(1),
+        "op": "gemm",
+        "p.m": "16",
+        "p.n": "16",
+        "p.k": "16",
+        "p.dtype": "float32",
+    }
     return texts | more
 
 
@@ -190,14 +207,20 @@ def test_begin_anew_is_the_api_s_reuse_false(
 @pytest.mark.parametrize(
     "texts, params",
     [
-        ({"p.dtype": "bfloat16", "p.out_dtype": "float32"},
-         {"dtype": "bfloat16", "out_dtype": "float32"}),
-        ({"p.dtype": "int8", "p.epilogue": "scale, bias, gelu", "p.out_dtype": "float16"},
-         {"dtype": "int8", "epilogue": ["scale", "bias", "gelu"], "out_dtype": "float16"}),
-        ({"p.dtype": "float8_e5m2", "p.epilogue": "scalar_scale", "target": "h100"},
-         {"dtype": "float8_e5m2", "epilogue": ["scalar_scale"]}),
+        (
+            {"p.dtype": "bfloat16", "p.out_dtype": "float32"},
+            {"dtype": "bfloat16", "out_dtype": "float32"},
+        ),
+        (
+            {"p.dtype": "int8", "p.epilogue": "scale, bias, gelu", "p.out_dtype": "float16"},
+            {"dtype": "int8", "epilogue": ["scale", "bias", "gelu"], "out_dtype": "float16"},
+        ),
+        (
+            {"p.dtype": "float8_e5m2", "p.epilogue": "scalar_scale", "target": "h100"},
+            {"dtype": "float8_e5m2", "epilogue": ["scalar_scale"]},
+        ),
     ],
-)  # fmt: skip
+)
 def test_types_and_scales_come_in_by_the_form(
     pages: Pages, texts: dict[str, str], params: dict[str, Any]
 ) -> None:
@@ -239,8 +262,17 @@ def test_tf32_is_allowed_by_a_switch(pages: Pages) -> None:
 
 
 def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> None:
-    form = filled(pages, **{"p.m": "", "p.k": "0", "trials": "many", "name": "my <name>",
-                            "strategy": "guess", "round_size": "1000"})  # fmt: skip
+    form = filled(
+        pages,
+        **{
+            "p.m": "",
+            "p.k": "0",
+            "trials": "many",
+            "name": "my <name>",
+            "strategy": "guess",
+            "round_size": "1000",
+        },
+    )
     response = pages.client.post("/dashboard/submit", data=form)
     assert response.status_code == 422
     page, text = response.text, words(response.text)
@@ -267,10 +299,14 @@ def test_what_only_the_engine_knows_is_told_above(pages: Pages) -> None:
         ("gemm", {"target": "no-such-target"}, "target", "no-such-target"),
         ("gemm", {"trials": "999999"}, "trials", "may ask for"),
         ("softmax", {"p.shape": "4, 4", "p.axis": "7"}, "p.axis", "axis must lie in"),
-        ("conv2d", {"p.n": "1", "p.h": "8", "p.w": "8", "p.ci": "4", "p.co": "4",
-                    "p.groups": "3"}, "p.groups", "groups must divide"),
+        (
+            "conv2d",
+            {"p.n": "1", "p.h": "8", "p.w": "8", "p.ci": "4", "p.co": "4", "p.groups": "3"},
+            "p.groups",
+            "groups must divide",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_engine_refuses_stands_at_its_field(
     pages: Pages, op: str, more: dict[str, str], field: str, message: str
 ) -> None:
@@ -288,9 +324,10 @@ def test_a_file_comes_in_by_the_same_form(pages: Pages) -> None:
     assert refused.status_code == 422 and 'id="f-file-wrong"' in refused.text
     assert 'name="source" value="file"' in refused.text and 'value="x, y"' in refused.text
     for changes, field in (
-        ({"kind": "onnx", "shapes": "what"}, "shapes"), ({"kind": "exe"}, "kind"),
+        ({"kind": "onnx", "shapes": "what"}, "shapes"),
+        ({"kind": "exe"}, "kind"),
         ({"trials": "-1"}, "trials"),
-    ):  # fmt: skip
+    ):
         refused = pages.client.post("/dashboard/submit", data=form | changes, files=file)
         assert refused.status_code == 422 and f'id="f-{field}-wrong"' in refused.text, field
     without = pages.client.post("/dashboard/submit", data=form)
@@ -340,17 +377,25 @@ def test_time_parts_add_up() -> None:
 @pytest.mark.parametrize(
     ("formatted", "text"),
     [
-        (formats.latency(None), "–"), (formats.latency(0.5), "500 ns"),
-        (formats.latency(9.094), "9.09 µs"), (formats.latency(1441.2), "1.44 ms"),
-        (formats.latency(2.5e6), "2.50 s"), (formats.duration(0.42), "0.4 s"),
-        (formats.duration(12.4), "12 s"), (formats.duration(200), "3 min 20 s"),
-        (formats.duration(7500), "2 h 5 min"), (formats.duration(90000), "1 d 1 h"),
-        (formats.ratio(3.254), "3.25×"), (formats.flops(268435456), "268 MFLOP"),
-        (formats.size(1_400_000), "1.40 MB"), (formats.memory(32768), "32 KiB"),
-        (formats.percent(0.034), "3.4 %"), (formats.percent(0.5), "50 %"),
+        (formats.latency(None), "–"),
+        (formats.latency(0.5), "500 ns"),
+        (formats.latency(9.094), "9.09 µs"),
+        (formats.latency(1441.2), "1.44 ms"),
+        (formats.latency(2.5e6), "2.50 s"),
+        (formats.duration(0.42), "0.4 s"),
+        (formats.duration(12.4), "12 s"),
+        (formats.duration(200), "3 min 20 s"),
+        (formats.duration(7500), "2 h 5 min"),
+        (formats.duration(90000), "1 d 1 h"),
+        (formats.ratio(3.254), "3.25×"),
+        (formats.flops(268435456), "268 MFLOP"),
+        (formats.size(1_400_000), "1.40 MB"),
+        (formats.memory(32768), "32 KiB"),
+        (formats.percent(0.034), "3.4 %"),
+        (formats.percent(0.5), "50 %"),
         (formats.count(12345), "12\u202f345"),
     ],
-)  # fmt: skip
+)
 def test_numbers_in_words(formatted: str, text: str) -> None:
     assert formatted == text
 

@@ -66,9 +66,10 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, b
     """An S3 endpoint and its objects by path."""
     pytest.importorskip("boto3")
     for name, value in (
-        ("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
         ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):  # fmt: skip
+    ):
         monkeypatch.setenv(name, value)
     objects: dict[str, bytes] = {}
     server = http.server.ThreadingHTTPServer(

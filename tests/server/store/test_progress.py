@@ -39,8 +39,12 @@ def test_trials_make_the_curve(db: database.Database) -> None:
         assert [t.best_us for t in trials.page(tx, job.id).trials] == [50, 50, 50, 20, 20, 20]
         pairs = plot_points.predicted(tx, job.id)
         assert [(p.trial, p.latency_us) for p in pairs] == [
-            (1, 50.0), (3, 60.0), (4, 20.0), (5, 30.0), (6, 1.0),
-        ]  # fmt: skip
+            (1, 50.0),
+            (3, 60.0),
+            (4, 20.0),
+            (5, 30.0),
+            (6, 1.0),
+        ]
         assert [p.trial for p in plot_points.predicted(tx, job.id, limit=2)] == [5, 6]
         assert trials.error_counts(tx, job.id) == {"build": 1}
         (task,) = jobs.tasks(tx, job.id)
@@ -115,8 +119,11 @@ def test_trials_are_paged_filtered_and_streamed(db: database.Database) -> None:
         failed = trials.page(tx, job.id, trials.Filter(ok=False)).trials
         assert [(t.number, t.error, t.latency_us) for t in failed] == [(5, "build", None)]
         assert [t.number for t in trials.page(tx, job.id, trials.Filter(round=1)).trials] == [
-            5, 6, 7, 8,
-        ]  # fmt: skip
+            5,
+            6,
+            7,
+            8,
+        ]
         assert len(list(trials.stream(tx, job.id))) == 9
         assert trials.get(tx, job.id, 9).decisions == [8, 2]
         with pytest.raises(errors.NotFound):

@@ -100,11 +100,22 @@ def test_a_page_goes_on_where_the_one_before_ended_though_rows_change(
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("", int), ("x", int), ("-1", int), ("4:", int), ('4:"a"', int), ("4:1.5", int),
-        ("4:true", int), ("4:99999999999", int), ("99999999999", int), ("4:NaN", float),
-        ("4:Infinity", float), ("4:[1]", str), ('4:"\\u0000"', str), ("4:" + "[" * 5000, str),
+        ("", int),
+        ("x", int),
+        ("-1", int),
+        ("4:", int),
+        ('4:"a"', int),
+        ("4:1.5", int),
+        ("4:true", int),
+        ("4:99999999999", int),
+        ("99999999999", int),
+        ("4:NaN", float),
+        ("4:Infinity", float),
+        ("4:[1]", str),
+        ('4:"\\u0000"', str),
+        ("4:" + "[" * 5000, str),
     ],
-)  # fmt: skip
+)
 def test_cursors_that_are_none_are_refused(text: str, kind: type) -> None:
     with pytest.raises(errors.InvalidRequest, match="this page of the list does not exist"):
         keyset.Cursor.of(text, kind)

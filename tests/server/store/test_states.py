@@ -48,9 +48,14 @@ def test_the_database_refuses_illegal_moves(db: database.Database) -> None:
     def write(before: State | None, after: State | None) -> None:
         with db.write() as tx:
             event = models.Event(
-                job_id=job.id, seq=100, at=job.created_at, type="state", payload={},
-                from_state=before, to_state=after,
-            )  # fmt: skip
+                job_id=job.id,
+                seq=100,
+                at=job.created_at,
+                type="state",
+                payload={},
+                from_state=before,
+                to_state=after,
+            )
             tx.add(event)
             tx.flush()
             tx.delete(event)
@@ -247,7 +252,9 @@ class Histories(stateful.RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None,
+    max_examples=15,
+    stateful_step_count=20,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 test_histories = Histories.TestCase

@@ -92,9 +92,11 @@ def test_quotas(db: database.Database) -> None:
 def test_pages_and_filters(db: database.Database) -> None:
     for number in range(7):
         service_fakes.create(
-            db, name=f"job {number} 100%", op="gemm" if number % 2 else "softmax",
+            db,
+            name=f"job {number} 100%",
+            op="gemm" if number % 2 else "softmax",
             tags=("even",) if number % 2 == 0 else (),
-        )  # fmt: skip
+        )
     with db.write() as tx:
         control.cancel(tx, 3)
     with db.read() as tx:
@@ -146,9 +148,16 @@ def test_keys_are_found_by_their_text_only(db: database.Database) -> None:
     with db.read() as tx:
         assert keys.find(tx, made.text) == made.key
         wrong = [
-            made.text[:-1], made.text + "x", "", "felix", "felix__", f"felix_{made.key.public}_",
-            f"felix_{'0' * 12}_{secret}", f"other_{made.key.public}_{secret}", "felix_\0_é",
-        ]  # fmt: skip
+            made.text[:-1],
+            made.text + "x",
+            "",
+            "felix",
+            "felix__",
+            f"felix_{made.key.public}_",
+            f"felix_{'0' * 12}_{secret}",
+            f"other_{made.key.public}_{secret}",
+            "felix_\0_é",
+        ]
         for text in wrong:
             with pytest.raises(errors.Unauthenticated):
                 keys.find(tx, text)

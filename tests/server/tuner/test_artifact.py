@@ -76,8 +76,12 @@ def test_the_artifact_of_several_tasks(home: pathlib.Path, network: felix.Networ
 
 def test_the_code_of_a_gpu_s_task_is_cuda_and_ptx(tmp_path: pathlib.Path) -> None:
     (tmp_path / "source").mkdir()
-    for name, text in (("schedule.py", "main"), ("source/kernel.cu", "cu"),
-                       ("source/kernel.ptx", "ptx"), ("source/host.ll", "ll")):  # fmt: skip
+    for name, text in (
+        ("schedule.py", "main"),
+        ("source/kernel.cu", "cu"),
+        ("source/kernel.ptx", "ptx"),
+        ("source/host.ll", "ll"),
+    ):
         (tmp_path / name).write_text(text)
     code = job_artifact._code(1, tmp_path)
     assert (code.task, code.schedule, code.source, code.assembly) == (1, "main", "cu", "ptx")

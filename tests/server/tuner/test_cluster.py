@@ -52,8 +52,11 @@ def check(service: Service, job_id: int, n_trials: int) -> None:
     job = service.wait(job_id, lambda job: job.has_ended, 300)
     with service.db.read() as tx:
         records = [json.loads(line) for line in trials.records(tx, job_id)]
-    errors = [each["measurement"]["message"] for each in records
-              if each["measurement"]["error"] == "infrastructure"]  # fmt: skip
+    errors = [
+        each["measurement"]["message"]
+        for each in records
+        if each["measurement"]["error"] == "infrastructure"
+    ]
     assert errors == [], service.machines.log(service.tuner)
     assert (job.state, job.n_trials, job.attempts) == ("succeeded", n_trials, 1), job
     first = [each for each in records if not each["repeat"]]  # the fastest are measured again

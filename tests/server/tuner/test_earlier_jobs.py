@@ -52,11 +52,19 @@ class _Claimed:
 
 def _record(task: Task, sketch: Sketch, row: Sequence[int]) -> str:
     return records.Record(
-        task_key=task.key, task_name=task.name, sketch_index=sketch.index, sketch_key=sketch.key,
-        decisions=tuple(row), measurement=protocol.Measurement.timed([1.0], checked=True),
-        predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0, versions={},
+        task_key=task.key,
+        task_name=task.name,
+        sketch_index=sketch.index,
+        sketch_key=sketch.key,
+        decisions=tuple(row),
+        measurement=protocol.Measurement.timed([1.0], checked=True),
+        predicted_us=None,
+        round=0,
+        elapsed_s=0.0,
+        timestamp=0.0,
+        versions={},
         variant=str(sketch.variant),
-    ).to_json()  # fmt: skip
+    ).to_json()
 
 
 def test_kernels_of_templates_and_imported_traces_are_tried_first() -> None:

@@ -27,10 +27,18 @@ def submit(db: database.Database, n_trials: int) -> int:
         parser.Workload(kind="operator", name="gemm", params={"m": 32, "n": 32, "k": 32}), "llvm"
     )
     new = jobs.NewJob(
-        name="a tiny gemm", kind="operator", op="gemm", workload={}, target="llvm",
-        target_key=parsed.target_key, tasks=parsed.tasks, trials=n_trials, seconds=None,
-        options={"round_size": 4}, strategy="gradient",
-    )  # fmt: skip
+        name="a tiny gemm",
+        kind="operator",
+        op="gemm",
+        workload={},
+        target="llvm",
+        target_key=parsed.target_key,
+        tasks=parsed.tasks,
+        trials=n_trials,
+        seconds=None,
+        options={"round_size": 4},
+        strategy="gradient",
+    )
     with db.write() as tx:
         return jobs.create(tx, new).job.id
 
@@ -117,9 +125,17 @@ def check_artifact(folder: pathlib.Path, sha256: str, best_us: float) -> None:
         names = archive.namelist()
         archive.extractall(folder / "artifact")
     (home,) = (folder / "artifact").iterdir()
-    expected = {"manifest.json", "run.py", "kernel.so", "schedule.py", "source/kernel.ll",
-              "database/database_tuning_record.json", "database/database_workload.json",
-              "convergence.svg", "records.jsonl"}  # fmt: skip
+    expected = {
+        "manifest.json",
+        "run.py",
+        "kernel.so",
+        "schedule.py",
+        "source/kernel.ll",
+        "database/database_tuning_record.json",
+        "database/database_workload.json",
+        "convergence.svg",
+        "records.jsonl",
+    }
     assert {f"{home.name}/{name}" for name in expected} <= set(names)
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["job"]["name"] == "a tiny gemm"

@@ -36,9 +36,12 @@ class Tuners:
     def __init__(self, url: str, folder: pathlib.Path) -> None:
         command = [sys.executable, "-m", "tests.support.service_kill_child", url, str(folder)]
         self.zygote = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             stderr=open(folder / "log", "w"),
-        )  # fmt: skip
+        )
         self.pids: list[int] = []
         assert self._line() == "ready"
 
@@ -76,13 +79,20 @@ def submit(db: database.Database) -> int:
     """Queue a job of the real engine."""
     task = workloads.gemm(64, 64, 64, target="llvm -num-cores 2")
     new = jobs.NewTask(
-        name=task.name, weight=1.0, flops=float(task.flops), min_bytes=float(task.min_bytes),
+        name=task.name,
+        weight=1.0,
+        flops=float(task.flops),
+        min_bytes=float(task.min_bytes),
         program=task.to_json(),
-    )  # fmt: skip
+    )
     return service_fakes.create(
-        db, target="llvm -num-cores 2", tasks=(new,), trials=N_TRIALS, strategy="random",
+        db,
+        target="llvm -num-cores 2",
+        tasks=(new,),
+        trials=N_TRIALS,
+        strategy="random",
         options={"round_size": 8},
-    ).id  # fmt: skip
+    ).id
 
 
 def busy(db: database.Database, pids: Sequence[int]) -> list[int]:

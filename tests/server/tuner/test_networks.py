@@ -36,24 +36,32 @@ def model(weight: float) -> bytes:
         for name, shape in (("w", (32, 32)), ("v", (32, 16)))
     ]
     nodes = [
-        make.make_node("MatMul", ["x", "w"], ["a"]), make.make_node("Relu", ["a"], ["b"]),
-        make.make_node("MatMul", ["b", "w"], ["c"]), make.make_node("Relu", ["c"], ["d"]),
+        make.make_node("MatMul", ["x", "w"], ["a"]),
+        make.make_node("Relu", ["a"], ["b"]),
+        make.make_node("MatMul", ["b", "w"], ["c"]),
+        make.make_node("Relu", ["c"], ["d"]),
         make.make_node("MatMul", ["d", "v"], ["y"]),
-    ]  # fmt: skip
+    ]
     value = make.make_tensor_value_info
     graph = make.make_graph(
-        nodes, "net", [value("x", onnx.TensorProto.FLOAT, ["n", 32])],
-        [value("y", onnx.TensorProto.FLOAT, ["n", 16])], tensors,
-    )  # fmt: skip
+        nodes,
+        "net",
+        [value("x", onnx.TensorProto.FLOAT, ["n", 32])],
+        [value("y", onnx.TensorProto.FLOAT, ["n", 16])],
+        tensors,
+    )
     made = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
     content: bytes = made.SerializeToString()
     return content
 
 
 def submit(
-    db: database.Database, store: blobs.BlobStore, content: bytes, folder: Any,
+    db: database.Database,
+    store: blobs.BlobStore,
+    content: bytes,
+    folder: Any,
     pytorch: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """Queue a network job, as a submission does."""
     shapes = {"x": [8, 32]}
     workload = parser.Workload(kind="onnx", name="net.onnx", content=content, shapes=shapes)
@@ -62,25 +70,38 @@ def submit(
     path.write_bytes(content)
     stored = store.put(path)
     new = jobs.NewJob(
-        name="net", kind="onnx", op="net.onnx",
+        name="net",
+        kind="onnx",
+        op="net.onnx",
         workload={"sha256": stored.sha256, "shapes": shapes, "pytorch": pytorch},
         target="llvm",
-        target_key=parsed.target_key, tasks=parsed.tasks, trials=8, seconds=None,
-        strategy="gradient", options={"round_size": 4},
-    )  # fmt: skip
+        target_key=parsed.target_key,
+        tasks=parsed.tasks,
+        trials=8,
+        seconds=None,
+        strategy="gradient",
+        options={"round_size": 4},
+    )
     file = artifacts.NewArtifact(
-        name="input-net.onnx", kind="input", media_type="application/octet-stream",
-        sha256=stored.sha256, size_bytes=stored.size_bytes,
-    )  # fmt: skip
+        name="input-net.onnx",
+        kind="input",
+        media_type="application/octet-stream",
+        sha256=stored.sha256,
+        size_bytes=stored.size_bytes,
+    )
     with db.write() as tx:
         job_id = jobs.create(tx, new).job.id
         artifacts.attach(tx, job_id, file)
         networks.create(tx, job_id, networks.New(name="net", groups=parsed.groups))
         alive = workers.alive_keys(tx, 1e6)
         request = reuse.Request(
-            job_id=job_id, new=new, versions=parsed.versions, device_keys=alive,
-            project="default", store=store,
-        )  # fmt: skip
+            job_id=job_id,
+            new=new,
+            versions=parsed.versions,
+            device_keys=alive,
+            project="default",
+            store=store,
+        )
         reuse.apply(tx, request)
     return job_id
 
@@ -211,9 +232,14 @@ def test_a_job_without_a_network_builds_none(
 
 @pytest.mark.parametrize(
     "group",
-    [{"name": "a\x00", "calls": 1}, {"name": "a", "calls": -1}, {"name": "a" * 501, "calls": 1},
-     {"name": "a", "calls": 1, "felix_us": float("nan")}, {"name": "a", "calls": 1, "ships": "x"}],
-)  # fmt: skip
+    [
+        {"name": "a\x00", "calls": 1},
+        {"name": "a", "calls": -1},
+        {"name": "a" * 501, "calls": 1},
+        {"name": "a", "calls": 1, "felix_us": float("nan")},
+        {"name": "a", "calls": 1, "ships": "x"},
+    ],
+)
 def test_what_an_engine_says_of_a_network_is_checked(group: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         networks.checked({"call_us": 1.0, "max_error": 0.0, "groups": [group]})

@@ -20,10 +20,16 @@ def test_what_makes_sense_is_taken() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        [GOOD | {"queue": -1}], [GOOD | {"n_failed": 1.5}], [GOOD | {"queue": 10**12}],
-        [GOOD | {"place": "x" * 2000}], [GOOD | {"fault": 5}], [GOOD | {"more": 1}], [5], 5,
+        [GOOD | {"queue": -1}],
+        [GOOD | {"n_failed": 1.5}],
+        [GOOD | {"queue": 10**12}],
+        [GOOD | {"place": "x" * 2000}],
+        [GOOD | {"fault": 5}],
+        [GOOD | {"more": 1}],
+        [5],
+        5,
     ],
-)  # fmt: skip
+)
 def test_what_makes_none_is_refused(said: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         reports.checked(said)
@@ -31,9 +37,13 @@ def test_what_makes_none_is_refused(said: Any) -> None:
 
 def test_a_device_is_reported_with_its_condition() -> None:
     device = {
-        "place": "node:1", "host": "rack-2", "target_keys": ["cuda", "cuda/sm_90"], "fault": None,
-        "versions": {"felix": "2"}, "now": {"clock_ghz": float("nan"), "driver": "550"},
-    }  # fmt: skip
+        "place": "node:1",
+        "host": "rack-2",
+        "target_keys": ["cuda", "cuda/sm_90"],
+        "fault": None,
+        "versions": {"felix": "2"},
+        "now": {"clock_ghz": float("nan"), "driver": "550"},
+    }
     by_place = {"node:1": conditions.Condition("node:1", 4, 10, 2, "throttled")}
     (seen,) = reports.seen([device, {"name": "of an older tuner"}], by_place, {})
     assert (seen.host, seen.target_key, seen.queue) == ("rack-2", "cuda/sm_90", 4)

@@ -28,13 +28,20 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
     task = workloads.gemm(64, 64, 64, target=TARGET)
     new = jobs.NewTask(
-        name=task.name, weight=2.0, flops=float(task.flops), min_bytes=float(task.min_bytes),
+        name=task.name,
+        weight=2.0,
+        flops=float(task.flops),
+        min_bytes=float(task.min_bytes),
         program=task.to_json(),
-    )  # fmt: skip
+    )
     return service_fakes.create(
-        db, target=TARGET, tasks=(new,), trials=n_trials, strategy="random",
+        db,
+        target=TARGET,
+        tasks=(new,),
+        trials=n_trials,
+        strategy="random",
         options={"round_size": 8},
-    )  # fmt: skip
+    )
 
 
 def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
@@ -149,9 +156,15 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
         step=0, temperature=0.5, loss=1.0, mean_loss=math.inf, penalty=0.0, legal_share=1.0
     )
     begun = engine_events.RoundStarted(
-        task="t", task_index=0, round=3, n_candidates=1, n_invalid=0, predicted_us=None,
-        elapsed_s=1.0, steps=(step,),
-    )  # fmt: skip
+        task="t",
+        task_index=0,
+        round=3,
+        n_candidates=1,
+        n_invalid=0,
+        predicted_us=None,
+        elapsed_s=1.0,
+        steps=(step,),
+    )
     report(begun)
     with db.read() as tx:
         (stored,) = progress.rounds(tx, at.job.id)

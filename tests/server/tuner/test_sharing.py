@@ -213,9 +213,11 @@ def test_a_slice_doubles_with_each_turn_that_gave_nothing(
 
 
 def test_no_job_is_claimed_for_an_engine_that_is_not_ready(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    db: database.Database,
+    engine: service_fakes.Engine,
+    working: tuner.Tuner,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     job = service_fakes.create(db)
     monkeypatch.setattr(engine, "is_ready", lambda: False)
     assert not working.work_once()

@@ -43,9 +43,12 @@ def test_a_job_goes_through(
 
 @pytest.mark.parametrize(
     ("order", "state"),
-    [(control.pause, State.PAUSED), (control.cancel, State.CANCELLED),
-     (control.stop, State.SUCCEEDED)],
-)  # fmt: skip
+    [
+        (control.pause, State.PAUSED),
+        (control.cancel, State.CANCELLED),
+        (control.stop, State.SUCCEEDED),
+    ],
+)
 def test_orders_are_obeyed_within_a_round(
     db: database.Database,
     engine: service_fakes.Engine,
@@ -138,9 +141,11 @@ def test_errors_of_the_workload_end_the_job(
 
 
 def test_errors_of_the_machine_are_tried_again_and_end(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    db: database.Database,
+    engine: service_fakes.Engine,
+    working: tuner.Tuner,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
     job = service_fakes.create(db)
     engine.error, engine.n_before_error = OSError("no space left"), 0
@@ -154,9 +159,11 @@ def test_errors_of_the_machine_are_tried_again_and_end(
 
 
 def test_attempts_count_from_the_last_progress(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    db: database.Database,
+    engine: service_fakes.Engine,
+    working: tuner.Tuner,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
     job = service_fakes.create(db, trials=8)
     engine.error = OSError("no space left")
@@ -189,15 +196,18 @@ def test_without_a_schedule_the_job_fails(
 
 
 def test_a_machine_that_measures_nothing_lets_go(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    db: database.Database,
+    engine: service_fakes.Engine,
+    working: tuner.Tuner,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     job = service_fakes.create(db, trials=1000)
     broken = service_fakes.new_trial
     monkeypatch.setattr(
-        service_fakes, "new_trial",
+        service_fakes,
+        "new_trial",
         lambda number, latency_us: broken(number, None, error="infrastructure"),
-    )  # fmt: skip
+    )
     assert working.work_once()
     after = service_fakes.get(db, job.id)
     assert (after.state, after.n_trials) == (State.QUEUED, 24)

@@ -20,8 +20,9 @@ TARGET = "llvm -num-cores 1"
 
 
 @tir_programs.prim_func(s_tir=True)
-def endless(a: T.Buffer((8, 8), "float32"), b: T.Buffer((8, 8), "float32"),
-            c: T.Buffer((8, 8), "float32")):  # fmt: skip
+def endless(
+    a: T.Buffer((8, 8), "float32"), b: T.Buffer((8, 8), "float32"), c: T.Buffer((8, 8), "float32")
+):
     for i, j, k in T.grid(8, 8, 1 << 30):
         with T.sblock("c"):
             vi, vj = T.axis.spatial(8, i), T.axis.spatial(8, j)

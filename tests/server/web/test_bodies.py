@@ -60,8 +60,11 @@ def test_a_body_without_a_key_is_not_read(
     live: Live, path: str, kind: str, status: bytes, length: int | None
 ) -> None:
     """The response comes before any of the body was sent, and ends the connection."""
-    for credentials in ("", "Authorization: Bearer felix_0123456789ab_x\r\n",
-                        "Cookie: felix_login=x\r\n"):  # fmt: skip
+    for credentials in (
+        "",
+        "Authorization: Bearer felix_0123456789ab_x\r\n",
+        "Cookie: felix_login=x\r\n",
+    ):
         with live.connect() as connection:
             connection.sendall(head(path, length, credentials, kind).encode())
             response = live_service.read_to_end(connection)

@@ -17,9 +17,12 @@ from tests.support.live_service import Live
 
 N_HALF_OPEN = 200
 LIMITS = connections.Limits(
-    max_connections=800, max_per_address=N_HALF_OPEN + 10, head_s=0.7,
-    body_window_s=0.5, body_bytes_per_s=1000.0,
-)  # fmt: skip
+    max_connections=800,
+    max_per_address=N_HALF_OPEN + 10,
+    head_s=0.7,
+    body_window_s=0.5,
+    body_bytes_per_s=1000.0,
+)
 
 HEALTH = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -101,8 +104,10 @@ def test_a_head_that_drips_is_cut(live: Live) -> None:
 
 
 def test_a_body_that_drips_is_cut(live: Live) -> None:
-    head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{live.authorization}Content-Type: " \
-           "application/json\r\nContent-Length: 900000\r\n\r\n"  # fmt: skip
+    head = (
+        f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{live.authorization}Content-Type: "
+        "application/json\r\nContent-Length: 900000\r\n\r\n"
+    )
     with live.connect() as connection:
         connection.sendall(head.encode())
         began_s = time.monotonic()
@@ -117,8 +122,10 @@ def test_a_body_that_drips_is_cut(live: Live) -> None:
 def test_a_body_at_a_decent_rate_is_read_to_its_end(live: Live) -> None:
     """Longer than several windows, a little above the rate."""
     body = b'{"key": "' + b"x" * 2400 + b'"}'
-    head = "POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" \
-           f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"  # fmt: skip
+    head = (
+        "POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     with live.connect() as connection:
         connection.sendall(head.encode())
         for begin in range(0, len(body), 240):
@@ -156,8 +163,10 @@ def test_when_there_are_too_many_the_longest_waiting_gives_way(tmp_path: pathlib
     """Not one that has a request; if none waits, the new one is refused."""
     limits = connections.Limits(max_connections=4, max_per_address=100)
     with live_service.serving(tmp_path, limits) as live:
-        upload = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{live.authorization}" \
-                 "Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"  # fmt: skip
+        upload = (
+            f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{live.authorization}"
+            "Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        )
         busy = opened(live, 1, upload)
         waiting = opened(live, 3)
         assert settled(live, 4)

@@ -99,9 +99,11 @@ def scope_behind(peer: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
 
     trusted = [proxies.ipaddress.ip_network("10.0.0.0/8")]
     scope = {
-        "type": "http", "client": (peer, 1), "scheme": "http",
+        "type": "http",
+        "client": (peer, 1),
+        "scheme": "http",
         "headers": [(name.encode(), value.encode()) for name, value in headers],
-    }  # fmt: skip
+    }
     asyncio.run(proxies.TrustedProxies(app, trusted)(scope, nothing, nothing))
     result: dict[str, Any] = scopes[0]
     return result

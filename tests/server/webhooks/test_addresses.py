@@ -37,10 +37,22 @@ def test_public_addresses(text: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://a.example/", "ftp://a.example/", "file:///etc/passwd", "https://", "//a.example",
-     "a.example", "https:///x", "https://user:secret@a.example/", "https://a.example:99999/",
-     "https://[::1", "gopher://a.example:6379/_", "https://\n/", ""],
-)  # fmt: skip
+    [
+        "http://a.example/",
+        "ftp://a.example/",
+        "file:///etc/passwd",
+        "https://",
+        "//a.example",
+        "a.example",
+        "https:///x",
+        "https://user:secret@a.example/",
+        "https://a.example:99999/",
+        "https://[::1",
+        "gopher://a.example:6379/_",
+        "https://\n/",
+        "",
+    ],
+)
 def test_addresses_that_are_no_webhooks(url: str) -> None:
     with pytest.raises(addresses.Refused):
         addresses.check_url(url, allow_private=False)

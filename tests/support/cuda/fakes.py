@@ -31,9 +31,14 @@ NAMES = {
 }
 _ATTRIBUTES = {16: 4, 38: 4096, 75: 9, 76: 0}  # multiprocessors, bytes of L2, sm_90
 _DTYPES: dict[int, Any] = {
-    0: np.uint8, 1: np.float32, 2: np.float64, 3: np.float16, 4: ml_dtypes.bfloat16,
-    5: ml_dtypes.float8_e4m3fn, 6: ml_dtypes.float8_e5m2,
-}  # fmt: skip
+    0: np.uint8,
+    1: np.float32,
+    2: np.float64,
+    3: np.float16,
+    4: ml_dtypes.bfloat16,
+    5: ml_dtypes.float8_e4m3fn,
+    6: ml_dtypes.float8_e5m2,
+}
 
 
 #: Numbers of `CUtensorMapDataType` -> bytes of an element.
@@ -186,14 +191,30 @@ class Driver:
         return self._noted("cuModuleGetFunction")
 
     def cuTensorMapEncodeTiled(
-        self, descriptor: Any, dtype: int, rank: Any, address: Any, extents: Any, strides: Any,
-        box: Any, steps: Any, interleave: int, swizzle: int, promotion: int, outside: int,
-    ) -> int:  # fmt: skip
+        self,
+        descriptor: Any,
+        dtype: int,
+        rank: Any,
+        address: Any,
+        extents: Any,
+        strides: Any,
+        box: Any,
+        steps: Any,
+        interleave: int,
+        swizzle: int,
+        promotion: int,
+        outside: int,
+    ) -> int:
         count = rank.value
         fields = EncodedMap(
-            dtype, address.value, tuple(extents[:count]), tuple(strides[: count - 1]),
-            tuple(box[:count]), swizzle, (*steps[:count], interleave, promotion, outside),
-        )  # fmt: skip
+            dtype,
+            address.value,
+            tuple(extents[:count]),
+            tuple(strides[: count - 1]),
+            tuple(box[:count]),
+            swizzle,
+            (*steps[:count], interleave, promotion, outside),
+        )
         return self._encoded("cuTensorMapEncodeTiled", descriptor, fields)
 
     def cuTensorMapEncodeIm2col(
@@ -203,11 +224,15 @@ class Driver:
     ) -> int:  # fmt: skip
         count = rank.value
         fields = EncodedMap(
-            dtype, address.value, tuple(extents[:count]), tuple(strides[: count - 1]),
-            (channels.value, pixels.value), swizzle,
+            dtype,
+            address.value,
+            tuple(extents[:count]),
+            tuple(strides[: count - 1]),
+            (channels.value, pixels.value),
+            swizzle,
             (*steps[:count], interleave, promotion, outside),
             (tuple(lower[: count - 2]), tuple(upper[: count - 2])),
-        )  # fmt: skip
+        )
         return self._encoded("cuTensorMapEncodeIm2col", descriptor, fields)
 
     def _encoded(self, call: str, descriptor: Any, fields: EncodedMap) -> int:

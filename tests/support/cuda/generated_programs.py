@@ -107,9 +107,10 @@ extern "C" __global__ void swapped(const float* in, float* out) {
 
 @tir_programs.prim_func(s_tir=True)
 def square_sum(
-    a: T.Buffer((1000,), "float32"), b: T.Buffer((1000,), "float32"),
+    a: T.Buffer((1000,), "float32"),
+    b: T.Buffer((1000,), "float32"),
     c: T.Buffer((1000,), "float32"),
-):  # fmt: skip
+):
     for i in range(1000):
         with T.sblock("c"):
             vi = T.axis.spatial(1000, i)
@@ -149,10 +150,16 @@ def boxes(swizzle_bytes: int = 128, **changed: Any) -> GeneratedProgram:
     shape, box = (COLUMNS, ROWS), (BOX_COLUMNS, BOX_ROWS)
     strides = (4 * COLUMNS,)
     fields: dict[str, Any] = {"swizzle_bytes": swizzle_bytes, **changed}
-    read = TensorMap(**{
-        "tensor": 0, "dtype": "float32", "extents": shape, "strides_bytes": strides, "box": box,
-        **fields,
-    })  # fmt: skip
+    read = TensorMap(
+        **{
+            "tensor": 0,
+            "dtype": "float32",
+            "extents": shape,
+            "strides_bytes": strides,
+            "box": box,
+            **fields,
+        }
+    )
     written = TensorMap(1, "float32", shape, strides, box)
     grid = (-(-COLUMNS // BOX_COLUMNS), -(-ROWS // BOX_ROWS), 1)
     launch = Launch("doubled", (*grid, THREADS, 1, 1), 2 * 8192 + 8 + 1024, (read, written))

@@ -110,10 +110,18 @@ int cuGetErrorName(int code, const char **name) {
 
 #: What TVM's CUDA runtime links of the driver.
 _LINKED = (
-    "cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString",
-    "cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload",
-    "cuTensorMapEncodeTiled", "cuInit", "cuDriverGetVersion",
-)  # fmt: skip
+    "cuDeviceGetName",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuLaunchKernelEx",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuTensorMapEncodeTiled",
+    "cuInit",
+    "cuDriverGetVersion",
+)
 
 
 def make_stub(folder: pathlib.Path) -> None:

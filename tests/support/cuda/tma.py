@@ -31,11 +31,14 @@ def box_copy(tensor_map: TensorMap, memory: Array, at: Sequence[int]) -> Array:
     rows = itertools.product(*(range(size) for size in reversed(tensor_map.box[1:])))
     return np.array(
         [
-            _row(tensor_map, memory, (at[0], *(a + i for a, i in zip(at[1:], row[::-1],
-                                                                    strict=True))))
+            _row(
+                tensor_map,
+                memory,
+                (at[0], *(a + i for a, i in zip(at[1:], row[::-1], strict=True))),
+            )
             for row in rows
         ]
-    )  # fmt: skip
+    )
 
 
 def im2col_copy(

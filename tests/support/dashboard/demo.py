@@ -21,13 +21,23 @@ from tests.support.dashboard import growing
 
 #: What the decisions of a sketch are, as the engine tells it.
 DECISIONS = {
-    "0": [("tile of h in conv2d_nhwc", 4), ("tile of co in conv2d_nhwc", 4),
-          ("tile of rc in conv2d_nhwc", 2), ("location of pad", 1), ("unroll_explicit", 1),
-          ("vector", 1)],
-}  # fmt: skip
+    "0": [
+        ("tile of h in conv2d_nhwc", 4),
+        ("tile of co in conv2d_nhwc", 4),
+        ("tile of rc in conv2d_nhwc", 2),
+        ("location of pad", 1),
+        ("unroll_explicit", 1),
+        ("vector", 1),
+    ],
+}
 
-LAYERS = ("conv2d 56x56x64", "depthwise_conv2d 56x56x128", "conv2d 28x28x128 stride 2",
-          "dense 512x1000 bias relu", "softmax 1000")  # fmt: skip
+LAYERS = (
+    "conv2d 56x56x64",
+    "depthwise_conv2d 56x56x128",
+    "conv2d 28x28x128 stride 2",
+    "dense 512x1000 bias relu",
+    "softmax 1000",
+)
 
 
 def fill(db: database.Database, store: blobs.BlobStore, key_id: int) -> dict[str, int]:
@@ -53,8 +63,12 @@ def fill(db: database.Database, store: blobs.BlobStore, key_id: int) -> dict[str
 
 def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, int]:
     """Projects, notifications in each state, a batch of these jobs and one refused, templates."""
-    refused = {"title": "Invalid request", "status": 422, "detail": "the request is not valid",
-               "errors": [{"where": "#/trials", "message": "must be greater than 0"}]}  # fmt: skip
+    refused = {
+        "title": "Invalid request",
+        "status": 422,
+        "detail": "the request is not valid",
+        "errors": [{"where": "#/trials", "message": "must be greater than 0"}],
+    }
     items = [{"job_id": number} for number in job_ids]
     gemm = {"kind": "operator", "name": "gemm", "params": {"m": 512, "n": 512, "k": 512}}
     with db.write() as tx:
@@ -63,8 +77,10 @@ def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, i
         projects.change(tx, "default", projects.Limits(max_running_jobs=40, max_bytes=10**6))
         keys.create(tx, keys.NewKey(name="vision ci", project="vision", can_submit=True))
         batch = batches.create(tx, key_id, [*items, {"problem": refused}], None)
-        for name, more in (("nightly", {"trials": 256, "tags": ["nightly"], "reuse": False}),
-                           ("quick-look", {"seconds": 20.0})):  # fmt: skip
+        for name, more in (
+            ("nightly", {"trials": 256, "tags": ["nightly"], "reuse": False}),
+            ("quick-look", {"seconds": 20.0}),
+        ):
             templates.save(tx, key_id, name, {"workload": gemm, **more})
         program = {"kind": "tir", "name": "fused_attention.json", "program": "{}"}
         templates.save(tx, key_id, "attention", {"workload": program, "target": "cuda"})
@@ -87,25 +103,41 @@ def _network(
 ) -> leases.Claim:
     """A network that has measured so many trials, eight of a task before the next."""
     tasks = tuple(
-        jobs.NewTask(name=layer, weight=float(1 + i % 3), flops=10.0 ** (8 - i % 3) * 2.3,
-                     min_bytes=1e6, program="")
+        jobs.NewTask(
+            name=layer,
+            weight=float(1 + i % 3),
+            flops=10.0 ** (8 - i % 3) * 2.3,
+            min_bytes=1e6,
+            program="",
+        )
         for i, layer in enumerate(LAYERS)
-    )  # fmt: skip
+    )
     with db.write() as tx:
         new = service_fakes.new_job(
-            name=name, kind="onnx", op="mobilenet_v2.onnx", trials=320, tasks=tasks,
-            workload={"file": "mobilenet_v2.onnx", "size_bytes": 13_964_571,
-                      "sha256": "9f" * 32, "left_out": ["Shape: has no computation"]},
-            tags=("nightly", "cpu"), priority=99, note="Compared with last week's.",
-        )  # fmt: skip
+            name=name,
+            kind="onnx",
+            op="mobilenet_v2.onnx",
+            trials=320,
+            tasks=tasks,
+            workload={
+                "file": "mobilenet_v2.onnx",
+                "size_bytes": 13_964_571,
+                "sha256": "9f" * 32,
+                "left_out": ["Shape: has no computation"],
+            },
+            tags=("nightly", "cpu"),
+            priority=99,
+            note="Compared with last week's.",
+        )
         job = jobs.create(tx, new, key_id).job
         groups = _groups(is_built=False)
         networks.create(tx, job.id, networks.New(name="mobilenet_v2", groups=groups))
         claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 6000.0)
         assert claim is not None and claim.job.id == job.id
         leases.begin(tx, claim.fence, "llvm/test", '{"kind":"llvm"}')
-        progress.started(tx, claim.fence, ["key"] * len(tasks),
-                         {"model": "pretrained for llvm", "trials": 320})  # fmt: skip
+        progress.started(
+            tx, claim.fence, ["key"] * len(tasks), {"model": "pretrained for llvm", "trials": 320}
+        )
     _measure(db, claim.fence, n_trials, len(tasks))
     with db.write() as tx:
         control.change(tx, job.id, priority=0)
@@ -116,7 +148,9 @@ def _groups(*, is_built: bool) -> tuple[networks.Group, ...]:
     """A group for each layer, and one that cannot be tuned."""
     tuned = [
         networks.Group(
-            name=f"fused_{layer.replace(' ', '_')}", calls=1 + i % 3, task=i,
+            name=f"fused_{layer.replace(' ', '_')}",
+            calls=1 + i % 3,
+            task=i,
             dtypes=("bfloat16", "float32") if i % 2 else ("float32",),
             felix_us=2000.0 / (1 + i) if is_built else None,
             tvm_us=60_000.0 / (1 + i) ** 3 if is_built else None,
@@ -124,11 +158,15 @@ def _groups(*, is_built: bool) -> tuple[networks.Group, ...]:
             reason=f"the other takes {30 / (1 + i) ** 2:.2f} times as long" if is_built else None,
         )
         for i, layer in enumerate(LAYERS)
-    ]  # fmt: skip
+    ]
     untuned = networks.Group(
-        name="take1", calls=1, dtypes=("float32", "int64"), untuned="an index of it is read",
-        ships="tvm" if is_built else None, reason="nothing was measured" if is_built else None,
-    )  # fmt: skip
+        name="take1",
+        calls=1,
+        dtypes=("float32", "int64"),
+        untuned="an index of it is read",
+        ships="tvm" if is_built else None,
+        reason="nothing was measured" if is_built else None,
+    )
     return (*tuned, untuned)
 
 
@@ -159,20 +197,38 @@ def _round(tx: orm.Session, fence: leases.Fence, task: int, number: int, elapsed
         progress.opened(tx, fence, task, 2, 0.7, DECISIONS)
         progress.baseline(tx, fence, task, 60_000.0 / (1 + task), "")
     steps = [
-        {"step": step, "temperature": 0.01 ** (step / 200), "penalty": 0.8 * math.exp(-step / 40),
-         "loss": 7.5 - 1.2 * (1 - math.exp(-step / 50)) - 0.05 * number,
-         "mean_loss": 8.4 - 1.6 * (1 - math.exp(-step / 60)), "legal_share": step / 200}
+        {
+            "step": step,
+            "temperature": 0.01 ** (step / 200),
+            "penalty": 0.8 * math.exp(-step / 40),
+            "loss": 7.5 - 1.2 * (1 - math.exp(-step / 50)) - 0.05 * number,
+            "mean_loss": 8.4 - 1.6 * (1 - math.exp(-step / 60)),
+            "legal_share": step / 200,
+        }
         for step in range(0, 201, 10)
-    ]  # fmt: skip
-    counts = {"n_candidates": 8, "n_invalid": number % 2, "predicted_us": 1500.0 / (1 + task),
-              "elapsed_s": elapsed_s}  # fmt: skip
+    ]
+    counts = {
+        "n_candidates": 8,
+        "n_invalid": number % 2,
+        "predicted_us": 1500.0 / (1 + task),
+        "elapsed_s": elapsed_s,
+    }
     progress.round_started(tx, fence, task, number, counts, steps if number else [])
 
 
 def _finish(db: database.Database, store: blobs.BlobStore, fence: leases.Fence) -> None:
-    spent = {"start_s": 1.2, "extract_s": 9.1, "search_s": 62.4, "schedule_s": 12.0,
-             "train_s": 6.0, "build_wait_s": 9.1, "measure_s": 44.5, "save_s": 0.4,
-             "total_s": 151.0, "build_work_s": 140.0}  # fmt: skip
+    spent = {
+        "start_s": 1.2,
+        "extract_s": 9.1,
+        "search_s": 62.4,
+        "schedule_s": 12.0,
+        "train_s": 6.0,
+        "build_wait_s": 9.1,
+        "measure_s": 44.5,
+        "save_s": 0.4,
+        "total_s": 151.0,
+        "build_work_s": 140.0,
+    }
     with db.write() as tx:
         training = {"loss_before": 0.51, "loss_after": 0.27, "accepted": True}
         for n_records in (40, 80, 120):
@@ -189,8 +245,15 @@ def _small(
 ) -> None:
     op = ("gemm", "conv2d", "softmax", "layer_norm")[number % 4]
     size = 64 << number % 5
-    api_rows.queued(db, key_id, name=f"{op} {size}x{size}", op=op, priority=5, trials=64,
-                    tags=("nightly",) if number % 3 else ())  # fmt: skip
+    api_rows.queued(
+        db,
+        key_id,
+        name=f"{op} {size}x{size}",
+        op=op,
+        priority=5,
+        trials=64,
+        tags=("nightly",) if number % 3 else (),
+    )
     grows = growing.Growing(db, worker, seed=number)
     grows.step(6 + number % 9)
     job = grows.finish(store)
@@ -202,10 +265,21 @@ def _failed(db: database.Database, key_id: int) -> rows.Job:
     claim = api_rows.running(db, key_id, n_trials=0, name="attention 12 heads", op="attention")
     with db.write() as tx:
         for number in range(9):
-            trials.append(tx, claim.fence, service_fakes.new_trial(
-                number, None, error="build", message="LLVM ERROR: out of registers"))  # fmt: skip
-        leases.fail(tx, claim.fence, "build", "no candidate could be built: LLVM ERROR: out of "
-                    "registers while allocating v_bc (9 of 9 candidates)", None)  # fmt: skip
+            trials.append(
+                tx,
+                claim.fence,
+                service_fakes.new_trial(
+                    number, None, error="build", message="LLVM ERROR: out of registers"
+                ),
+            )
+        leases.fail(
+            tx,
+            claim.fence,
+            "build",
+            "no candidate could be built: LLVM ERROR: out of "
+            "registers while allocating v_bc (9 of 9 candidates)",
+            None,
+        )
         control.change(tx, claim.job.id, priority=0)
         workers.beat(tx, claim.job.worker_id or 1)
     return service_fakes.get(db, claim.job.id)

@@ -102,10 +102,17 @@ class Growing:
     def save(self) -> None:
         """Tell where the time went."""
         spent = {
-            "start_s": 1.2, "extract_s": 3.1, "search_s": 22.4, "schedule_s": 4.0,
-            "build_wait_s": 2.1, "measure_s": 17.5, "save_s": 0.1, "total_s": 52.0,
-            "build_work_s": 40.0, "run_work_s": 12.0,
-        }  # fmt: skip
+            "start_s": 1.2,
+            "extract_s": 3.1,
+            "search_s": 22.4,
+            "schedule_s": 4.0,
+            "build_wait_s": 2.1,
+            "measure_s": 17.5,
+            "save_s": 0.1,
+            "total_s": 52.0,
+            "build_work_s": 40.0,
+            "run_work_s": 12.0,
+        }
         with self.db.write() as tx:
             progress.save(tx, self.fence, progress.Checkpoint(self.number, {}, None), 52.0, spent)
 
@@ -119,15 +126,21 @@ class Growing:
         round_number = number // self.claim.job.n_tasks
         steps = [
             {
-                "step": step, "temperature": 1.0 * 0.01 ** (step / 200),
+                "step": step,
+                "temperature": 1.0 * 0.01 ** (step / 200),
                 "loss": 8.5 - 1.2 * (1 - math.exp(-step / 50)) - 0.05 * round_number,
                 "mean_loss": 9.4 - 1.6 * (1 - math.exp(-step / 60)),
-                "penalty": 0.8 * math.exp(-step / 40), "legal_share": step / 200,
+                "penalty": 0.8 * math.exp(-step / 40),
+                "legal_share": step / 200,
             }
             for step in range(0, 201, 10)
-        ]  # fmt: skip
-        counts = {"n_candidates": 8, "n_invalid": 1, "predicted_us": 1500.0,
-                  "elapsed_s": 2.0 + self.number * 0.8}  # fmt: skip
+        ]
+        counts = {
+            "n_candidates": 8,
+            "n_invalid": 1,
+            "predicted_us": 1500.0,
+            "elapsed_s": 2.0 + self.number * 0.8,
+        }
         with self.db.write() as tx:
             progress.round_started(
                 tx, self.fence, task, round_number, counts, steps if round_number else []
@@ -160,20 +173,34 @@ def _stored(store: blobs.BlobStore, name: str, kind: str, content: bytes) -> art
         path.write_bytes(content)
         stored = store.put(path)
     return artifacts.NewArtifact(
-        name=name, kind=kind, media_type="application/zip", sha256=stored.sha256,
+        name=name,
+        kind=kind,
+        media_type="application/zip",
+        sha256=stored.sha256,
         size_bytes=stored.size_bytes,
-    )  # fmt: skip
+    )
 
 
 def tuner(db: database.Database, **of_device: str) -> int:
     """A tuner that is alive, with a device whose figures are known."""
-    hardware = {"name": "test cpu", "cores": 2, "clock_ghz": 2.4, "peak_fp32_gflops": 153.6,
-                "dram_bandwidth_gbs": 20.0, "vector_lanes": 16, "l1_bytes": 32768,
-                "l2_bytes": 1048576, "l3_bytes": 0}  # fmt: skip
+    hardware = {
+        "name": "test cpu",
+        "cores": 2,
+        "clock_ghz": 2.4,
+        "peak_fp32_gflops": 153.6,
+        "dram_bandwidth_gbs": 20.0,
+        "vector_lanes": 16,
+        "l1_bytes": 32768,
+        "l2_bytes": 1048576,
+        "l3_bytes": 0,
+    }
     device = {**api_rows.DEVICE, "hardware": hardware, "model": "pretrained", **of_device}
     new = workers.NewWorker(
-        name="bench-1", host="bench-1.example", pid=4711,
-        versions={"felix": "0.1.0", "apache-tvm": "0.27.0"}, devices=[device],
-    )  # fmt: skip
+        name="bench-1",
+        host="bench-1.example",
+        pid=4711,
+        versions={"felix": "0.1.0", "apache-tvm": "0.27.0"},
+        devices=[device],
+    )
     with db.write() as tx:
         return workers.register(tx, new)

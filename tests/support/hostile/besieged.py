@@ -38,10 +38,12 @@ class Besieged:
         tcp, local, abstract, datagram = (
             socket.socket(family, kind)
             for family, kind in (
-                (socket.AF_INET, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_STREAM),
-                (socket.AF_UNIX, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_DGRAM),
+                (socket.AF_INET, socket.SOCK_STREAM),
+                (socket.AF_UNIX, socket.SOCK_STREAM),
+                (socket.AF_UNIX, socket.SOCK_STREAM),
+                (socket.AF_UNIX, socket.SOCK_DGRAM),
             )
-        )  # fmt: skip
+        )
         tcp.bind(("127.0.0.1", 0))
         local.bind(str(data / "socket"))
         abstract.bind(f"\0felix-test-{os.getpid()}-{data.parent.name}")
@@ -53,16 +55,14 @@ class Besieged:
             "folders": [str(data), str(folder)],
             "victims": [str(victim)],
             "ports": [tcp.getsockname()[1], 5432],
-            "sockets": [
-                local.getsockname(), abstract.getsockname().decode().replace("\0", "@")
-            ],
+            "sockets": [local.getsockname(), abstract.getsockname().decode().replace("\0", "@")],
             "datagrams": [datagram.getsockname()],
             "pids": [os.getpid()],
             "shifted_secret": "".join(chr(ord(letter) + 1) for letter in SECRET),
             "open_files": 5,  # standard ones, the pipe, the folder that is listed
             "programs": False,
             "leads": False,
-        }  # fmt: skip
+        }
         return cls(folder, facts, [tcp, local, abstract, datagram])
 
     def close(self) -> None:

@@ -107,8 +107,9 @@ def _branch(location: str) -> Any:
         inner = graph([node("Add", ["x", "w"], ["y"])], [])
         inner.initializer.append(external(location))
         branches[name] = inner
-    return model([node("If", ["c"], ["y"], **branches)],
-                 inputs=[value("x", [4, 8]), value("c", [], BOOL)])  # fmt: skip
+    return model(
+        [node("If", ["c"], ["y"], **branches)], inputs=[value("x", [4, 8]), value("c", [], BOOL)]
+    )
 
 
 def _graphs(location: str) -> Any:

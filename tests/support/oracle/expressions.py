@@ -11,12 +11,22 @@ from tvm import tirx
 from tvm.ir.expr import Call, TensorLoad
 
 _BINARY = {
-    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide, tirx.FloorMod: np.mod, tirx.Min: np.minimum,
-    tirx.Max: np.maximum, tirx.LT: np.less, tirx.LE: np.less_equal, tirx.GT: np.greater,
-    tirx.GE: np.greater_equal, tirx.EQ: np.equal, tirx.NE: np.not_equal,
-    tirx.And: np.logical_and, tirx.Or: np.logical_or,
-}  # fmt: skip
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+    tirx.LT: np.less,
+    tirx.LE: np.less_equal,
+    tirx.GT: np.greater,
+    tirx.GE: np.greater_equal,
+    tirx.EQ: np.equal,
+    tirx.NE: np.not_equal,
+    tirx.And: np.logical_and,
+    tirx.Or: np.logical_or,
+}
 COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 

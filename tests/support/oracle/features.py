@@ -84,13 +84,30 @@ def is_index(node: Any) -> bool:
 def _operations(nest: Nest) -> dict[str, float]:
     """Operations of the stored value; arithmetic of iterators alone is part of an index."""
     counts = dict.fromkeys(
-        ["float_add", "float_mul", "float_div", "float_cmp", "float_math", "select_ops",
-         "bool_ops", "int_ops", "cast_ops"], 0
-    )  # fmt: skip
-    names = {tirx.Add: "float_add", tirx.Sub: "float_add", tirx.Mul: "float_mul",
-             tirx.Div: "float_div", tirx.Mod: "float_div", tirx.FloorDiv: "float_div",
-             tirx.FloorMod: "float_div", tirx.Min: "float_cmp",
-             tirx.Max: "float_cmp"}  # fmt: skip
+        [
+            "float_add",
+            "float_mul",
+            "float_div",
+            "float_cmp",
+            "float_math",
+            "select_ops",
+            "bool_ops",
+            "int_ops",
+            "cast_ops",
+        ],
+        0,
+    )
+    names = {
+        tirx.Add: "float_add",
+        tirx.Sub: "float_add",
+        tirx.Mul: "float_mul",
+        tirx.Div: "float_div",
+        tirx.Mod: "float_div",
+        tirx.FloorDiv: "float_div",
+        tirx.FloorMod: "float_div",
+        tirx.Min: "float_cmp",
+        tirx.Max: "float_cmp",
+    }
     for node in expressions.walk(nest.store.value):
         is_float = not isinstance(node, tirx.Var) and str(node.ty).startswith(("float", "bfloat"))
         if expressions.is_if(node) or isinstance(node, tirx.Select):

@@ -242,16 +242,31 @@ def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest
         spatial = [a for a in distinct if not any(v.same_as(a.variable) for v in feeding)]
         result += [
             Nest(
-                f"{block.name_hint}_init", place, [dataclasses.replace(a) for a in spatial],
-                bindings, [], realize.predicate, store, True,
-            ) for store in _unbound(block.init)
-        ]  # fmt: skip
+                f"{block.name_hint}_init",
+                place,
+                [dataclasses.replace(a) for a in spatial],
+                bindings,
+                [],
+                realize.predicate,
+                store,
+                True,
+            )
+            for store in _unbound(block.init)
+        ]
     is_init = str(block.name_hint).endswith("_init") and not reduce
     result += [
-        Nest(str(block.name_hint), place, [dataclasses.replace(a) for a in distinct], bindings,
-             reduce, realize.predicate, store, is_init)
+        Nest(
+            str(block.name_hint),
+            place,
+            [dataclasses.replace(a) for a in distinct],
+            bindings,
+            reduce,
+            realize.predicate,
+            store,
+            is_init,
+        )
         for store in _unbound(block.body)
-    ]  # fmt: skip
+    ]
     return result
 
 

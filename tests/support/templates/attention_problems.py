@@ -60,7 +60,7 @@ def scores(
         ),
         3,
         HEADS,
-    )  # fmt: skip
+    )
 
 
 def arrays(problem: GemmProblem, seed: int = 0) -> list[NDArray[Any]]:

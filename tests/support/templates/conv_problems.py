@@ -117,10 +117,13 @@ def random_problem(rng: random.Random, most_dimensions: int = 3, **fixed: Any) -
     groups = rng.choice((1, 1, 2)) if count < 3 else 1
     dimensions = [random_dimension(rng, (40, 14, 7)[count - 1]) for _ in range(count)]
     fields: dict[str, Any] = dict(
-        images=rng.choice((1, 3)), groups=groups, weights=rng.choice(("hwio", "ohwi", "oihw")),
-        pad=rng.choice((0, 0, 8)), bias=rng.random() < 0.3,
+        images=rng.choice((1, 3)),
+        groups=groups,
+        weights=rng.choice(("hwio", "ohwi", "oihw")),
+        pad=rng.choice((0, 0, 8)),
+        bias=rng.random() < 0.3,
         dtype=rng.choice(("bfloat16", "bfloat16", "float16")),
-    )  # fmt: skip
+    )
     channels = rng.choice((3, 8, 16, 24, 40, 64, 72, 96, 128, 200))
     columns = rng.choice((8, 24, 33, 64, 96))
     return problem(dimensions, channels, columns, **fields | fixed)
@@ -130,9 +133,12 @@ def random_dimension(rng: random.Random, most: int) -> Dimension:
     """Of at most so many places; a window fits."""
     while True:
         made = Dimension(
-            rng.randint(3, most), rng.choice((1, 2, 3, 5)), rng.choice((1, 1, 2, 3)),
-            rng.choice((1, 1, 2)), rng.choice((0, 1, 2, 3)),
-        )  # fmt: skip
+            rng.randint(3, most),
+            rng.choice((1, 2, 3, 5)),
+            rng.choice((1, 1, 2, 3)),
+            rng.choice((1, 1, 2)),
+            rng.choice((0, 1, 2, 3)),
+        )
         if made.outputs >= 1:
             return made
 

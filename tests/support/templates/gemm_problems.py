@@ -46,10 +46,11 @@ def arrays(problem: GemmProblem) -> list[Array]:
     dtypes = [p.a.dtype, p.b.dtype, *(read.dtype for read in p.epilogue.reads)]
     is_integer = p.accumulator == "int32"
     inputs = [
-        (rng.integers(-9, 10, size) if is_integer else rng.uniform(-1, 1, size))
-        .astype(reference.np_dtype(dtype))
+        (rng.integers(-9, 10, size) if is_integer else rng.uniform(-1, 1, size)).astype(
+            reference.np_dtype(dtype)
+        )
         for size, dtype in zip(sizes, dtypes, strict=True)
-    ]  # fmt: skip
+    ]
     output = aligned(np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype)))
     output.view(np.uint8).fill(0x5A)
     return [*map(aligned, inputs), output]
@@ -100,10 +101,16 @@ def factor(problem: GemmProblem, operand: Operand, array: Array, shape: tuple[in
     inner_batch = problem.inner_batch or problem.batch
     n = len(gather.windows)
     outer, inner, image, *at, channel = np.indices(
-        (problem.batch // inner_batch, inner_batch, gather.images,
-         *(w.outputs for w in gather.windows), *(w.taps for w in gather.windows),
-         gather.channels), sparse=True
-    )  # fmt: skip
+        (
+            problem.batch // inner_batch,
+            inner_batch,
+            gather.images,
+            *(w.outputs for w in gather.windows),
+            *(w.taps for w in gather.windows),
+            gather.channels,
+        ),
+        sparse=True,
+    )
     offset = outer * operand.outer_stride + inner * operand.strides[0] + operand.offset
     offset = offset + image * gather.image_stride + channel * gather.channel_stride
     inside: Any = True

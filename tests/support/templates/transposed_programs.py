@@ -166,9 +166,12 @@ def _random_dimension(rng: random.Random, most: int) -> Dimension:
     while True:
         stride = rng.choice((1, 2, 2, 3))
         made = Dimension(
-            rng.randint(1, most), rng.choice((1, 2, 3, 4, 5)), stride,
-            rng.choice((1, 1, 1, 2)), rng.choice((0, 1, 2)),
-        )  # fmt: skip
+            rng.randint(1, most),
+            rng.choice((1, 2, 3, 4, 5)),
+            stride,
+            rng.choice((1, 1, 1, 2)),
+            rng.choice((0, 1, 2)),
+        )
         outputs = made.result + rng.randint(0, stride - 1)
         is_divisible = stride == 2 and made.dilation == 2
         if outputs > 1 and not is_divisible:

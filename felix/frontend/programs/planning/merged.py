@@ -173,9 +173,13 @@ def _add(
             options = {"dim": axis, "start": begin, "length": extent}
             form = TorchForm(1, [TorchCall("narrow", [0], options, str(result.dtype))])
             stand_in = rewriting.called(
-                builder, annotation.annotated(func, form), [merged[0].var],
-                rewritten.MERGED_PART, rewriting.MOVE, part.group[-1].var,
-            )  # fmt: skip
+                builder,
+                annotation.annotated(func, form),
+                [merged[0].var],
+                rewritten.MERGED_PART,
+                rewriting.MOVE,
+                part.group[-1].var,
+            )
             return rewriting.Added(stand_ins=[stand_in])
 
         return add

@@ -185,17 +185,24 @@ def _rewriting(
         rows = _known(shared, site.normed, form.rows.func)
         if rows is None:
             rows = rewriting.called(
-                builder, form.rows.func, operands(form.rows), rewritten.NORM_STATISTICS,
+                builder,
+                form.rows.func,
+                operands(form.rows),
+                rewritten.NORM_STATISTICS,
                 rewriting.ROWS,
-            )  # fmt: skip
+            )
             shared.append((site.normed, form.rows.func, rows))
             new.append(rows)
         values[name] = rows.var
         symbol = str(product.value.args[0].name_hint)
         stand_in = rewriting.called(
-            builder, func, operands(form.product), rewritten.normed(symbol),
-            rewriting.PRODUCT, product.var,
-        )  # fmt: skip
+            builder,
+            func,
+            operands(form.product),
+            rewritten.normed(symbol),
+            rewriting.PRODUCT,
+            product.var,
+        )
         return rewriting.Added(new, [stand_in])
 
     return add

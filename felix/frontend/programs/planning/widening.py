@@ -98,8 +98,9 @@ class _Widening:
         func = nests.function(
             tirx.PrimFunc(params, self._func.body).with_attr("s_tir", True), made
         )
-        numbers = {n: self._dimension[p] for n, p in enumerate(self._params)
-                   if p in self._dimension}  # fmt: skip
+        numbers = {
+            n: self._dimension[p] for n, p in enumerate(self._params) if p in self._dimension
+        }
         require(len(self._params) - 1 in numbers, "its result is not that of its product")
         return Widened(validate.normalise(func, narrow=False), self._extent, numbers)
 
@@ -146,8 +147,10 @@ class _Widening:
         if not uses:
             require(buffer not in self._dimension, f"{buffer.name} is read in two ways")
             return
-        require(len(uses) == 1 and indices[uses[0]].same_as(column),
-                f"{buffer.name} is not read at plain columns")  # fmt: skip
+        require(
+            len(uses) == 1 and indices[uses[0]].same_as(column),
+            f"{buffer.name} is not read at plain columns",
+        )
         known = self._dimension.setdefault(buffer, uses[0])
         require(known == uses[0], f"{buffer.name} is read in two ways")
         if buffer not in self._new:

@@ -116,9 +116,16 @@ def implicit(mod: tvm.IRModule) -> tvm.IRModule:
             return loop
         annotations = {**dict(loop.annotations), _EXPLICIT: 0}
         return tvm.tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding,
-            annotations, loop.step, loop.span,
-        )  # fmt: skip
+            loop.loop_var,
+            loop.min,
+            loop.extent,
+            loop.kind,
+            loop.body,
+            loop.thread_binding,
+            annotations,
+            loop.step,
+            loop.span,
+        )
 
     func = mod["main"]
     body = structural.structural_map(func.body, ((tvm.tirx.For, changed),))

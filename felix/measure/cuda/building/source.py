@@ -85,8 +85,9 @@ def scalars(text: str) -> str:
 
 
 def _of_kernel(text: str) -> str:
-    declarations = [(name, int(size)) for _, kind, name, size in _ARRAY.findall(text)
-                    if kind != "return"]  # fmt: skip
+    declarations = [
+        (name, int(size)) for _, kind, name, size in _ARRAY.findall(text) if kind != "return"
+    ]
     names = {name for name, size in declarations if _is_constant(text, name, size)}
     if not names:
         return text

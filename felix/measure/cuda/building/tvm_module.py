@@ -222,11 +222,19 @@ def _encode(
         return [room, tirx.Evaluate(tirx.call_packed(_ENCODE_IM2COL, variable, pointer, text))]
     rank = len(tensor_map.extents)
     call = tirx.tensormap_encode_tiled(
-        variable, pointer, *tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box,
-        *[1] * rank, rank=rank, descriptor_dtype=_element(tensor_map.dtype),
-        interleave=driver.NO_INTERLEAVE, swizzle=driver.SWIZZLES[tensor_map.swizzle_bytes],
-        l2_promotion=driver.PROMOTE_TO_128_BYTES, oob_fill=driver.ZEROS_OUTSIDE,
-    )  # fmt: skip
+        variable,
+        pointer,
+        *tensor_map.extents,
+        *tensor_map.strides_bytes,
+        *tensor_map.box,
+        *[1] * rank,
+        rank=rank,
+        descriptor_dtype=_element(tensor_map.dtype),
+        interleave=driver.NO_INTERLEAVE,
+        swizzle=driver.SWIZZLES[tensor_map.swizzle_bytes],
+        l2_promotion=driver.PROMOTE_TO_128_BYTES,
+        oob_fill=driver.ZEROS_OUTSIDE,
+    )
     return [room, tirx.Evaluate(call)]
 
 

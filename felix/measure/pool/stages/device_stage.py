@@ -151,8 +151,12 @@ class DeviceStage:
     def _has_rested(self, fault: str) -> bool:
         """Leave candidates to others until the canary is as it should be; False: the pool ends."""
         assert self._watch is not None
-        _log.warning("device %d rests: %s", self.index, fault,
-                     extra={"action": "device_out", "device": self.index})  # fmt: skip
+        _log.warning(
+            "device %d rests: %s",
+            self.index,
+            fault,
+            extra={"action": "device_out", "device": self.index},
+        )
         self._queues.send_away(self.index, fault)
         while not self._queues.await_close(canary.AGAIN_S):
             if self._watch.fault(self.index, self.runs.run) is None:
@@ -175,8 +179,12 @@ class DeviceStage:
     def _is_back(self, why: str, left: Sequence[dispatch.Item]) -> bool:
         """Give what is `left` to others, and wait for the device; False if it never comes back."""
         if not self._queues.is_closed:
-            _log.warning("device %d is out of reach: %s", self.index, why,
-                         extra={"action": "device_away", "device": self.index})  # fmt: skip
+            _log.warning(
+                "device %d is out of reach: %s",
+                self.index,
+                why,
+                extra={"action": "device_away", "device": self.index},
+            )
         for item in left:  # before the others' share is moved, so that it goes along
             if isinstance(item, candidates.Candidate):
                 item.losses += 1
@@ -197,8 +205,12 @@ class DeviceStage:
         assert fault is not None
         is_out = self._queues.retire(self.index, fault)
         if is_out:
-            _log.warning("device %d measures nothing more: %s", self.index, fault,
-                         extra={"action": "device_out", "device": self.index})  # fmt: skip
+            _log.warning(
+                "device %d measures nothing more: %s",
+                self.index,
+                fault,
+                extra={"action": "device_out", "device": self.index},
+            )
         return is_out
 
     def _measure(self, batch: list[candidates.Candidate]) -> bool:
@@ -270,8 +282,12 @@ class DeviceStage:
                 f"the device takes {1 / scale:.2f} times as long as the one that began the task"
             )
         task.refused[self.index] = refused
-        _log.warning("device %d does not measure a task: %s", self.index, refused,
-                     extra={"action": "device_differs", "device": self.index})  # fmt: skip
+        _log.warning(
+            "device %d does not measure a task: %s",
+            self.index,
+            refused,
+            extra={"action": "device_differs", "device": self.index},
+        )
         return False
 
     def _yardstick(self, task: candidates.PoolTask, binary: str) -> protocol.Measurement:

@@ -51,9 +51,13 @@ class LocalBuilder:
         """Make the reference of the task whose payload this is, for devices of any kind."""
         options = self._options
         request = {
-            "verb": "reference", "payload": payload, "stem": str(self._folder / name),
-            "link": options.link.value, "seed": options.seed, "check": options.check,
-        }  # fmt: skip
+            "verb": "reference",
+            "payload": payload,
+            "stem": str(self._folder / name),
+            "link": options.link.value,
+            "seed": options.seed,
+            "check": options.check,
+        }
         return self._made(request, options.reference_timeout_s, busy=False)
 
     def is_back(self) -> bool:

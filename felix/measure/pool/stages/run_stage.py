@@ -105,8 +105,11 @@ class RunWorker:
             self.worker.is_confined, self._broken = True, outcome.reason
             return
         self.worker.is_confined, self.unconfined = False, outcome.reason
-        _log.warning("the run worker is not confined, because the GPU's driver does not work so: "
-                     "%s", outcome.reason, extra={"action": "confinement_missing"})  # fmt: skip
+        _log.warning(
+            "the run worker is not confined, because the GPU's driver does not work so: %s",
+            outcome.reason,
+            extra={"action": "confinement_missing"},
+        )
 
     def _refused(self, arch: str, confined: bool) -> str | None:
         """Why a fresh worker cannot use the GPU; None if it can."""

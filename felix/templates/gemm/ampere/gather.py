@@ -175,12 +175,21 @@ def places(name: str, problem: GemmProblem, gather: Gather, bytes_of_copy: int) 
             bits.append(f"Mask(1) << ({bit} + tap{i})")
             bit += w.taps
     return _PLACES.format(
-        name=name, offset=_offset(gather, moves), phases=of_batch,
+        name=name,
+        offset=_offset(gather, moves),
+        phases=of_batch,
         uneven=of_batch if is_uneven else "",
-        mask="u32" if bit <= 32 else "u64", copy_bytes=bytes_of_copy, outputs=outputs,
-        rows=gather.rows, inside=inside, first=first, channels=gather.channels, digits=digits,
-        bits=" | ".join(bits), place=place,
-    )  # fmt: skip
+        mask="u32" if bit <= 32 else "u64",
+        copy_bytes=bytes_of_copy,
+        outputs=outputs,
+        rows=gather.rows,
+        inside=inside,
+        first=first,
+        channels=gather.channels,
+        digits=digits,
+        bits=" | ".join(bits),
+        place=place,
+    )
 
 
 def _offset(gather: Gather, moves: Sequence[Sequence[int]]) -> str:

@@ -171,11 +171,21 @@ def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, workspace: int
     _, row_stride, k_stride = operand.strides
     in_line = LINE_BYTES // dtypes.STORAGE[operand.dtype].size_bytes
     return Copy(
-        operand.param, workspace, operand.dtype,
-        _batches(problem, operand), problem.batch_strides(operand), operand.offset,
-        rows, row_stride, 1, 0, problem.k, k_stride, -(-problem.k // in_line) * in_line,
+        operand.param,
+        workspace,
+        operand.dtype,
+        _batches(problem, operand),
+        problem.batch_strides(operand),
+        operand.offset,
+        rows,
+        row_stride,
+        1,
+        0,
+        problem.k,
+        k_stride,
+        -(-problem.k // in_line) * in_line,
         is_along_rows=True,
-    )  # fmt: skip
+    )
 
 
 def _data(problem: GemmProblem) -> Operand | None:
@@ -216,12 +226,20 @@ def _batches(problem: GemmProblem, operand: Operand) -> tuple[int, int]:
 
 def _of_data(problem: GemmProblem, data: Operand, of: Gather, channels: int) -> Copy:
     return Copy(
-        data.param, problem.n_params, data.dtype,
-        _batches(problem, data), problem.batch_strides(data), data.offset,
-        of.images, of.image_stride,
-        math.prod(w.extent for w in of.windows), of.windows[-1].element_stride,
-        of.channels, of.channel_stride, channels,
-    )  # fmt: skip
+        data.param,
+        problem.n_params,
+        data.dtype,
+        _batches(problem, data),
+        problem.batch_strides(data),
+        data.offset,
+        of.images,
+        of.image_stride,
+        math.prod(w.extent for w in of.windows),
+        of.windows[-1].element_stride,
+        of.channels,
+        of.channel_stride,
+        channels,
+    )
 
 
 def _packed_data(data: Operand, of: Gather, copy: Copy) -> Operand:
@@ -253,11 +271,20 @@ def _of_weights(
         place_stride = weights.gather.windows[-1].element_stride
         channel_stride = weights.gather.channel_stride
     return Copy(
-        weights.param, problem.n_params + number, weights.dtype,
-        _batches(problem, weights), problem.batch_strides(weights), weights.offset,
-        columns, row_stride, problem.k // data.channels, place_stride,
-        data.channels, channel_stride, channels,
-    )  # fmt: skip
+        weights.param,
+        problem.n_params + number,
+        weights.dtype,
+        _batches(problem, weights),
+        problem.batch_strides(weights),
+        weights.offset,
+        columns,
+        row_stride,
+        problem.k // data.channels,
+        place_stride,
+        data.channels,
+        channel_stride,
+        channels,
+    )
 
 
 def _of_phases(problem: GemmProblem, weights: Operand, channels: int, number: int) -> Copy:
@@ -266,11 +293,22 @@ def _of_phases(problem: GemmProblem, weights: Operand, channels: int, number: in
     assert of is not None and of_result is not None
     _, inner_stride = problem.batch_strides(weights)
     return Copy(
-        weights.param, problem.n_params + number, weights.dtype,
-        (of_result.count, problem.batch_extents[1] if inner_stride else 1), (0, inner_stride),
-        weights.offset, of.images, of.image_stride, math.prod(w.taps for w in of.windows), 0,
-        of.channels, of.channel_stride, channels, of.windows, of_result,
-    )  # fmt: skip
+        weights.param,
+        problem.n_params + number,
+        weights.dtype,
+        (of_result.count, problem.batch_extents[1] if inner_stride else 1),
+        (0, inner_stride),
+        weights.offset,
+        of.images,
+        of.image_stride,
+        math.prod(w.taps for w in of.windows),
+        0,
+        of.channels,
+        of.channel_stride,
+        channels,
+        of.windows,
+        of_result,
+    )
 
 
 def _packed_weights(weights: Operand, copy: Copy) -> Operand:

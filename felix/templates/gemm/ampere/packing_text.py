@@ -82,16 +82,26 @@ def _copy_text(name: str, copy: packing.Copy) -> str:
         rows = math.prod(copy.batches) * copy.rows
         row, channel = f"index % {rows}", f"index / {rows}"
     return _COPY.format(
-        name=name, n=n, element=storage.c_type, vector=packing.VECTORS[copy.piece_bytes],
+        name=name,
+        n=n,
+        element=storage.c_type,
+        vector=packing.VECTORS[copy.piece_bytes],
         total=copy.elements // n,
         channel=f"index % {pieces}" if is_last else channel,
         place=f"index / {pieces} % {places}" if is_last else f"index % {places}",
-        row=row, rows=copy.rows, places=places, padded=copy.padded,
-        channels=copy.channels, offset=copy.offset, inner=copy.batches[1],
-        outer_stride=copy.batch_strides[0], inner_stride=copy.batch_strides[1],
+        row=row,
+        rows=copy.rows,
+        places=places,
+        padded=copy.padded,
+        channels=copy.channels,
+        offset=copy.offset,
+        inner=copy.batches[1],
+        outer_stride=copy.batch_strides[0],
+        inner_stride=copy.batch_strides[1],
         row_stride=copy.row_stride,
-        place_stride=copy.place_stride, channel_stride=copy.channel_stride,
-    )  # fmt: skip
+        place_stride=copy.place_stride,
+        channel_stride=copy.channel_stride,
+    )
 
 
 def _phases_text(name: str, copy: packing.Copy, of: Phases) -> str:

@@ -110,13 +110,24 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
     instruction = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
     a, b = (dtypes.STORAGE[operand.dtype].c_type for operand in (problem.a, problem.b))
     values = {
-        "M": problem.m, "N": problem.n, "K": problem.k, "BATCH": problem.batch,
-        "WARP_M": d.warp_m, "WARP_N": d.warp_n, "WARPS_M": d.warps_m, "WARPS_N": d.warps_n,
-        "BLOCK_M": d.block_m, "BLOCK_N": d.block_n, "BLOCK_K": d.block_k,
-        "STAGES": d.stages, "SPLIT_K": d.split_k, "GROUP_M": d.group_m,
-        "BLOCKS_PER_SM": d.blocks_per_sm, "STORE_PITCH": decisions.store_pitch(d),
+        "M": problem.m,
+        "N": problem.n,
+        "K": problem.k,
+        "BATCH": problem.batch,
+        "WARP_M": d.warp_m,
+        "WARP_N": d.warp_n,
+        "WARPS_M": d.warps_m,
+        "WARPS_N": d.warps_n,
+        "BLOCK_M": d.block_m,
+        "BLOCK_N": d.block_n,
+        "BLOCK_K": d.block_k,
+        "STAGES": d.stages,
+        "SPLIT_K": d.split_k,
+        "GROUP_M": d.group_m,
+        "BLOCKS_PER_SM": d.blocks_per_sm,
+        "STORE_PITCH": decisions.store_pitch(d),
         "INSTRUCTION_K": instruction.k,
-    }  # fmt: skip
+    }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     for name, operand in (("A", problem.a), ("B", problem.b)):
         start = indexing.matrix_start(operand, problem)

@@ -150,11 +150,19 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
     vector = decisions.chunk_elements(problem.b, problem.k)
     of_a = decisions.chunk_elements(problem.a, problem.k)
     values = {
-        "M": problem.m, "N": problem.n, "K": problem.k, "BATCH": problem.batch,
-        "LANES": d.lanes, "COLUMNS": d.columns, "WARPS_N": d.warps_n, "WARPS_K": d.warps_k,
-        "UNROLL": d.unroll, "VECTOR": vector, "VECTOR_A": min(vector, of_a),
+        "M": problem.m,
+        "N": problem.n,
+        "K": problem.k,
+        "BATCH": problem.batch,
+        "LANES": d.lanes,
+        "COLUMNS": d.columns,
+        "WARPS_N": d.warps_n,
+        "WARPS_K": d.warps_k,
+        "UNROLL": d.unroll,
+        "VECTOR": vector,
+        "VECTOR_A": min(vector, of_a),
         "CHUNKS": decisions.chunks(problem),
-    }  # fmt: skip
+    }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     _, line_a, stride_a = problem.a.strides
     _, line_b, _ = problem.b.strides

@@ -55,7 +55,7 @@ def functions(sink: Sink, accumulator: str, m: int, n: int) -> str:
         "next": sink.output.strides[2],
         "stores": _pair_store(sink, m, n),
         "index": _index_type(sink, m, n),
-    }  # fmt: skip
+    }
     return _text(names, fields)
 
 

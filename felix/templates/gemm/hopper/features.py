@@ -224,8 +224,13 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Ra
     row = times.memory_kernel(
         blocks, helpers.THREADS, moved, hardware, rates, rates.next_launch_us
     )
-    row |= {"stored_bytes": stored, "read_bytes": _read_bytes(p), "workspace_bytes": sums,
-            "parts": d.split_k, "is_row_major": int(row_major)}  # fmt: skip
+    row |= {
+        "stored_bytes": stored,
+        "read_bytes": _read_bytes(p),
+        "workspace_bytes": sums,
+        "parts": d.split_k,
+        "is_row_major": int(row_major),
+    }
     is_launched = expr.Less(1, d.split_k)
     return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
 

@@ -182,16 +182,29 @@ def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
         Parameter("blocks_per_sm", (1, 2, 3), False, "blocks that share an SM"),
         Parameter("cluster_m", (1, 2), False, "blocks that share columns of B"),
         Parameter("cluster_n", (1, 2), False, "blocks that share rows of A"),
-        Parameter("cluster_k", tuple(s for s in (1, 2, 4, 8) if s <= steps), True,
-                  "blocks of a cluster that divide the sum"),
-        Parameter("split_k", tuple(s for s in _SPLITS if s <= steps), True,
-                  "parts of the sum that a second kernel adds"),
-        Parameter("group_m", tuple(g for g in _GROUPS if g <= rows_of_tiles), True,
-                  "rows of tiles of a group"),
+        Parameter(
+            "cluster_k",
+            tuple(s for s in (1, 2, 4, 8) if s <= steps),
+            True,
+            "blocks of a cluster that divide the sum",
+        ),
+        Parameter(
+            "split_k",
+            tuple(s for s in _SPLITS if s <= steps),
+            True,
+            "parts of the sum that a second kernel adds",
+        ),
+        Parameter(
+            "group_m",
+            tuple(g for g in _GROUPS if g <= rows_of_tiles),
+            True,
+            "rows of tiles of a group",
+        ),
         Parameter("persistent", (1, 2), False, "2: blocks stay for several tiles"),
-        Parameter("tma_store", (1, 2) if can_store else (1,), False,
-                  "2: stored through shared memory"),
-    )  # fmt: skip
+        Parameter(
+            "tma_store", (1, 2) if can_store else (1,), False, "2: stored through shared memory"
+        ),
+    )
 
 
 def _up_to(sizes: tuple[int, ...], extent: int) -> tuple[int, ...]:

@@ -147,10 +147,8 @@ class _Folding:
                 continue
             pairs: list[tuple[Any, Any]] = [
                 (self._inlined(first), self._inlined(second))
-                for first, second in (
-                    (term.a, term.b), (term.b, term.a)
-                )
-            ]  # fmt: skip
+                for first, second in ((term.a, term.b), (term.b, term.a))
+            ]
             for operand, weight in pairs:
                 bare = _without_casts(weight)
                 if self._is_parameter(bare) and len(nests.loads(operand)) > 1:
@@ -199,8 +197,10 @@ class _Folding:
             ).astype(load.source.dtype)
 
         dtype = self._k.ty.dtype
-        axes = [nests.Axis(tirx.Var(f"v_{i}", dtype), extent)
-                for i, extent in enumerate(grammar.shape(target))]  # fmt: skip
+        axes = [
+            nests.Axis(tirx.Var(f"v_{i}", dtype), extent)
+            for i, extent in enumerate(grammar.shape(target))
+        ]
         variables = [axis.variable for axis in axes]
         return nests.make(target, axes, variables, value(variables))
 
@@ -275,9 +275,10 @@ class _Folding:
         whole = tirx.PrimFunc(outputs, self._func.body).with_attr("s_tir", True)
         used = nests.function(whole, made)
         read = [
-            load.source for nest in nests.of_function(used) or [] for load in
-            nests.loads(nest.block.body.value)
-        ]  # fmt: skip
+            load.source
+            for nest in nests.of_function(used) or []
+            for load in nests.loads(nest.block.body.value)
+        ]
         chosen = [
             (name, buffer)
             for name, buffer in zip(names, buffers, strict=True)

@@ -174,9 +174,11 @@ def constraints(
         ("threads of a block", d.threads - limits.block_threads),
         ("threads of a multiprocessor", resident_threads - limits.threads),
         ("shared memory of a block", used - limits.block_shared_bytes),
-        ("shared memory of a multiprocessor",
-         (used + ampere.SYSTEM_BYTES) * d.blocks_per_sm - limits.shared_bytes),
+        (
+            "shared memory of a multiprocessor",
+            (used + ampere.SYSTEM_BYTES) * d.blocks_per_sm - limits.shared_bytes,
+        ),
         ("copies of a thread", thread_copies(problem, d) - _MOST_COPIES),
         ("parts of the sum", d.split_k - work.steps),
         ("blocks", work.blocks - _MOST_BLOCKS),
-    ]  # fmt: skip
+    ]

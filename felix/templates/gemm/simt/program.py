@@ -61,13 +61,24 @@ def source(problem: GemmProblem, d: Decisions) -> str:
 
 def _constants(problem: GemmProblem, d: Decisions) -> str:
     values = {
-        "M": problem.m, "N": problem.n, "K": problem.k, "BATCH": problem.batch,
-        "THREAD_M": d.thread_m, "THREAD_N": d.thread_n,
-        "LANES_M": d.lanes_m, "LANES_N": d.lanes_n, "WARPS_M": d.warps_m, "WARPS_N": d.warps_n,
-        "BLOCK_M": d.block_m, "BLOCK_N": d.block_n, "BLOCK_K": d.block_k,
-        "STAGES": d.stages, "SPLIT_K": d.split_k, "GROUP_M": d.group_m,
+        "M": problem.m,
+        "N": problem.n,
+        "K": problem.k,
+        "BATCH": problem.batch,
+        "THREAD_M": d.thread_m,
+        "THREAD_N": d.thread_n,
+        "LANES_M": d.lanes_m,
+        "LANES_N": d.lanes_n,
+        "WARPS_M": d.warps_m,
+        "WARPS_N": d.warps_n,
+        "BLOCK_M": d.block_m,
+        "BLOCK_N": d.block_n,
+        "BLOCK_K": d.block_k,
+        "STAGES": d.stages,
+        "SPLIT_K": d.split_k,
+        "GROUP_M": d.group_m,
         "BLOCKS_PER_SM": d.blocks_per_sm,
-    }  # fmt: skip
+    }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     for name, operand in (("A", problem.a), ("B", problem.b)):
         start = indexing.matrix_start(operand, problem)

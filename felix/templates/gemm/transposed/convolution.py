@@ -130,17 +130,22 @@ def _channel(every: Sequence[Strided]) -> Strided | None:
     only = [
         d
         for d in every
-        if d.tap and not d.output and d.stride == 1 and d.form.constant == 0
-        and min(d.factors.values()) > 0 and d.bounds[1] < d.extent
-    ]  # fmt: skip
+        if d.tap
+        and not d.output
+        and d.stride == 1
+        and d.form.constant == 0
+        and min(d.factors.values()) > 0
+        and d.bounds[1] < d.extent
+    ]
     last = [d for d in only if d.element_stride == 1]
     return next(iter(last or only), None)
 
 
 def _require_guards(operand: walk.Access, every: Sequence[Strided]) -> None:
     """Guards say that places lie inside of the data and are integers, neither more nor less."""
-    bounds = [g for g in operand.guards
-              if any(d.is_lower_bound(g) or d.is_upper_bound(g) for d in every)]  # fmt: skip
+    bounds = [
+        g for g in operand.guards if any(d.is_lower_bound(g) or d.is_upper_bound(g) for d in every)
+    ]
     require(
         len(bounds) == len(operand.guards),
         "the data of its convolution are 0 elsewhere than outside of their bounds",
@@ -233,8 +238,7 @@ def _phases(d: Strided) -> PhaseAxis:
         return PhaseAxis(1, d.outputs, d.taps, (constant,), (0,))
     moves, first_taps = [], []
     for phase in range(min(period, d.outputs)):
-        tap = next(t for t in range(period)
-                   if (phase + t * dilation + constant) % period == 0)  # fmt: skip
+        tap = next(t for t in range(period) if (phase + t * dilation + constant) % period == 0)
         first_taps.append(tap)
         moves.append((phase + tap * dilation + constant) // period)
     return PhaseAxis(period, d.outputs, d.taps, tuple(moves), tuple(first_taps))

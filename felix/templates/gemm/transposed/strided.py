@@ -50,8 +50,10 @@ class Strided:
         """The least and the largest value of the form."""
         ends = [k * (axis.extent - 1) for axis, k in self.factors.items()]
         constant = self.form.constant
-        return (constant + sum(min(end, 0) for end in ends),
-                constant + sum(max(end, 0) for end in ends))  # fmt: skip
+        return (
+            constant + sum(min(end, 0) for end in ends),
+            constant + sum(max(end, 0) for end in ends),
+        )
 
     @property
     def is_rows(self) -> bool:

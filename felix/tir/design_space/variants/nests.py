@@ -71,10 +71,13 @@ class Nest:
         """Whether it is no reduction, and each element is stored by the iterators' values."""
         indices = list(self.block.body.indices)
         variables = [axis.variable for axis in self.axes]
-        return self.block.init is None and len(indices) == len(variables) and all(
-            index.same_as(variable)
-            for index, variable in zip(indices, variables, strict=True)
-        )  # fmt: skip
+        return (
+            self.block.init is None
+            and len(indices) == len(variables)
+            and all(
+                index.same_as(variable) for index, variable in zip(indices, variables, strict=True)
+            )
+        )
 
 
 def of_function(func: tirx.PrimFunc) -> list[Nest] | None:
@@ -160,8 +163,9 @@ def function(func: tirx.PrimFunc, nests: Sequence[Nest]) -> tirx.PrimFunc:
     ]
     statements = [nest.statement for nest in used]
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
-    block = s_tir.SBlock([], [], [], root.name_hint, body, None, allocated,
-                         annotations=root.annotations)  # fmt: skip
+    block = s_tir.SBlock(
+        [], [], [], root.name_hint, body, None, allocated, annotations=root.annotations
+    )
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 

@@ -127,8 +127,10 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
     """The taps of each phase of a tensor that the sum's strided iterators index."""
     axes = _tap_axes(conv, load)
     phased = [each for each in axes if each]
-    shape = [each.taps if each else int(extent)
-             for each, extent in zip(axes, load.source.shape, strict=True)]  # fmt: skip
+    shape = [
+        each.taps if each else int(extent)
+        for each, extent in zip(axes, load.source.shape, strict=True)
+    ]
     sizes = [*(each.stride for each in phased), *shape]
 
     def value(at: Sequence[Expr]) -> Expr:
@@ -193,8 +195,9 @@ def _read_cells(conv: transposed.Transposed, cells: Nest) -> Expr:
 def _read_taps(conv: transposed.Transposed, load: TensorLoad, taps: Nest) -> Expr:
     axes = _tap_axes(conv, load)
     phases = [each.phase for each in axes if each]
-    indices = [each.tap.variable if each else old
-               for each, old in zip(axes, load.indices, strict=True)]  # fmt: skip
+    indices = [
+        each.tap.variable if each else old for each, old in zip(axes, load.indices, strict=True)
+    ]
     return tirx.BufferLoad(taps.buffer, [*phases, *indices])
 
 

@@ -127,10 +127,11 @@ def _row_loops(every: Sequence[s_stmt.SBlock], rows: int) -> list[int] | None:
     reduced = {each.source for block in every if block.init is not None for each in block.writes}
     used = {
         var
-        for region in last.reads if region.source in reduced
+        for region in last.reads
+        if region.source in reduced
         for each in region.region
         for var in grammar.expressions(each.min)
-    }  # fmt: skip
+    }
     numbers = [number for number, each in enumerate(last.iter_vars) if each.var in used]
     extents = [int(last.iter_vars[number].dom.extent) for number in numbers]
     return numbers if numbers and math.prod(extents) == rows else None

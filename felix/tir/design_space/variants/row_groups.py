@@ -61,10 +61,14 @@ def group_rows(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[tvm.s_tir.
 def is_grouped(schedule: tvm.s_tir.Schedule) -> bool:
     """Whether every reduction of a schedule works on a group of rows."""
     looking = schedule.copy()
-    reductions = [str(each.block.name_hint) for each in blocks.realizes(schedule.mod["main"])
-                  if each.block.init is not None]  # fmt: skip
-    return all("threadIdx.y" in _threads_of(looking, looking.get_sblock(name))
-               for name in reductions)  # fmt: skip
+    reductions = [
+        str(each.block.name_hint)
+        for each in blocks.realizes(schedule.mod["main"])
+        if each.block.init is not None
+    ]
+    return all(
+        "threadIdx.y" in _threads_of(looking, looking.get_sblock(name)) for name in reductions
+    )
 
 
 def _unchanged(schedule: tvm.s_tir.Schedule) -> None:
@@ -126,8 +130,9 @@ def _threads_of(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[str]:
 def _reduced_variables(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> set[tirx.Var]:
     """Variables of the loops that a reduction iterator of the block depends on."""
     name = str(schedule.get(block).name_hint)
-    realize = next(each for each in blocks.realizes(schedule.mod["main"])
-                   if str(each.block.name_hint) == name)  # fmt: skip
+    realize = next(
+        each for each in blocks.realizes(schedule.mod["main"]) if str(each.block.name_hint) == name
+    )
     return {
         variable
         for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)

@@ -116,8 +116,11 @@ def _over_columns(
 
 def _lanes(block: s_stmt.SBlock) -> int:
     """The most columns that a thread loads with one instruction."""
-    extent = next(int(each.dom.extent) for each in reversed(block.iter_vars)
-                  if each.iter_type == tirx.IterVar.DataPar)  # fmt: skip
+    extent = next(
+        int(each.dom.extent)
+        for each in reversed(block.iter_vars)
+        if each.iter_type == tirx.IterVar.DataPar
+    )
     types = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
     divides = any(extent % lanes == 0 for lanes in range(2, VECTOR_LANES + 1))
     return VECTOR_LANES if divides and types <= set(VECTOR_TYPES) else 1

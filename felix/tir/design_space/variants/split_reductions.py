@@ -210,8 +210,11 @@ def _extents(block: s_stmt.SBlock) -> tuple[int, ...]:
 
 def is_product(block: s_stmt.SBlock) -> bool:
     """Whether a tensor that is read lacks a spatial iterator, so that its elements are reused."""
-    spatial = {each.var for each in block.iter_vars
-               if each.iter_type == SPATIAL and int(each.dom.extent) > 1}  # fmt: skip
+    spatial = {
+        each.var
+        for each in block.iter_vars
+        if each.iter_type == SPATIAL and int(each.dom.extent) > 1
+    }
     for region in block.reads:
         indices = [tirx.analysis.undefined_vars(each.min) for each in region.region]
         if spatial - {var for used in indices for var in used}:

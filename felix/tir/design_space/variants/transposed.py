@@ -181,8 +181,9 @@ def _strided_axes(nest: Nest, load: TensorLoad, spread: Spread) -> Iterator[Stri
             continue
         stride, residue = period
         phase = tirx.Var(f"p{dimension}", str(result.variable.ty.dtype))
-        yield Strided(dimension, stride, result, tap, phase, linear[1], linear[2] - residue,
-                      residue)  # fmt: skip
+        yield Strided(
+            dimension, stride, result, tap, phase, linear[1], linear[2] - residue, residue
+        )
 
 
 def _period(variable: tirx.Var, conditions: Sequence[Expr]) -> tuple[int, int] | None:
@@ -229,7 +230,11 @@ def _others_are_plain(transposed: Transposed) -> bool:
             is_element = load.same_as(transposed.load) and transposed.of_dimension(dimension)
             if used and not is_element and not (used[0] in taps and _linear(index, used[:1])):
                 return False
-    loaded = {v for load in nests.loads(transposed.term) for i in load.indices
-              for v in nests.variables(i)}  # fmt: skip
+    loaded = {
+        v
+        for load in nests.loads(transposed.term)
+        for i in load.indices
+        for v in nests.variables(i)
+    }
     outside = set(nests.variables(transposed.term)) - loaded
     return outside.isdisjoint((*results, *taps))

@@ -32,12 +32,14 @@ def every(
     with viewer.read() as tx:
         owners = keys.names(tx, (batch.row.key_id for batch in listed))
     return render.page(
-        request, "teams/batches.html", viewer,
+        request,
+        "teams/batches.html",
+        viewer,
         batches=listed[:LIMIT],
         owners=owners,
         next=listed[LIMIT - 1].row.id if len(listed) > LIMIT else None,
         after=after,
-    )  # fmt: skip
+    )
 
 
 @router.get("/{batch_id}")
@@ -52,11 +54,13 @@ def one(
         owners = keys.names(tx, [batch.row.key_id])
     unfinished = [job.id for job in by_number.values() if job.state not in states.ENDED]
     return render.page(
-        request, "teams/batch.html", viewer,
+        request,
+        "teams/batch.html",
+        viewer,
         batch=batch,
         jobs=by_number,
         owner=owners.get(batch.row.key_id, ""),
         unfinished=unfinished,
         verbs={job.id: " ".join(jobs_page.verbs(viewer, job)) for job in by_number.values()},
         max_compared=request_bodies.MAX_COMPARED,
-    )  # fmt: skip
+    )

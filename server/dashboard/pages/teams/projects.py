@@ -107,12 +107,15 @@ def _list(
         for project in visible
     }
     return render.page(
-        request, "teams/projects.html", viewer, filled.status,
+        request,
+        "teams/projects.html",
+        viewer,
+        filled.status,
         projects=[(project, usages[project.name], n_keys[project.name]) for project in visible],
         is_admin=viewer.can("admin"),
         filled=filled,
         settings=services.settings,
-    )  # fmt: skip
+    )
 
 
 def _one(
@@ -129,14 +132,17 @@ def _one(
     now = datetime.datetime.now(datetime.UTC)
     filled = refused or forms.Filled(_texts_of(project))
     return render.page(
-        request, "teams/project.html", viewer, filled.status,
+        request,
+        "teams/project.html",
+        viewer,
+        filled.status,
         project=project,
         usage=usage,
         keys=[(key, access.scopes(key), access.state(key, now)) for key in reversed(members)],
         is_admin=viewer.can("admin"),
         filled=filled,
         settings=services.settings,
-    )  # fmt: skip
+    )
 
 
 def _limits(texts: Mapping[str, str]) -> dict[str, Any]:

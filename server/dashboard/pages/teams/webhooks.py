@@ -79,7 +79,9 @@ def one(
         listed = webhooks.deliveries(tx, webhook_id, chosen, DELIVERIES_LIMIT + 1, after)
         owners = keys.names(tx, [webhook.key_id])
     return render.page(
-        request, "teams/webhook.html", viewer,
+        request,
+        "teams/webhook.html",
+        viewer,
         webhook=webhook,
         owner=owners.get(webhook.key_id) if webhook.key_id is not None else None,
         deliveries=listed[:DELIVERIES_LIMIT],
@@ -87,7 +89,7 @@ def one(
         after=after,
         state=chosen or "",
         states=DELIVERY_STATES,
-    )  # fmt: skip
+    )
 
 
 @router.post("/{webhook_id}/test")
@@ -128,9 +130,12 @@ def _list(request: fastapi.Request, viewer: auth.Caller, filled: forms.Filled) -
         visible = webhooks.every(tx)
         owners = keys.names(tx, (webhook.key_id for webhook in visible))
     return render.page(
-        request, "teams/webhooks.html", viewer, filled.status,
+        request,
+        "teams/webhooks.html",
+        viewer,
+        filled.status,
         webhooks=visible,
         owners=owners,
         reported=webhooks.REPORTED,
         filled=filled,
-    )  # fmt: skip
+    )

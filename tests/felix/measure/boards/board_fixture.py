@@ -39,14 +39,26 @@ class Boards:
         port = free_port()
         self.tracker = tracker.Tracker("127.0.0.1", port)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._start("tracker", "tvm.exec.rpc_tracker", "--host=127.0.0.1", f"--port={port}",
-                    f"--port-end={port + 1}")  # fmt: skip
+        self._start(
+            "tracker",
+            "tvm.exec.rpc_tracker",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            f"--port-end={port + 1}",
+        )
         until(self._answers)
 
     def add(self, key: str) -> board_runs.Board:
         """Start a board as a user does, and wait until it is to be had."""
-        self._start(key, "felix", "worker", f"--tracker={self.tracker}", f"--key={key}",
-                    "--host=127.0.0.1", f"--port={free_port()}")  # fmt: skip
+        self._start(
+            key,
+            "felix",
+            "worker",
+            f"--tracker={self.tracker}",
+            f"--key={key}",
+            "--host=127.0.0.1",
+            f"--port={free_port()}",
+        )
         until(lambda: key in self.tracker.keys())
         return board_runs.Board(tracker=self.tracker, key=key, lease_s=1.0)
 
@@ -73,10 +85,13 @@ class Boards:
     def _start(self, name: str, module: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], stdout=log, stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=self.folder,
+                [sys.executable, "-m", module, *arguments],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                cwd=self.folder,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def _answers(self) -> bool:
         try:

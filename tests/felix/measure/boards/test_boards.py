@@ -99,16 +99,31 @@ def test_interrupting_ends_what_runs(board: board_runs.Board) -> None:
 
 def test_a_run_measures_on_a_board(board: board_runs.Board, tmp_path: pathlib.Path) -> None:
     tuned = subprocess.run(
-        [sys.executable, "-m", "felix", "tune", "gemm:32,32,32", f"--tracker={board.tracker}",
-         f"--key={board.key}", "--trials=8", "--round=4", f"--out={tmp_path / 'out'}"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "felix",
+            "tune",
+            "gemm:32,32,32",
+            f"--tracker={board.tracker}",
+            f"--key={board.key}",
+            "--trials=8",
+            "--round=4",
+            f"--out={tmp_path / 'out'}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert tuned.returncode == 0, tuned.stderr
     assert re.search(r"gemm_32x32x32 +8 +0 ", tuned.stdout)
     run = subprocess.run(
-        [sys.executable, "run.py"], cwd=tmp_path / "out", capture_output=True, text=True,
+        [sys.executable, "run.py"],
+        cwd=tmp_path / "out",
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 

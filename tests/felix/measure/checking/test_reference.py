@@ -177,9 +177,13 @@ def test_integers_that_were_floats_may_be_off_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("expected", "actual"),
-    [(np.int64(0), np.iinfo(np.int64).min), (np.uint64(0), np.iinfo(np.uint64).max),
-     (np.uint8(255), 0), (np.bool_(False), True)],
-)  # fmt: skip
+    [
+        (np.int64(0), np.iinfo(np.int64).min),
+        (np.uint64(0), np.iinfo(np.uint64).max),
+        (np.uint8(255), 0),
+        (np.bool_(False), True),
+    ],
+)
 def test_far_integers_are_not_taken_for_near_ones(
     expected: np.generic, actual: int | bool
 ) -> None:

@@ -72,8 +72,11 @@ class Cluster:
         """All nodes that are not dead."""
         dead = {name for name, link in self.links.items() if link.dead.is_set()}
         ours = {"version": messages.VERSION, "felix": "0.1.0"}
-        return [pool.from_facts(name, facts, ours)
-                for name, facts in self.facts.items() if name not in dead]  # fmt: skip
+        return [
+            pool.from_facts(name, facts, ours)
+            for name, facts in self.facts.items()
+            if name not in dead
+        ]
 
     def link(self, member: pool.Member, closed: threading.Event) -> Link:
         """The way to a node."""

@@ -144,8 +144,14 @@ def test_what_a_node_fails_another_one_tries(
 ) -> None:
     """As when its processes end one after another because the machine goes down."""
     assert _results(over, 1)[0].ok
-    said = {"latencies_us": [], "error": "infrastructure", "message": "the worker died",
-            "run_s": 0.1, "checked": False, "device": ""}  # fmt: skip
+    said = {
+        "latencies_us": [],
+        "error": "infrastructure",
+        "message": "the worker died",
+        "run_s": 0.1,
+        "checked": False,
+        "device": "",
+    }
 
     def fail(text: str, binaries: list[bytes]) -> str:
         return messages.write(results=[said] * len(binaries))
@@ -322,17 +328,28 @@ def test_what_is_too_large_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyP
         messages.write(payload="x" * 200)
 
 
-GOOD = {"latencies_us": [1.0, 2.0, 3.0], "error": None, "message": "", "run_s": 0.1,
-        "checked": True, "device": "cpu"}  # fmt: skip
+GOOD = {
+    "latencies_us": [1.0, 2.0, 3.0],
+    "error": None,
+    "message": "",
+    "run_s": 0.1,
+    "checked": True,
+    "device": "cpu",
+}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"latencies_us": [1.0, -2.0]}, {"latencies_us": [float("nan")]}, {"latencies_us": []},
-        {"latencies_us": ["fast"]}, {"error": "unknown"}, {"run_s": -1.0}, {"run_s": None},
+        {"latencies_us": [1.0, -2.0]},
+        {"latencies_us": [float("nan")]},
+        {"latencies_us": []},
+        {"latencies_us": ["fast"]},
+        {"error": "unknown"},
+        {"run_s": -1.0},
+        {"run_s": None},
     ],
-)  # fmt: skip
+)
 def test_a_forged_measurement_is_refused(change: dict[str, Any]) -> None:
     assert messages.measurement(GOOD, 0.5).latency_us == 2.0
     with pytest.raises(errors.MeasureError, match="no measurement"):

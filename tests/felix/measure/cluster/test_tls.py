@@ -42,12 +42,20 @@ def _machine(home: pathlib.Path, address: str) -> dict[str, str]:
     subprocess.run(["bash", "-ec", script], cwd=home, check=True, capture_output=True)
     folder = home / address / "felix-tls"
     folder.mkdir(parents=True)
-    for made, copied in (("ca.crt", "ca.crt"), (f"{address}.crt", "node.crt"),
-                         (f"{address}.key", "node.key")):  # fmt: skip
+    for made, copied in (
+        ("ca.crt", "ca.crt"),
+        (f"{address}.crt", "node.crt"),
+        (f"{address}.key", "node.key"),
+    ):
         (folder / copied).write_bytes((home / made).read_bytes())
     say = VARIABLES + "\n".join(f'echo "{name}=${name}"' for name in NAMES)
-    said = subprocess.run(["bash", "-ec", say], env={"HOME": str(folder.parent)}, check=True,
-                          capture_output=True, text=True).stdout  # fmt: skip
+    said = subprocess.run(
+        ["bash", "-ec", say],
+        env={"HOME": str(folder.parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     return dict(line.split("=", 1) for line in said.splitlines())
 
 

@@ -124,9 +124,13 @@ def test_a_module_needs_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path) -> None:
     mod, target = _candidate(f"gemm:64,64,64,epilogue=bias+gelu,dtype={types}", 1, 0)
     reply = cuda_build.handle(
-        payload.of(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6,
-        explicit=True, scalars=True, options=nvrtc.FAST,
-    )  # fmt: skip
+        payload.of(mod, target),
+        str(tmp_path / "candidate"),
+        max_source_bytes=10**6,
+        explicit=True,
+        scalars=True,
+        options=nvrtc.FAST,
+    )
     plan, cubin = program_file.read(reply["library"])
     assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
@@ -134,9 +138,12 @@ def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path)
 
 @pytest.mark.parametrize(
     "text",
-    ["conv2d:1,5,5,4,8,3,padding=1,dtype=float8_e4m3fn,epilogue=bias", "gemm:9,7,5,dtype=int8",
-     "conv2d:1,5,5,4,8,3,padding=1,dtype=float8_e5m2,out_dtype=float32"],
-)  # fmt: skip
+    [
+        "conv2d:1,5,5,4,8,3,padding=1,dtype=float8_e4m3fn,epilogue=bias",
+        "gemm:9,7,5,dtype=int8",
+        "conv2d:1,5,5,4,8,3,padding=1,dtype=float8_e5m2,out_dtype=float32",
+    ],
+)
 def test_references_of_narrow_types_are_built(text: str) -> None:
     task = felix.workloads.parse(text, target=TARGET)
     made = cuda_reference.program(task.mod, task.target)

@@ -90,10 +90,13 @@ def test_other_bytes_that_look_like_kernels_stay() -> None:
 @pytest.mark.parametrize("device", ["h200", "a100"])
 @pytest.mark.parametrize(
     "text",
-    ["gemm:512,512,512", "gemm:64,64,8192,dtype=bfloat16",
-     "gemm:1,4096,4096,transpose_b=true,dtype=float16",
-     "conv2d:1,28,28,64,64,3,padding=1,dtype=bfloat16"],
-)  # fmt: skip
+    [
+        "gemm:512,512,512",
+        "gemm:64,64,8192,dtype=bfloat16",
+        "gemm:1,4096,4096,transpose_b=true,dtype=float16",
+        "conv2d:1,28,28,64,64,3,padding=1,dtype=bfloat16",
+    ],
+)
 def test_kernels_of_every_template_can_be_given_a_prefix(text: str, device: str) -> None:
     task = workloads.parse(text, target=device)
     every = [each for each in sketch.sketches(task) if isinstance(each, TemplateSketch)]

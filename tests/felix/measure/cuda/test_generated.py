@@ -65,8 +65,13 @@ def test_cuda_code_is_not_built_for_a_cpu() -> None:
 
 
 def _built(program: GeneratedProgram, stem: pathlib.Path, **changed: Any) -> dict[str, Any]:
-    options = {"max_source_bytes": 10**5, "explicit": True, "scalars": True,
-               "options": nvrtc.FAST, **changed}  # fmt: skip
+    options = {
+        "max_source_bytes": 10**5,
+        "explicit": True,
+        "scalars": True,
+        "options": nvrtc.FAST,
+        **changed,
+    }
     return cuda_build.handle(payloads.of(program, H200), str(stem), **options)
 
 
@@ -181,9 +186,14 @@ def test_tensor_maps_are_arguments_by_value(bench: Any) -> None:
     addresses = at_bench.runner._task.tensors
     read, written = at_bench.driver._maps
     assert read == fakes.EncodedMap(
-        dtype=7, address=addresses[0], extents=(72, 100), strides_bytes=(288,), box=(32, 64),
-        swizzle=3, others=(1, 1, 0, 2, 0),
-    )  # fmt: skip
+        dtype=7,
+        address=addresses[0],
+        extents=(72, 100),
+        strides_bytes=(288,),
+        box=(32, 64),
+        swizzle=3,
+        others=(1, 1, 0, 2, 0),
+    )
     assert written == dataclasses.replace(read, address=addresses[1], swizzle=0)
 
 
@@ -297,13 +307,14 @@ def test_workspaces_that_a_tensor_map_reads_are_no_others_memory() -> None:
 
     extents = (1, 1, 1, 32, 1, 1)
     plan = launch_plan.LaunchPlan(
-        2, (size, size, size),
+        2,
+        (size, size, size),
         (
             launch_plan.Launch("pack", extents, 0, (0, 2, 3)),
             launch_plan.Launch("multiply", extents, 0, (packed(2), packed(3), 4)),
             launch_plan.Launch("add", extents, 0, (4, 1)),
         ),
-    )  # fmt: skip
+    )
     host = tvm_module.host_module(plan, task.mod, task.target).inspect_source("ll")
     taken = re.findall(r"%workspace\w* = .* call .*?i64 (\d+)", host)
     assert sum(map(int, taken)) >= 3 * size, taken
@@ -379,9 +390,12 @@ class TestOnGpu:
     def test_what_is_refused_costs_no_other_candidate(self) -> None:
         with local.LocalPool(programs.task(programs.double, "cuda"), OPTIONS) as pool:
             bad_map, bad_box, good = pool.measure(
-                [programs.boxes(strides_bytes=(290,)), programs.boxes(box=(16, 64)),
-                 programs.boxes()]
-            )  # fmt: skip
+                [
+                    programs.boxes(strides_bytes=(290,)),
+                    programs.boxes(box=(16, 64)),
+                    programs.boxes(),
+                ]
+            )
         assert bad_map.error == protocol.ErrorClass.LAUNCH
         assert "cuTensorMapEncodeTiled" in bad_map.message
         # half of the bytes that the kernel waits for: it hangs, or its output is wrong

@@ -47,8 +47,12 @@ def image_map(**changed: Any) -> TensorMap:
 
 
 def test_plans_keep_them_as_json() -> None:
-    launch = Launch("copy", (1, 1, 1, 128, 1, 1), 0, (image_map(), 1, programs.boxes().plan
-                    .launches[0].args[0]))  # fmt: skip
+    launch = Launch(
+        "copy",
+        (1, 1, 1, 128, 1, 1),
+        0,
+        (image_map(), 1, programs.boxes().plan.launches[0].args[0]),
+    )
     plan = LaunchPlan(2, (), (launch,))
     assert LaunchPlan.from_json(plan.to_json()) == plan
 
@@ -95,9 +99,15 @@ def test_the_driver_gets_what_the_map_says(rank: int) -> None:
     filled = cuda_driver.encoded(library, described, 4096)
     assert ctypes.sizeof(filled) == 128 and ctypes.addressof(filled) % 64 == 0
     assert library.map_of(ctypes.addressof(filled)) == fakes.EncodedMap(
-        7, 4096 + 32, extents, strides, (32, 64), 3, (1, *walk.strides, 1, 0, 2, 0),
+        7,
+        4096 + 32,
+        extents,
+        strides,
+        (32, 64),
+        3,
+        (1, *walk.strides, 1, 0, 2, 0),
         (walk.lower, walk.upper),
-    )  # fmt: skip
+    )
 
 
 def test_a_refused_map_names_the_call() -> None:
@@ -262,8 +272,9 @@ def test_the_driver_takes_the_maps_of_single_copies(name: str) -> None:
     rows = tma.im2col_copy(copy.tensor_map, _memory(), copy.at, copy.offsets)
     assert rows.shape == copy.tensor_map.box[::-1]
     empty = name in (
-        "an image behind the last one is 0", "a copy of no channel that there is brings zeros"
-    )  # fmt: skip
+        "an image behind the last one is 0",
+        "a copy of no channel that there is brings zeros",
+    )
     assert (rows == 0).all() == empty
 
 

@@ -167,9 +167,13 @@ GPU = candidates.Device("cuda", "a GPU", 1 << 20)
     ids=["it works", "it needs another right", "it is broken"],
 )
 def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
-    pool: local.LocalPool, gpu_file: pathlib.Path, is_there: bool, is_allowed: bool,
-    is_confined: bool, failure: str | None,
-) -> None:  # fmt: skip
+    pool: local.LocalPool,
+    gpu_file: pathlib.Path,
+    is_there: bool,
+    is_allowed: bool,
+    is_confined: bool,
+    failure: str | None,
+) -> None:
     """With a driver that asks the system for what NVIDIA's does."""
     gpu_file.touch() if is_there else gpu_file.unlink(missing_ok=True)
     (pool._folders.of_runner(0) / "helpers-sm_90.cubin").write_bytes(b"cubin")

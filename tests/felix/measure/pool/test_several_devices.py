@@ -369,8 +369,9 @@ def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatc
         views = [pool.for_task(task) for task in tasks]
         futures = [
             view.submit(task.mod)
-            for _ in range(3) for view, task in zip(views, tasks, strict=True)
-        ]  # fmt: skip
+            for _ in range(3)
+            for view, task in zip(views, tasks, strict=True)
+        ]
         results = [future.result(60) for future in futures]
         assert all(each.ok and each.checked for each in results), results
         assert {task.home for task in pool._tasks.values()} == {0, 1}

@@ -36,11 +36,13 @@ class ConvolutionNormRelu(nn.Module):
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
-        (lambda: nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Sigmoid()),
-         (2, 10)),
+        (
+            lambda: nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Sigmoid()),
+            (2, 10),
+        ),
         (ConvolutionNormRelu, (1, 3, 8, 8)),
     ],
-)  # fmt: skip
+)
 def test_evaluation(
     make: Any, shape: tuple[int, ...], needs_gradients: bool, everything_known: pathlib.Path
 ) -> None:

@@ -161,10 +161,12 @@ class TestParameters:
         fast, x = backend.compiled(model, everything_known), torch.randn(1, 2, 5, 5)
         with torch.no_grad():
             before = fast(x)
-            model.load_state_dict({
-                name: value + 1 if value.is_floating_point() else value
-                for name, value in model.state_dict().items()
-            })  # fmt: skip
+            model.load_state_dict(
+                {
+                    name: value + 1 if value.is_floating_point() else value
+                    for name, value in model.state_dict().items()
+                }
+            )
             after = fast(x)
             backend.assert_close(after, model(x))
         assert not torch.allclose(before, after)

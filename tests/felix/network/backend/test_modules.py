@@ -91,8 +91,18 @@ _MODULES: Sequence[tuple[Callable[[], nn.Module], Callable[[], Any], set[str]]] 
     ),
 ]
 #: Modules that run in bfloat16 as well.
-_AUTOCAST = ("Linear", "Conv2d", "BatchNorm2d", "GroupNorm", "LayerNorm", "SELU", "GELU",
-             "Softmax", "AvgPool2d", "MultiheadAttention")  # fmt: skip
+_AUTOCAST = (
+    "Linear",
+    "Conv2d",
+    "BatchNorm2d",
+    "GroupNorm",
+    "LayerNorm",
+    "SELU",
+    "GELU",
+    "Softmax",
+    "AvgPool2d",
+    "MultiheadAttention",
+)
 _IDS = [type(make()).__name__ for make, _, _ in _MODULES]
 
 
@@ -119,8 +129,10 @@ def test_module(
         for arguments in (inputs(), inputs()):
             _same(fast(*arguments), model(*arguments), 1e-4)
     assert operators <= backend.tuned_operators()
-    assert all(part.is_tuned or "no program that could be tuned" in part.reason
-               for part in backend.parts())  # fmt: skip
+    assert all(
+        part.is_tuned or "no program that could be tuned" in part.reason
+        for part in backend.parts()
+    )
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,13 @@ def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> None:
 
 def _request(pool: networks.Pool, trials: int = 8) -> outcomes.Request:
     return outcomes.Request(
-        trials=trials, seconds=None, seed=0, options=networks.tune_options(pool), out=None,
+        trials=trials,
+        seconds=None,
+        seed=0,
+        options=networks.tune_options(pool),
+        out=None,
         on_event=None,
-    )  # fmt: skip
+    )
 
 
 def test_unknown_tasks_are_queued_and_run_in_pytorch(tmp_path: pathlib.Path) -> None:

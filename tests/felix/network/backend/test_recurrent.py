@@ -15,11 +15,17 @@ from tests.support import backend
 
 _MODULES: list[tuple[Callable[[], nn.Module], set[str], set[str]]] = [
     (lambda: nn.GRU(4, 5, batch_first=True), {"linear", "sigmoid", "tanh"}, set()),
-    (lambda: nn.LSTM(4, 5, num_layers=2, bidirectional=True), {"cat"},
-     {"aten.mkldnn_rnn_layer.default"}),
-    (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LSTM(4, 3)), {"linear", "relu"},
-     {"aten.mkldnn_rnn_layer.default"}),
-]  # fmt: skip
+    (
+        lambda: nn.LSTM(4, 5, num_layers=2, bidirectional=True),
+        {"cat"},
+        {"aten.mkldnn_rnn_layer.default"},
+    ),
+    (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LSTM(4, 3)),
+        {"linear", "relu"},
+        {"aten.mkldnn_rnn_layer.default"},
+    ),
+]
 
 
 def _outputs(call: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

@@ -21,15 +21,32 @@ from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
-SMALL = {"warp_m": 16, "warp_n": 16, "warps_m": 1, "warps_n": 1, "block_k": 32, "stages": 2,
-         "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
+SMALL = {
+    "warp_m": 16,
+    "warp_n": 16,
+    "warps_m": 1,
+    "warps_n": 1,
+    "block_k": 32,
+    "stages": 2,
+    "split_k": 1,
+    "group_m": 1,
+    "blocks_per_sm": 1,
+}
 GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
 
 
 def problem(
-    m: int, n: int, k: int, dtype: str = "bfloat16", *, batch: int = 1, layouts: str = "kk",
-    out: str | None = None, fused: bool = False, shared: bool = False,
-) -> GemmProblem:  # fmt: skip
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "bfloat16",
+    *,
+    batch: int = 1,
+    layouts: str = "kk",
+    out: str | None = None,
+    fused: bool = False,
+    shared: bool = False,
+) -> GemmProblem:
     """A product of compact tensors.
 
     Args:
@@ -51,13 +68,17 @@ def problem(
     )
     n_params = 3 + len(reads)
     return GemmProblem(
-        batch, m, n, k,
-        operand(0, m, layouts[0]), operand(1, n, layouts[1], shared),
+        batch,
+        m,
+        n,
+        k,
+        operand(0, m, layouts[0]),
+        operand(1, n, layouts[1], shared),
         "int32" if is_integer else "float32",
         Output(n_params - 1, out, (m * n, n, 1)),
         Epilogue(GELU, reads) if fused else Epilogue(),
         n_params,
-    )  # fmt: skip
+    )
 
 
 CASES = {
@@ -183,8 +204,17 @@ def test_eight_lines_of_a_chunk_lie_in_different_banks() -> None:
 
 
 A100 = target.hardware(target.parse("cuda -arch sm_80"))
-BIG = {"warp_m": 64, "warp_n": 32, "warps_m": 2, "warps_n": 4, "block_k": 32, "stages": 4,
-       "split_k": 1, "group_m": 8, "blocks_per_sm": 1}  # fmt: skip
+BIG = {
+    "warp_m": 64,
+    "warp_n": 32,
+    "warps_m": 2,
+    "warps_n": 4,
+    "block_k": 32,
+    "stages": 4,
+    "split_k": 1,
+    "group_m": 8,
+    "blocks_per_sm": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -302,7 +332,7 @@ def test_templates_by_architecture_and_problem() -> None:
         (problem(64, 64, 64, out="float64"), "not converted"),
         (dataclasses.replace(problem(64, 64, 64, "int8"), accumulator="float32"), "not summed"),
     ],
-)  # fmt: skip
+)
 def test_unsuited_problems_say_why(p: GemmProblem, reason: str | None) -> None:
     said = template.unsuited(p)
     assert (said is None) if reason is None else (said is not None and reason in said)

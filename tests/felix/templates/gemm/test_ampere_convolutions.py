@@ -23,10 +23,28 @@ from felix.templates.generated import GeneratedProgram
 from tests.support.templates import cubin, gemm_problems, host_gpu
 
 A100 = target.hardware(target.parse("cuda -arch sm_80"))
-SMALL = {"warp_m": 16, "warp_n": 16, "warps_m": 1, "warps_n": 1, "block_k": 32, "stages": 2,
-         "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
-BIG = {"warp_m": 64, "warp_n": 32, "warps_m": 2, "warps_n": 4, "block_k": 32, "stages": 4,
-       "split_k": 1, "group_m": 8, "blocks_per_sm": 1}  # fmt: skip
+SMALL = {
+    "warp_m": 16,
+    "warp_n": 16,
+    "warps_m": 1,
+    "warps_n": 1,
+    "block_k": 32,
+    "stages": 2,
+    "split_k": 1,
+    "group_m": 1,
+    "blocks_per_sm": 1,
+}
+BIG = {
+    "warp_m": 64,
+    "warp_n": 32,
+    "warps_m": 2,
+    "warps_n": 4,
+    "block_k": 32,
+    "stages": 4,
+    "split_k": 1,
+    "group_m": 8,
+    "blocks_per_sm": 1,
+}
 CONV = {1: workloads.conv1d, 2: workloads.conv2d, 3: workloads.conv3d}
 
 
@@ -52,17 +70,23 @@ CASES: dict[str, tuple[int, tuple[int, ...], dict[str, Any], dict[str, int]]] = 
     "plain": (2, (1, 6, 6, 16, 16, 3), {}, SMALL),
     "padded": (2, (2, 7, 9, 8, 20, 3), {"padding": 1}, SMALL | {"warp_m": 32, "stages": 3}),
     "strided": (
-        2, (2, 9, 9, 24, 16, 3), {"padding": 1, "stride": 2},
+        2,
+        (2, 9, 9, 24, 16, 3),
+        {"padding": 1, "stride": 2},
         SMALL | {"warps_m": 2, "warps_n": 2, "block_k": 64, "stages": 3},
     ),
     "fused": (
-        2, (1, 7, 7, 16, 24, 3), {"padding": 1, "epilogue": ("bias", "gelu", "residual")},
+        2,
+        (1, 7, 7, 16, 24, 3),
+        {"padding": 1, "epilogue": ("bias", "gelu", "residual")},
         SMALL | {"warp_n": 32, "warps_m": 4, "group_m": 2},
     ),
     "eight_bytes": (2, (2, 7, 7, 4, 16, 3), {"padding": 1}, SMALL | {"stages": 3}),
     "four_bytes": (2, (2, 7, 7, 6, 16, 3), {"padding": 1}, SMALL | {"block_k": 64}),
     "groups": (
-        2, (2, 7, 7, 16, 24, 3), {"padding": 1, "groups": 2, "epilogue": ("bias",)},
+        2,
+        (2, 7, 7, 16, 24, 3),
+        {"padding": 1, "groups": 2, "epilogue": ("bias",)},
         SMALL | {"stages": 4},
     ),
     "split": (2, (1, 7, 7, 32, 20, 3), {"padding": 1}, SMALL | {"split_k": 4, "warps_n": 2}),
@@ -70,30 +94,39 @@ CASES: dict[str, tuple[int, tuple[int, ...], dict[str, Any], dict[str, int]]] = 
     "strided_1x1": (2, (2, 8, 8, 16, 16, 1), {"stride": 2}, SMALL),
     "line": (1, (3, 19, 8, 16, 5), {"padding": 3, "dilation": 2, "stride": 2}, SMALL),
     "volume": (
-        3, (1, 4, 5, 6, 8, 16, 3), {"padding": 1, "stride": 2, "dtype": "float16"},
+        3,
+        (1, 4, 5, 6, 8, 16, 3),
+        {"padding": 1, "stride": 2, "dtype": "float16"},
         SMALL | {"warps_m": 2, "stages": 3},
     ),
     "two_bytes": (2, (2, 7, 7, 3, 16, 3), {"padding": 1, "stride": 2}, SMALL),
     "odd_groups": (2, (2, 7, 7, 10, 16, 3), {"padding": 1, "groups": 2}, SMALL | {"stages": 3}),
     "first": (
-        2, (2, 7, 7, 8, 24, 3),
+        2,
+        (2, 7, 7, 8, 24, 3),
         {"padding": 1, "layout": "NCHW", "epilogue": ("bias", "relu", "residual")},
         SMALL | {"warps_m": 2, "split_k": 2},
     ),
     "first_odd": (2, (1, 9, 7, 5, 12, 3), {"layout": "NCHW", "stride": 2}, SMALL),
     "first_images_and_groups": (
-        2, (2, 7, 7, 16, 16, 3), {"layout": "NCHW", "groups": 2}, SMALL | {"stages": 3},
+        2,
+        (2, 7, 7, 16, 16, 3),
+        {"layout": "NCHW", "groups": 2},
+        SMALL | {"stages": 3},
     ),
     "first_groups": (2, (1, 7, 7, 16, 16, 3), {"layout": "NCHW", "groups": 2}, SMALL),
     "tf32": (2, (2, 7, 7, 5, 16, 3), {"padding": 1, "dtype": "float32"}, SMALL | {"block_k": 16}),
     "int8": (2, (2, 7, 7, 16, 16, 3), {"padding": 1, "dtype": "int8"}, SMALL | {"block_k": 64}),
-}  # fmt: skip
+}
 
 
 def _checked(
-    n_axes: int, sizes: tuple[int, ...], options: dict[str, Any], values: dict[str, int],
+    n_axes: int,
+    sizes: tuple[int, ...],
+    options: dict[str, Any],
+    values: dict[str, int],
     folder: pathlib.Path,
-) -> tuple[GemmProblem, host_gpu.Counts]:  # fmt: skip
+) -> tuple[GemmProblem, host_gpu.Counts]:
     """The problem, computed by the text of its kernels and by numpy; counts of one run."""
     options = {"dtype": "bfloat16"} | options
     p = problem(n_axes, *sizes, **options)

@@ -43,9 +43,11 @@ def _sketch(text: str) -> TemplateSketch:
     ],
 )
 def test_sketches_have_formulas_and_programs_that_compile(
-    text: str, n_rows: int, tmp_path_factory: pytest.TempPathFactory,
+    text: str,
+    n_rows: int,
+    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path_factory.getbasetemp()))
     made = _sketch(text)
     rows = made.sample(6, seed=0)

@@ -71,9 +71,14 @@ def test_float32_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = ("tensor cores would round its operands of float32",)
     generator = _generator("sm_86", None, made)
     assert _matching(monkeypatch, generator, dtype="float32").reasons == rounds
-    x, y, bias = (te.placeholder(shape, name=name, dtype=dtype) for shape, name, dtype in (
-        ((32, 64), "x", "float32"), ((48, 64), "y", "float32"), ((48,), "bias", "float16")
-    ))  # fmt: skip
+    x, y, bias = (
+        te.placeholder(shape, name=name, dtype=dtype)
+        for shape, name, dtype in (
+            ((32, 64), "x", "float32"),
+            ((48, 64), "y", "float32"),
+            ((48,), "bias", "float16"),
+        )
+    )
     product = topi.add(topi.nn.dense(x, y), topi.cast(bias, "float32"))
     task = felix.Task.from_te([x, y, bias, product], TARGET)
     matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))

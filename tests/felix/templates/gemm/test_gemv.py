@@ -26,23 +26,34 @@ SMALL = {"lanes": 4, "columns": 1, "warps_n": 1, "warps_k": 1, "unroll": 1}
 
 
 def problem(
-    m: int, n: int, k: int, dtype: str = "bfloat16", *, batch: int = 1, a_along: str = "k",
-    out: str | None = None, fused: bool = False, shared: bool = False,
-) -> GemmProblem:  # fmt: skip
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "bfloat16",
+    *,
+    batch: int = 1,
+    a_along: str = "k",
+    out: str | None = None,
+    fused: bool = False,
+    shared: bool = False,
+) -> GemmProblem:
     """A product of compact tensors; `fused`: with a bias, a residual and the column's number."""
     out = out or ("int32" if dtype == "int8" else dtype)
     reads = (Read("read0", 2, dtype, (0, 0, 1)), Read("read1", 3, dtype, (m * n, n, 1)))
     epilogue = Epilogue("(x + read0) * 0.5f + read1 + place0", reads, (Place("place0", 2, 2, 3),))
     n_params = 5 if fused else 3
     return GemmProblem(
-        batch, m, n, k,
+        batch,
+        m,
+        n,
+        k,
         Operand(0, dtype, (m * k, *((k, 1) if a_along == "k" else (1, m)))),
         Operand(1, dtype, (0 if shared else n * k, k, 1)),
         "int32" if dtype == "int8" else "float32",
         Output(n_params - 1, out, (m * n, n, 1)),
         epilogue if fused else Epilogue(),
         n_params,
-    )  # fmt: skip
+    )
 
 
 CASES = {
@@ -71,10 +82,13 @@ def test_text_computes_problems_of_random_decisions(tmp_path: pathlib.Path) -> N
     rng = random.Random(3)
     for number in range(8):
         p = problem(
-            rng.choice((1, 2, 3, 8)), rng.choice((17, 64, 70)), rng.choice((48, 100, 264)),
+            rng.choice((1, 2, 3, 8)),
+            rng.choice((17, 64, 70)),
+            rng.choice((48, 100, 264)),
             rng.choice(("bfloat16", "float16", "float32")),
-            batch=rng.choice((1, 2)), fused=rng.random() < 0.5,
-        )  # fmt: skip
+            batch=rng.choice((1, 2)),
+            fused=rng.random() < 0.5,
+        )
         folder = tmp_path / str(number)
         folder.mkdir()
         _check(p, _legal_values(p, rng), folder)
@@ -189,8 +203,9 @@ def test_constraints_hold_where_a_block_fits() -> None:
     made = template.Gemv(p, H200, "sm_90")
     compiled = sympy.lambdify(
         dataclasses.astuple(Decisions.symbols()),
-        [expression for _, expression in made.constraints()], modules=[_PYTHON],
-    )  # fmt: skip
+        [expression for _, expression in made.constraints()],
+        modules=[_PYTHON],
+    )
     rng, legal = random.Random(0), 0
     for _ in range(300):
         values = {q.name: rng.choice(q.domain) for q in made.parameters}

@@ -26,7 +26,10 @@ CASES: dict[str, tuple[list[Dimension], int, int, dict[str, Any]]] = {
     "3 x 3": ([Dimension(14, 3, 1, 1, 1)] * 2, 128, 256, dict(images=2)),
     "1 x 1 that moves by 2": ([Dimension(28, 1, 2)] * 2, 128, 64, dict(images=3)),
     "3 x 3 that moves by 2, channels with zeros": (
-        [Dimension(15, 3, 2, 1, 1)] * 2, 72, 40, dict(images=2)
+        [Dimension(15, 3, 2, 1, 1)] * 2,
+        72,
+        40,
+        dict(images=2),
     ),
     "first layer": ([Dimension(64, 7, 2, 1, 3)] * 2, 3, 64, {}),
     "dilated": ([Dimension(20, 3, 1, 2, 2), Dimension(17, 3, 2, 3, 1)], 96, 64, dict(images=2)),
@@ -34,27 +37,35 @@ CASES: dict[str, tuple[list[Dimension], int, int, dict[str, Any]]] = {
     "groups": ([Dimension(14, 3, 1, 1, 1)] * 2, 64, 96, dict(groups=2)),
     "groups and images": ([Dimension(14, 3, 2, 1, 1)] * 2, 64, 64, dict(groups=4, images=3)),
     "channels first": (
-        [Dimension(15, 3, 2, 1, 1)] * 2, 64, 96,
+        [Dimension(15, 3, 2, 1, 1)] * 2,
+        64,
+        96,
         dict(images=3, channels_first=True, weights="oihw", results_first=True),
     ),
     "first layer, channels first": (
-        [Dimension(64, 7, 2, 1, 3)] * 2, 3, 64,
+        [Dimension(64, 7, 2, 1, 3)] * 2,
+        3,
+        64,
         dict(channels_first=True, weights="oihw", results_first=True),
     ),
     "one dimension": ([Dimension(333, 5, 3, 2, 4)], 80, 96, dict(images=3)),
     "three dimensions": ([Dimension(8, 3, 1, 1, 1)] * 3, 64, 64, dict(images=2)),
     "three dimensions that move by 2": (
-        [Dimension(9, 3, 1, 1, 1), *[Dimension(14, 3, 2, 1, 1)] * 2], 32, 48, {}
+        [Dimension(9, 3, 1, 1, 1), *[Dimension(14, 3, 2, 1, 1)] * 2],
+        32,
+        48,
+        {},
     ),
-}  # fmt: skip
+}
 
 
 def _random_case(seed: int) -> tuple[list[Dimension], int, int, dict[str, Any]]:
     """Windows, channels and groups as they come; at most some thousand pixels."""
     rng = random.Random(seed)
     count = rng.randint(1, 3)
-    dimensions = [conv_problems.random_dimension(rng, (400, 30, 9)[count - 1])
-                  for _ in range(count)]  # fmt: skip
+    dimensions = [
+        conv_problems.random_dimension(rng, (400, 30, 9)[count - 1]) for _ in range(count)
+    ]
     groups = rng.choice((1, 1, 2, 4)) if count < 3 else 1
     rest: dict[str, Any] = dict(images=rng.choice((1, 2, 3)))
     if groups > 1:
@@ -79,10 +90,17 @@ def _task(name: str, chip: str) -> Task:
     letters = "DHW"[3 - len(dimensions) :]
     layout = f"NC{letters}" if rest.get("channels_first") else f"N{letters}C"
     made: Task = make(
-        rest.get("images", 1), *(d.extent for d in dimensions), channels, columns,
-        tuple(d.taps for d in dimensions), **windows, groups=rest.get("groups", 1),
-        dtype="float16", target=chip, layout=layout,
-    )  # fmt: skip
+        rest.get("images", 1),
+        *(d.extent for d in dimensions),
+        channels,
+        columns,
+        tuple(d.taps for d in dimensions),
+        **windows,
+        groups=rest.get("groups", 1),
+        dtype="float16",
+        target=chip,
+        layout=layout,
+    )
     return made
 
 

@@ -177,13 +177,19 @@ def _gemms() -> dict[str, tvm.IRModule]:
         )
     ]
     stages = ("bias", "relu", "gelu", "residual", "bias+gelu+residual", "gelu+gelu+bias")
-    specs += [f"gemm:6,10,8,epilogue={e},dtype={d}"
-              for e in stages for d in ("float32", "float16")]  # fmt: skip
-    specs += ["gemm:1,10,8,epilogue=bias", "gemm:10,1,8", "gemm:6,10,1", "gemm:1,1,5",
-              "gemm:5,7,3,batch=2,epilogue=bias+residual,dtype=float16",
-              "gemm:6,10,8,epilogue=bias+gelu,dtype=bfloat16",
-              "gemm:6,10,8,dtype=bfloat16,out_dtype=float32",
-              "gemm:6,10,8,transpose_b=true,epilogue=bias+relu,dtype=int8"]  # fmt: skip
+    specs += [
+        f"gemm:6,10,8,epilogue={e},dtype={d}" for e in stages for d in ("float32", "float16")
+    ]
+    specs += [
+        "gemm:1,10,8,epilogue=bias",
+        "gemm:10,1,8",
+        "gemm:6,10,1",
+        "gemm:1,1,5",
+        "gemm:5,7,3,batch=2,epilogue=bias+residual,dtype=float16",
+        "gemm:6,10,8,epilogue=bias+gelu,dtype=bfloat16",
+        "gemm:6,10,8,dtype=bfloat16,out_dtype=float32",
+        "gemm:6,10,8,transpose_b=true,epilogue=bias+relu,dtype=int8",
+    ]
     return {spec: workloads.parse(spec, "llvm").mod for spec in specs}
 
 
@@ -338,7 +344,7 @@ def test_offsets_and_batch_axes() -> None:
         (_einsum("ik,j->ij", i=6, k=4, j=5), "does not have"),
         (workloads.parse("gemm:6,8,4,dtype=float64", "llvm").mod, "float64"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None:
     result = recognise(mod)
     assert isinstance(result, NotRecognised)

@@ -18,19 +18,45 @@ from felix.templates.gemm.simt import decisions, layout, program, template
 from felix.templates.gemm.simt.decisions import Decisions
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
-SMALL = {"thread_m": 4, "thread_n": 4, "lanes_m": 4, "warps_m": 1, "warps_n": 1, "block_k": 8,
-         "stages": 2, "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
-BIG = SMALL | {"thread_m": 8, "thread_n": 8, "warps_m": 4, "warps_n": 2, "block_k": 8,
-               "stages": 4, "group_m": 8, "blocks_per_sm": 2}  # fmt: skip
+SMALL = {
+    "thread_m": 4,
+    "thread_n": 4,
+    "lanes_m": 4,
+    "warps_m": 1,
+    "warps_n": 1,
+    "block_k": 8,
+    "stages": 2,
+    "split_k": 1,
+    "group_m": 1,
+    "blocks_per_sm": 1,
+}
+BIG = SMALL | {
+    "thread_m": 8,
+    "thread_n": 8,
+    "warps_m": 4,
+    "warps_n": 2,
+    "block_k": 8,
+    "stages": 4,
+    "group_m": 8,
+    "blocks_per_sm": 2,
+}
 GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
 MASK = "place1 <= place0 ? x : -1.0f"
 H100 = target.hardware(target.parse("cuda -arch sm_90"))
 
 
 def problem(
-    m: int, n: int, k: int, *, batch: int = 1, layouts: str = "kk", out: str = "float32",
-    fused: bool = False, shared: bool = False, offset: int = 0,
-) -> GemmProblem:  # fmt: skip
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int = 1,
+    layouts: str = "kk",
+    out: str = "float32",
+    fused: bool = False,
+    shared: bool = False,
+    offset: int = 0,
+) -> GemmProblem:
     """A product of compact tensors in float32.
 
     Args:
@@ -51,11 +77,17 @@ def problem(
     )
     n_params = 3 + len(reads)
     return GemmProblem(
-        batch, m, n, k, operand(0, m, layouts[0]), operand(1, n, layouts[1], shared), "float32",
+        batch,
+        m,
+        n,
+        k,
+        operand(0, m, layouts[0]),
+        operand(1, n, layouts[1], shared),
+        "float32",
         Output(n_params - 1, out, (m * n, n, 1)),
         Epilogue(GELU, reads) if fused else Epilogue(),
         n_params,
-    )  # fmt: skip
+    )
 
 
 CASES = {
@@ -66,8 +98,16 @@ CASES = {
     ),
     "warps": (
         problem(128, 128, 64, layouts="kn", fused=True),
-        SMALL | {"thread_m": 8, "thread_n": 8, "lanes_m": 8, "warps_m": 2, "warps_n": 4,
-                 "block_k": 16, "stages": 3},
+        SMALL
+        | {
+            "thread_m": 8,
+            "thread_n": 8,
+            "lanes_m": 8,
+            "warps_m": 2,
+            "warps_n": 4,
+            "block_k": 16,
+            "stages": 3,
+        },
     ),
     "guards": (
         problem(37, 45, 71, batch=2, fused=True),
@@ -75,17 +115,20 @@ CASES = {
     ),
     "odd": (problem(19, 21, 35, layouts="mn"), SMALL | {"thread_n": 8, "stages": 3}),
     "eight_bytes": (
-        problem(38, 42, 50, layouts="mn", fused=True), SMALL | {"thread_m": 12, "block_k": 16}
+        problem(38, 42, 50, layouts="mn", fused=True),
+        SMALL | {"thread_m": 12, "block_k": 16},
     ),
     "one_row": (
         problem(1, 300, 90, layouts="kn", fused=True),
         SMALL | {"thread_m": 1, "lanes_m": 1, "warps_n": 2, "block_k": 32, "split_k": 2},
     ),
     "five_rows": (
-        problem(5, 70, 64), SMALL | {"thread_m": 2, "lanes_m": 2, "warps_m": 2, "block_k": 16}
+        problem(5, 70, 64),
+        SMALL | {"thread_m": 2, "lanes_m": 2, "warps_m": 2, "block_k": 16},
     ),
     "columns": (
-        problem(70, 9, 64, layouts="mk"), SMALL | {"lanes_m": 16, "thread_m": 8, "block_k": 16}
+        problem(70, 9, 64, layouts="mk"),
+        SMALL | {"lanes_m": 16, "thread_m": 8, "block_k": 16},
     ),
     "split": (
         problem(17, 33, 200, batch=2, fused=True),
@@ -102,7 +145,7 @@ CASES = {
         ),
         SMALL,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,10 +157,13 @@ def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
 def test_random_decisions_compute_random_problems(seed: int, tmp_path: pathlib.Path) -> None:
     rng = random.Random(seed)
     p = problem(
-        rng.choice((1, 3, 16, 40, 97)), rng.choice((3, 8, 50, 132)), rng.choice((7, 32, 100, 130)),
-        batch=rng.choice((1, 2)), layouts=rng.choice(("kk", "kn", "mk", "mn")),
+        rng.choice((1, 3, 16, 40, 97)),
+        rng.choice((3, 8, 50, 132)),
+        rng.choice((7, 32, 100, 130)),
+        batch=rng.choice((1, 2)),
+        layouts=rng.choice(("kk", "kn", "mk", "mn")),
         fused=rng.random() < 0.5,
-    )  # fmt: skip
+    )
     made = template.SimtGemm(p, H100, "sm_90")
     while True:
         values = {q.name: rng.choice(q.domain) for q in made.parameters}
@@ -206,11 +252,14 @@ def test_elements_that_a_warp_transposes_lie_in_different_banks() -> None:
         ("sm_86", problem(333, 1000, 999, layouts="mn", fused=True, batch=2), BIG),
         ("sm_89", problem(256, 256, 256), BIG | {"thread_n": 16, "blocks_per_sm": 1}),
         ("sm_90a", problem(128, 256, 2048, fused=True), BIG | {"block_k": 16, "split_k": 4}),
-        ("sm_90a", problem(1, 4096, 4096, layouts="kn"),
-         BIG | {"thread_m": 1, "lanes_m": 1, "warps_m": 1, "block_k": 16, "blocks_per_sm": 1}),
+        (
+            "sm_90a",
+            problem(1, 4096, 4096, layouts="kn"),
+            BIG | {"thread_m": 1, "lanes_m": 1, "warps_m": 1, "block_k": 16, "blocks_per_sm": 1},
+        ),
     ],
     ids=["plain", "guards", "wide", "split", "row"],
-)  # fmt: skip
+)
 def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
     hardware = target.hardware(target.parse(f"cuda -arch {arch.rstrip('a')}"))
     generated = template.SimtGemm(p, hardware, arch).generate(values)

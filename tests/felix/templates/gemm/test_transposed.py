@@ -32,10 +32,28 @@ from tests.support.templates import cubin, host_gpu, transposed_programs
 from tests.support.templates.transposed_programs import Dimension
 
 A100 = target.hardware(target.parse("cuda -arch sm_80"))
-SMALL = {"warp_m": 16, "warp_n": 16, "warps_m": 1, "warps_n": 1, "block_k": 32, "stages": 2,
-         "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
-BIG = {"warp_m": 64, "warp_n": 32, "warps_m": 2, "warps_n": 4, "block_k": 32, "stages": 4,
-       "split_k": 1, "group_m": 8, "blocks_per_sm": 1}  # fmt: skip
+SMALL = {
+    "warp_m": 16,
+    "warp_n": 16,
+    "warps_m": 1,
+    "warps_n": 1,
+    "block_k": 32,
+    "stages": 2,
+    "split_k": 1,
+    "group_m": 1,
+    "blocks_per_sm": 1,
+}
+BIG = {
+    "warp_m": 64,
+    "warp_n": 32,
+    "warps_m": 2,
+    "warps_n": 4,
+    "block_k": 32,
+    "stages": 4,
+    "split_k": 1,
+    "group_m": 8,
+    "blocks_per_sm": 1,
+}
 
 
 def _workload(*sizes: int, **options: Any) -> tvm.IRModule:
@@ -64,10 +82,12 @@ CASES: dict[str, tuple[tvm.IRModule, dict[str, int]]] = {
         SMALL | {"warps_m": 2, "split_k": 2},
     ),
     "first_1x1_data": (
-        _workload(2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"), SMALL,
+        _workload(2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"),
+        SMALL,
     ),
     "first_odd_result": (
-        _workload(1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"), SMALL | {"warp_n": 32},
+        _workload(1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"),
+        SMALL | {"warp_n": 32},
     ),
     "line": (_made([Dimension(9, 5, 3)], 8, 16, images=3), SMALL | {"warp_m": 32}),
     "volume": (_made([Dimension(3, 3)] * 3, 8, 16, epilogue=True), SMALL | {"warps_m": 2}),
@@ -81,21 +101,25 @@ CASES: dict[str, tuple[tvm.IRModule, dict[str, int]]] = {
     ),
     "dilated": (_made([Dimension(5, 3, 3, 2), Dimension(4, 3, 2, 3)], 8, 16), SMALL),
     "backwards": (
-        _made([Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False), SMALL,
+        _made([Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False),
+        SMALL,
     ),
     "flipped_weights": (_made([Dimension(9, 2, 1, before=0)], 8, 16), SMALL),
     "backwards_of_stride_1": (
-        _made([Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False), SMALL,
+        _made([Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False),
+        SMALL,
     ),
     "groups_of_as_many_columns_as_the_stride": (
-        _made([Dimension(4), Dimension(5, 3)], 16, 2, groups=2), SMALL,
+        _made([Dimension(4), Dimension(5, 3)], 16, 2, groups=2),
+        SMALL,
     ),
     "one_cell_of_larger_stride": (
-        _made([Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16), SMALL,
+        _made([Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16),
+        SMALL,
     ),
     "result_below_stride": (_made([Dimension(1, 3, 4, 1, 0)], 8, 16), SMALL),
     **{name: (made(), SMALL) for name, made in transposed_programs.TOPI.items()},
-}  # fmt: skip
+}
 
 
 def _problem(mod: tvm.IRModule) -> GemmProblem:
@@ -278,11 +302,19 @@ def _upsampled() -> tvm.IRModule:
     """A convolution of data that are repeated, with no zeros between."""
     x, w = te.placeholder((8, 4), "float16", "x"), te.placeholder((3, 4, 5), "float16", "w")
     zero = tirx.const(0.0, "float16")
-    cell = te.compute((18, 4), lambda i, c: tirx.if_then_else(
-        tirx.all(i >= 1, i < 17), x[tirx.floordiv(i - 1, 2), c], zero))  # fmt: skip
+    cell = te.compute(
+        (18, 4),
+        lambda i, c: tirx.if_then_else(
+            tirx.all(i >= 1, i < 17), x[tirx.floordiv(i - 1, 2), c], zero
+        ),
+    )
     r, c = te.reduce_axis((0, 3), "r"), te.reduce_axis((0, 4), "c")
-    y = te.compute((16, 5), lambda i, j: te.sum(
-        cell[i + r, c].astype("float32") * w[r, c, j].astype("float32"), [r, c]))  # fmt: skip
+    y = te.compute(
+        (16, 5),
+        lambda i, j: te.sum(
+            cell[i + r, c].astype("float32") * w[r, c, j].astype("float32"), [r, c]
+        ),
+    )
     return transposed_programs.module(x, w, y)
 
 
@@ -329,9 +361,14 @@ def test_layers_of_torch(layer: str, tmp_path: pathlib.Path) -> None:
         data, weights = weights, data
     rest = [tensors[read.param].reshape(-1) for read in p.epilogue.reads]
     expected = torch.nn.functional.conv_transpose2d(
-        data, weights, *(rest or [None]), module.stride, module.padding, module.output_padding,
+        data,
+        weights,
+        *(rest or [None]),
+        module.stride,
+        module.padding,
+        module.output_padding,
         module.groups,
-    )  # fmt: skip
+    )
     actual = arrays[p.output.param].astype(np.float32)
     assert reference.mismatch(actual, expected.detach().numpy(), 1e-2) is None
 

@@ -49,13 +49,25 @@ def test_vectors_are_of_another_axis_where_the_last_has_none() -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [workloads.gemm(128, 768, 768), workloads.gemm(8, 1024, 768, transpose_b=True),
-     workloads.gemm(100, 1000, 768, transpose_b=True), workloads.gemm(32, 32, 768),
-     workloads.conv2d(1, 16, 16, 64, 64, 1, layout="NCHW"), workloads.softmax((1024, 1024)),
-     workloads.conv2d(1, 56, 56, 96, 96, 3, groups=96, padding=1, layout="NCHW")],
-    ids=["short rows", "few rows", "no whole panels", "one panel", "whole rows of cells",
-         "no product", "depthwise"],
-)  # fmt: skip
+    [
+        workloads.gemm(128, 768, 768),
+        workloads.gemm(8, 1024, 768, transpose_b=True),
+        workloads.gemm(100, 1000, 768, transpose_b=True),
+        workloads.gemm(32, 32, 768),
+        workloads.conv2d(1, 16, 16, 64, 64, 1, layout="NCHW"),
+        workloads.softmax((1024, 1024)),
+        workloads.conv2d(1, 56, 56, 96, 96, 3, groups=96, padding=1, layout="NCHW"),
+    ],
+    ids=[
+        "short rows",
+        "few rows",
+        "no whole panels",
+        "one panel",
+        "whole rows of cells",
+        "no product",
+        "depthwise",
+    ],
+)
 def test_other_programs_have_no_packed_operand(task: Task) -> None:
     assert texts(task, CPU) == []
 
@@ -79,8 +91,9 @@ def test_a_packed_operand_stays_outside_of_the_product() -> None:
     assert not any(v.structural for s in sketches for v in s.variables)
     concrete = sketches[-1].concrete(legal_rows.draw(sketches[-1], 1, seed=1)[0])
     assert [loop.kind for loop in concrete.loops_of(concrete.block("B_reindex_reindex"))] == [
-        "parallel", "vectorized",
-    ]  # fmt: skip
+        "parallel",
+        "vectorized",
+    ]
 
 
 @pytest.mark.parametrize("name", PACKED)

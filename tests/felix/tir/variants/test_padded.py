@@ -14,8 +14,12 @@ def test_extents_are_padded_that_divide_badly() -> None:
         "padded_extents(loop0=16, loop1=64, loop2=64)"
     ]
     assert [padded_extents.multiple(extent) for extent in (100, 13, 344, 11008, 50257)] == [
-        1, 1, 32, 1, 64,
-    ]  # fmt: skip
+        1,
+        1,
+        32,
+        1,
+        64,
+    ]
     assert texts(workloads.gemm(197, 256, 256), CPU) == ["padded_extents(loop0=16)"]
 
 

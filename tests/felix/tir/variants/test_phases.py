@@ -104,10 +104,14 @@ def test_phases_multiply_no_zeros_between_cells() -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [workloads.conv2d(1, 8, 8, 4, 4, 3, stride=2), workloads.conv_transpose2d(
-        1, 8, 8, 4, 4, 3, stride=1), workloads.gemm(8, 8, 8), workloads.pool2d(1, 8, 8, 4)],
+    [
+        workloads.conv2d(1, 8, 8, 4, 4, 3, stride=2),
+        workloads.conv_transpose2d(1, 8, 8, 4, 4, 3, stride=1),
+        workloads.gemm(8, 8, 8),
+        workloads.pool2d(1, 8, 8, 4),
+    ],
     ids=["convolution", "stride 1", "product", "pooling"],
-)  # fmt: skip
+)
 def test_other_programs_have_no_phases(task: Task) -> None:
     assert phases.prefixes(task.mod, GPU) == []
 

@@ -32,11 +32,15 @@ def test_short_rows_are_grouped() -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [workloads.softmax((100, 128)), workloads.softmax((1536, 4096)),
-     workloads.softmax((1031, 128)), workloads.reduce((4096, 16), (1,)),
-     workloads.gemm(512, 512, 64)],
+    [
+        workloads.softmax((100, 128)),
+        workloads.softmax((1536, 4096)),
+        workloads.softmax((1031, 128)),
+        workloads.reduce((4096, 16), (1,)),
+        workloads.gemm(512, 512, 64),
+    ],
     ids=["few", "long", "a prime number", "too short for threads", "a product"],
-)  # fmt: skip
+)
 def test_other_rows_are_not_grouped(task: Task) -> None:
     assert "row_groups" not in texts(task, GPU)
 

@@ -28,10 +28,15 @@ def test_a_product_is_split_by_the_threads_there_are() -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [workloads.gemm(1024, 1024, 1024), workloads.gemm(8, 64, 1021), workloads.gemm(64, 48, 32),
-     workloads.softmax((64, 2**16)), workloads.elementwise((2**20,), ("relu",))],
+    [
+        workloads.gemm(1024, 1024, 1024),
+        workloads.gemm(8, 64, 1021),
+        workloads.gemm(64, 48, 32),
+        workloads.softmax((64, 2**16)),
+        workloads.elementwise((2**20,), ("relu",)),
+    ],
     ids=["parallel enough", "prime", "small", "three passes", "no sum"],
-)  # fmt: skip
+)
 def test_other_programs_are_not_split(task: Task) -> None:
     assert texts(task, GPU) == []
 
@@ -70,26 +75,38 @@ def test_threads_that_would_race_for_a_result_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "axes", "parts"),
-    [((3001, 517), (0,), 66), ((4096, 4096), (0,), 64), ((10**6, 3), (0,), 10000),
-     ((8, 1000, 640), (1,), 25), ((30, 40, 4096), (0, 1), 30)],
-)  # fmt: skip
+    [
+        ((3001, 517), (0,), 66),
+        ((4096, 4096), (0,), 64),
+        ((10**6, 3), (0,), 10000),
+        ((8, 1000, 640), (1,), 25),
+        ((30, 40, 4096), (0, 1), 30),
+    ],
+)
 def test_sums_along_columns_are_cut_to_balance_both_blocks(
     shape: Shape, axes: Shape, parts: int
 ) -> None:
     task = workloads.reduce(shape, axes)
     assert f"split_columns(parts={parts})" in texts(task, GPU)
-    assert all(prefix.variant.is_replaced for prefix in variants.of_program(task.mod, GPU)
-               if prefix.variant.name == "split_reduction")  # fmt: skip
+    assert all(
+        prefix.variant.is_replaced
+        for prefix in variants.of_program(task.mod, GPU)
+        if prefix.variant.name == "split_reduction"
+    )
     assert "split_columns" not in str(texts(task, CPU))
 
 
 @pytest.mark.parametrize(
     "task",
-    [workloads.gemm(1, 4096, 4096, transpose_b=True), workloads.gemm(5, 4096, 4096),
-     workloads.reduce((64, 131072), (1,)), workloads.reduce((48, 2**14)),
-     workloads.reduce((128, 2**14), (0,))],
+    [
+        workloads.gemm(1, 4096, 4096, transpose_b=True),
+        workloads.gemm(5, 4096, 4096),
+        workloads.reduce((64, 131072), (1,)),
+        workloads.reduce((48, 2**14)),
+        workloads.reduce((128, 2**14), (0,)),
+    ],
     ids=["rows of weights", "weights that are reused", "rows", "everything", "few terms"],
-)  # fmt: skip
+)
 def test_other_reductions_do_not_go_along_columns(task: Task) -> None:
     assert "split_columns" not in str(texts(task, GPU))
 

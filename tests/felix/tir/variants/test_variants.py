@@ -54,7 +54,7 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["few rows", "window first", "rows", "columns", "middle", "one row", "primes", "windows"],
-)  # fmt: skip
+)
 def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
     """The first sketch of a variant, and one with a software pipeline."""
     task = (SPLIT | PADDED)[name](target=CUDA)
@@ -93,9 +93,11 @@ def test_a_variant_that_tvm_cannot_make_is_left_out(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("module", "name", "lost"),
-    [(variants, "of_program", "variants left out"),
-     (registry, "templates_of", "no generated kernel")],
-)  # fmt: skip
+    [
+        (variants, "of_program", "variants left out"),
+        (registry, "templates_of", "no generated kernel"),
+    ],
+)
 def test_a_defect_costs_variants_or_templates_alone(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, lost: str
 ) -> None:

@@ -25,8 +25,9 @@ def program(task: Task, prefix: variants.Prefix) -> tvm.IRModule:
 def result_of(task: Task, mod: tvm.IRModule) -> reference.Array:
     """What the program computes of fixed inputs."""
     arguments = task_program.arguments(task.mod)
-    tensors = [tvm.runtime.tensor(array)
-               for array in reference.inputs(arguments, 0, positive=False)]  # fmt: skip
+    tensors = [
+        tvm.runtime.tensor(array) for array in reference.inputs(arguments, 0, positive=False)
+    ]
     tvm.tirx.build(mod, "llvm")(*tensors)
     pairs = zip(tensors, arguments, strict=True)
     (result,) = (tensor.numpy() for tensor, argument in pairs if argument.is_output)

@@ -34,9 +34,14 @@ def test_every_route_with_every_scope(service: Service) -> None:
     wrong: list[tuple[str, str, str | None, int]] = []
     for (method, template), scope in routes.NEEDS.items():
         path = template.format(
-            job_id=job.id, number=1, name="job.zip", key_id=99, webhook_id=99, delivery_id=99,
+            job_id=job.id,
+            number=1,
+            name="job.zip",
+            key_id=99,
+            webhook_id=99,
+            delivery_id=99,
             batch_id=99,
-        )  # fmt: skip
+        )
         for presented in (None, "read", "submit", "worker", "admin"):
             headers = {}
             if presented is not None:

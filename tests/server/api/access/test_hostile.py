@@ -80,11 +80,18 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
 
     headers = {**clean.auth("submit"), "Content-Type": "multipart/form-data; boundary=x"}
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/jobs/upload", "query_string": b"",
-        "raw_path": b"/v1/jobs/upload", "http_version": "1.1", "scheme": "http", "root_path": "",
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/jobs/upload",
+        "query_string": b"",
+        "raw_path": b"/v1/jobs/upload",
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
         "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
-        "client": ("127.0.0.1", 1), "server": ("testserver", 80),
-    }  # fmt: skip
+        "client": ("127.0.0.1", 1),
+        "server": ("testserver", 80),
+    }
     assert clean.client.portal is not None
     clean.client.portal.call(clean.client.app, scope, receive, send)
     assert sent[0]["status"] == 413 and json.loads(sent[1]["body"])["status"] == 413
@@ -142,11 +149,17 @@ def test_truncated_models_are_refused(clean: Service) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"{", b"[]", b"\xff\xfe", b"null", b'{"func": {}, "target": 1}', b'{"root_index": 1}',
-        b"[" * 100_000, b'{"root_index":2,"nodes":[{"type":"None"},{"type":"tirx.PrimFunc"}]}',
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"null",
+        b'{"func": {}, "target": 1}',
+        b'{"root_index": 1}',
+        b"[" * 100_000,
+        b'{"root_index":2,"nodes":[{"type":"None"},{"type":"tirx.PrimFunc"}]}',
     ],
     ids=["cut", "list", "bytes", "null", "wrong", "bare", "deep", "function"],
-)  # fmt: skip
+)
 def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
     _is_problem(_upload(clean, "t.json", content, '{"kind": "tir"}'), 422)
     try:
@@ -161,7 +174,11 @@ def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b'{"workload": null}', b'{"workload": {"kind": "shell"}}',
+        b"",
+        b"{",
+        b"[]",
+        b'{"workload": null}',
+        b'{"workload": {"kind": "shell"}}',
         b'{"workload": {"kind": "operator", "name": "gemm", "params": {"m": NaN}}}',
         b'{"workload": {"kind": "operator", "name": "gemm", "params": {"m": "\\ud800"}}}',
         b'{"workload": {"kind": "operator", "name": "g\\u0000", "params": {}}}',
@@ -169,7 +186,7 @@ def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
         b'{"workload": {"kind": "operator", "name": "gemm", "params": {"m": -1}}}',
         b'{"workload": {"kind": "operator", "name": "gemm", "params": {"a": 1e999}}}',
     ],
-)  # fmt: skip
+)
 def test_malformed_bodies_are_refused(clean: Service, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     _is_problem(clean.client.post("/v1/jobs", content=body, headers=headers), 422)
@@ -179,11 +196,20 @@ def test_malformed_bodies_are_refused(clean: Service, body: bytes) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"trials": 0}, {"trials": 2**40}, {"seconds": -1}, {"seed": -1}, {"priority": 10**9},
-        {"tags": ["x"] * 33}, {"tags": [" "]}, {"target": "toaster"}, {"strategy": "luck"},
-        {"name": "a\nb"}, {"options": {"round_size": 0}}, {"unknown": 1},
+        {"trials": 0},
+        {"trials": 2**40},
+        {"seconds": -1},
+        {"seed": -1},
+        {"priority": 10**9},
+        {"tags": ["x"] * 33},
+        {"tags": [" "]},
+        {"target": "toaster"},
+        {"strategy": "luck"},
+        {"name": "a\nb"},
+        {"options": {"round_size": 0}},
+        {"unknown": 1},
     ],
-)  # fmt: skip
+)
 def test_settings_out_of_range_are_refused(clean: Service, changes: dict[str, Any]) -> None:
     _is_problem(clean.client.post("/v1/jobs", json=GEMM | changes), 422)
 
@@ -211,9 +237,14 @@ def test_artifact_names_reach_no_file(clean: Service, name: str) -> None:
 
 
 def test_numbers_beyond_the_database_are_refused(clean: Service) -> None:
-    for path in ("/v1/jobs/99999999999999999999", "/v1/jobs/0", "/v1/jobs/-1",
-                 "/v1/jobs?after=4294967296", "/v1/jobs?limit=100000",
-                 "/v1/jobs/1/events?after_seq=-1"):  # fmt: skip
+    for path in (
+        "/v1/jobs/99999999999999999999",
+        "/v1/jobs/0",
+        "/v1/jobs/-1",
+        "/v1/jobs?after=4294967296",
+        "/v1/jobs?limit=100000",
+        "/v1/jobs/1/events?after_seq=-1",
+    ):
         _is_problem(clean.client.get(path), 422)
 
 

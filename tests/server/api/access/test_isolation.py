@@ -118,9 +118,12 @@ def two(service: Service) -> Iterator[Two]:
     our_job = api_rows.queued(db, b.key.id, name="our job")
     number_from(db, "jobs", FIRST_ID)
     marked = {
-        "name": f"{MARK} job", "op": f"{MARK}op", "tags": (f"{MARK}tag",), "note": MARK,
+        "name": f"{MARK} job",
+        "op": f"{MARK}op",
+        "tags": (f"{MARK}tag",),
+        "note": MARK,
         "workload": {"params": {MARK: 1}},
-    }  # fmt: skip
+    }
     finished = api_rows.finished(db, service.blobs, a.key.id, **marked)
     running = api_rows.running(db, a.key.id, **marked)
     queued = api_rows.queued(db, a.key.id, **marked)
@@ -134,8 +137,20 @@ def two(service: Service) -> Iterator[Two]:
         delivery = webhooks.deliveries(tx, hook.webhook.id)[0]
     settings = service.settings.model_copy(update={"cache_ttl_s": 60.0})
     with testclient.TestClient(app.create_app(settings), raise_server_exceptions=False) as client:
-        yield Two(service, client, bearer(a), bearer(b), finished, running.job, queued,
-                  hook.webhook, delivery, batch, a.key, our_job)  # fmt: skip
+        yield Two(
+            service,
+            client,
+            bearer(a),
+            bearer(b),
+            finished,
+            running.job,
+            queued,
+            hook.webhook,
+            delivery,
+            batch,
+            a.key,
+            our_job,
+        )
 
 
 def addresses(two: Two, template: str, job_id: int, other_id: int) -> str:
@@ -181,9 +196,14 @@ def test_every_route_with_the_numbers_of_the_other_project(two: Two) -> None:
         if (method, template) == LAST or template.endswith("/stream"):
             continue
         address = template.format(
-            job_id=two.finished.id, number=1, name="job.zip", key_id=1, webhook_id=two.webhook.id,
-            delivery_id=two.delivery.id, batch_id=two.batch.id,
-        )  # fmt: skip
+            job_id=two.finished.id,
+            number=1,
+            name="job.zip",
+            key_id=1,
+            webhook_id=two.webhook.id,
+            delivery_id=two.delivery.id,
+            batch_id=two.batch.id,
+        )
         if method == "get":
             mine = two.client.get(f"{address}?job={two.finished.id}", headers=two.theirs)
             n_owned += mine.status_code == 200
@@ -225,8 +245,13 @@ def test_what_a_key_lists_counts_and_follows(two: Two) -> None:
 
 
 def check_owner(two: Two) -> None:
-    for address in ("/v1/jobs", "/v1/jobs.csv", f"/v1/jobs/{FIRST_ID}", "/v1/projects",
-                    "/v1/webhooks"):  # fmt: skip
+    for address in (
+        "/v1/jobs",
+        "/v1/jobs.csv",
+        f"/v1/jobs/{FIRST_ID}",
+        "/v1/projects",
+        "/v1/webhooks",
+    ):
         assert MARK in two.client.get(address, headers=two.theirs).text, address
     workers = two.client.get("/v1/workers", headers=two.theirs).text
     assert f'"job_id":{two.running.id}' in workers
@@ -272,8 +297,20 @@ def test_pages_of_the_dashboard(two: Two) -> None:
     text = two.ours["Authorization"].removeprefix("Bearer ")
     assert client.post("/dashboard/login", data={"key": text}).status_code == 303
     token = client.get("/v1/me").json()["csrf_token"]
-    modules = (access, batches_page, changes, compare, devices, job_pages, jobs_page, points,
-               projects_page, submit, templates_page, webhooks_page)  # fmt: skip
+    modules = (
+        access,
+        batches_page,
+        changes,
+        compare,
+        devices,
+        job_pages,
+        jobs_page,
+        points,
+        projects_page,
+        submit,
+        templates_page,
+        webhooks_page,
+    )
     templates = {
         (method.lower(), route.path)
         for module in modules
@@ -326,8 +363,16 @@ def test_a_foreign_job_takes_the_same_queries_as_none(two: Two) -> None:
         if is_of_request.get():
             statements[statement] += 1
 
-    tails = ("", "/curve", "/network/curve", "/tasks", "/events", "/trials", "/log",
-             "/artifacts/job.zip")  # fmt: skip
+    tails = (
+        "",
+        "/curve",
+        "/network/curve",
+        "/tasks",
+        "/events",
+        "/trials",
+        "/log",
+        "/artifacts/job.zip",
+    )
     for tail in tails:
         two.client.get(f"/v1/jobs/{FIRST_ID}{tail}", headers=two.theirs)
     two.client.get("/v1/me", headers=two.ours)
@@ -443,7 +488,14 @@ def test_who_may_see_all_projects() -> None:
         if "unrestricted_db" in path.read_text() or "UNRESTRICTED" in path.read_text()
     }
     assert users == {
-        "app.py", "job_actions.py", "api/health.py", "web/auth.py", "web/dependencies.py",
-        "database/visibility.py", "store/control.py", "store/across_jobs/retention.py",
-        "store/across_jobs/queue.py", "submission.py",
-    }  # fmt: skip
+        "app.py",
+        "job_actions.py",
+        "api/health.py",
+        "web/auth.py",
+        "web/dependencies.py",
+        "database/visibility.py",
+        "store/control.py",
+        "store/across_jobs/retention.py",
+        "store/across_jobs/queue.py",
+        "submission.py",
+    }

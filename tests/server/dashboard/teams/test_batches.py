@@ -13,8 +13,12 @@ from server.store.across_jobs import batches
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 
-PROBLEM = {"title": "Invalid request", "status": 422, "detail": "not <valid>",
-           "errors": [{"where": "#/trials", "message": "too few"}]}  # fmt: skip
+PROBLEM = {
+    "title": "Invalid request",
+    "status": 422,
+    "detail": "not <valid>",
+    "errors": [{"where": "#/trials", "message": "too few"}],
+}
 
 
 def batch_of(pages: Pages, *job_ids: int, scope: str = "submit", n_refused: int = 0) -> int:

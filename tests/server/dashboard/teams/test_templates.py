@@ -42,19 +42,28 @@ def stored(pages: Pages) -> dict[str, dict[str, object]]:
 def test_a_job_becomes_a_template_and_the_template_a_job(pages: Pages) -> None:
     assert "No templates yet" in pages.get("/dashboard/templates")
     job = api_rows.queued(
-        pages.service.db, name="mine", workload={"params": PARAMS}, trials=12, seed=3,
-        tags=("a", "b"), options={"round_size": 4}, target="llvm -num-cores 2",
-    )  # fmt: skip
+        pages.service.db,
+        name="mine",
+        workload={"params": PARAMS},
+        trials=12,
+        seed=3,
+        tags=("a", "b"),
+        options={"round_size": 4},
+        target="llvm -num-cores 2",
+    )
     assert "Save as a template" in pages.get(f"/dashboard/jobs/{job.id}")
     saved = send(pages, "/dashboard/templates", 303, job=str(job.id), name="nightly")
     assert saved == "/dashboard/templates"
     assert stored(pages) == {
         "nightly": {
             "workload": {"kind": "operator", "name": "gemm", "params": PARAMS},
-            "target": "llvm -num-cores 2", "trials": 12, "seed": 3, "tags": ["a", "b"],
+            "target": "llvm -num-cores 2",
+            "trials": 12,
+            "seed": 3,
+            "tags": ["a", "b"],
             "options": {"round_size": 4},
         }
-    }  # fmt: skip
+    }
     page = pages.get("/dashboard/templates")
     assert "nightly gemm m 16 n 16 k 16" in words(page)
     assert 'href="/dashboard/submit?template=nightly"' in page

@@ -20,10 +20,13 @@ def test_the_jobs_of_another_key_are_ahead_one_by_one(db: database.Database) -> 
 
     def position(key_id: int, job: Any = None) -> int:
         work = queue.Work(
-            target_key=mine[0].target_key, trials=8, seconds=None, key_id=key_id,
+            target_key=mine[0].target_key,
+            trials=8,
+            seconds=None,
+            key_id=key_id,
             job_id=None if job is None else job.id,
             priority=0 if job is None else job.priority,
-        )  # fmt: skip
+        )
         with db.read() as tx:
             return queue.estimate(tx, work, 30.0).position
 

@@ -38,11 +38,16 @@ def tasks(*programs: str) -> tuple[jobs.NewTask, ...]:
     """Those of names like "f:a" are of the family f."""
     return tuple(
         jobs.NewTask(
-            name=p, weight=1.0, flops=1e6, min_bytes=1e3, program=p, program_key=p,
+            name=p,
+            weight=1.0,
+            flops=1e6,
+            min_bytes=1e3,
+            program=p,
+            program_key=p,
             family=p.partition(":")[0] if ":" in p else None,
         )
         for p in programs
-    )  # fmt: skip
+    )
 
 
 def record(number: int) -> str:
@@ -93,10 +98,16 @@ def _bundle(tx: Any, claim: leases.Claim, job_id: int) -> None:
         path.write_bytes(service_fakes.bundle(job_id))
         stored = STORE.put(path)
     artifacts.add(
-        tx, claim.fence,
-        artifacts.NewArtifact(name="a.zip", kind="bundle", media_type="application/zip",
-                              sha256=stored.sha256, size_bytes=stored.size_bytes),
-    )  # fmt: skip
+        tx,
+        claim.fence,
+        artifacts.NewArtifact(
+            name="a.zip",
+            kind="bundle",
+            media_type="application/zip",
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+        ),
+    )
     artifacts.store_code(tx, claim.fence, 0, "schedule", "source")
 
 
@@ -117,9 +128,15 @@ def submit(
         job = jobs.create(tx, new, key_id).job
         reuse.apply(
             tx,
-            reuse.Request(job_id=job.id, new=new, versions=versions or VERSIONS,
-                          device_keys=alive, project=project, store=STORE),
-        )  # fmt: skip
+            reuse.Request(
+                job_id=job.id,
+                new=new,
+                versions=versions or VERSIONS,
+                device_keys=alive,
+                project=project,
+                store=STORE,
+            ),
+        )
     return service_fakes.get(db, job.id)
 
 
@@ -172,8 +189,15 @@ def test_the_bundle_of_an_answered_job_is_its_own(db: database.Database) -> None
     about = manifests[1].pop("job")
     assert manifests[0].pop("job")["id"] == first.id and manifests[0] == manifests[1]
     assert about["created"] == job.created_at.isoformat()
-    expected = {"id": job.id, "name": "the second", "reused_from": first.id, "reason": "reused",
-                "trials": 4, "operator": "gemm", "latency_us": first.best_us}  # fmt: skip
+    expected = {
+        "id": job.id,
+        "name": "the second",
+        "reused_from": first.id,
+        "reason": "reused",
+        "trials": 4,
+        "operator": "gemm",
+        "latency_us": first.best_us,
+    }
     assert {name: about[name] for name in expected} == expected
 
 
@@ -224,10 +248,15 @@ def _stored(content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"target": "llvm -num-cores 2"}, {"strategy": "random"}, {"seed": 1},
-     {"target_key": "cuda", "target": "cuda"}, {"versions": {**VERSIONS, "apache-tvm": "9"}},
-     {"versions": {**VERSIONS, "felix": "9"}}],
-)  # fmt: skip
+    [
+        {"target": "llvm -num-cores 2"},
+        {"strategy": "random"},
+        {"seed": 1},
+        {"target_key": "cuda", "target": "cuda"},
+        {"versions": {**VERSIONS, "apache-tvm": "9"}},
+        {"versions": {**VERSIONS, "felix": "9"}},
+    ],
+)
 def test_another_request_is_not_answered(db: database.Database, changes: dict[str, Any]) -> None:
     measured(db, "a")
     job = submit(db, "a", **changes)

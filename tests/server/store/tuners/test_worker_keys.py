@@ -65,11 +65,16 @@ def test_a_key_that_ends_lets_nothing_measure(db: database.Database) -> None:
 def test_nodes_are_judged_together(db: database.Database) -> None:
     key = made(db, can_worker=True, device_kinds=["h1"])
     digest = worker_key.digest(key.text)
-    nodes = [worker_keys.Node("a", ["h1"], digest), worker_keys.Node("b", ["h1"], ""),
-             worker_keys.Node("c", [], digest)]  # fmt: skip
+    nodes = [
+        worker_keys.Node("a", ["h1"], digest),
+        worker_keys.Node("b", ["h1"], ""),
+        worker_keys.Node("c", [], digest),
+    ]
     with db.read() as tx:
         said = worker_keys.judge(tx, nodes)
         assert worker_keys.judge(tx, []) == []
     assert [(each.name, each.key_id, each.refusal is None) for each in said] == [
-        ("a", key.key.id, True), ("b", None, False), ("c", key.key.id, True),
-    ]  # fmt: skip
+        ("a", key.key.id, True),
+        ("b", None, False),
+        ("c", key.key.id, True),
+    ]

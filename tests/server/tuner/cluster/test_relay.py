@@ -42,8 +42,9 @@ class Cluster(nodes.Cluster):
 
     def statuses(self, names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
         cut = {name for name, link in self.links.items() if link.cut.is_set()}
-        return {name: messages.read(self.nodes[name].status())
-                for name in names if name not in cut}  # fmt: skip
+        return {
+            name: messages.read(self.nodes[name].status()) for name in names if name not in cut
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +74,11 @@ def joined(served: relay.Relay, *, of_tuner: bool = False) -> Connection:
     """A pipe to the link, as an engine has one, or the tuner."""
     ours, theirs = socket.socketpair()
     threading.Thread(
-        target=served.serve, args=(Connection(theirs.detach()),), kwargs={"of_tuner": of_tuner},
+        target=served.serve,
+        args=(Connection(theirs.detach()),),
+        kwargs={"of_tuner": of_tuner},
         daemon=True,
-    ).start()  # fmt: skip
+    ).start()
     return Connection(ours.detach())
 
 
@@ -147,10 +150,14 @@ def test_without_builders_no_device_is_of_use(cluster: Cluster) -> None:
 def test_an_engine_may_call_what_is_listed_only(served: relay.Relay) -> None:
     link = calls.Calls(joined(served))
     for verb, arguments in [
-        ("call", ["first", "close", "now"]), ("call", ["first", "__init__", ""]),
-        ("call", ["first", "run", 5]), ("stop", []), ("members", ["all"]),
-        ("nodes", []), ("admit", [{"first": None}]),
-    ]:  # fmt: skip
+        ("call", ["first", "close", "now"]),
+        ("call", ["first", "__init__", ""]),
+        ("call", ["first", "run", 5]),
+        ("stop", []),
+        ("members", ["all"]),
+        ("nodes", []),
+        ("admit", [{"first": None}]),
+    ]:
         with pytest.raises(errors.MeasureError, match="no verb"):
             link.ask(verb, *arguments)
     with pytest.raises(errors.MeasureError):
@@ -206,8 +213,9 @@ def test_nodes_are_not_there_until_they_are_judged(keyed: relay.Relay) -> None:
         engine.ask("call", "builds", "build", "{}")
     stated, _ = tuner.ask("nodes")
     assert {each["name"]: (len(each["kinds"]), each["key"]) for each in stated} == {
-        "builds": (0, ""), "first": (1, ""),
-    }  # fmt: skip
+        "builds": (0, ""),
+        "first": (1, ""),
+    }
     with pytest.raises(errors.MeasureError, match="no verb 'admit'"):
         engine.ask("admit", {"builds": None, "first": None})
     tuner.ask("admit", {"builds": None, "first": "needs a key"})
@@ -215,8 +223,9 @@ def test_nodes_are_not_there_until_they_are_judged(keyed: relay.Relay) -> None:
     assert device["fault"] == "needs a key"
     members, _ = engine.ask("members")
     assert {each["name"]: each["unfit"] for each in members} == {
-        "builds": None, "first": "needs a key",
-    }  # fmt: skip
+        "builds": None,
+        "first": "needs a key",
+    }
     with pytest.raises(calls.Gone, match="the node needs a key"):
         engine.ask("call", "first", "prepare", "{}")
     tuner.ask("admit", {"builds": "needs a key", "first": None})

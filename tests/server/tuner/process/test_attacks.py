@@ -46,9 +46,12 @@ def chain(depth: int) -> Task:
 
 def submit(db: database.Database, task: Task, trials: int = 4) -> int:
     new = jobs.NewTask(
-        name=task.name, weight=1.0, flops=float(task.flops), min_bytes=float(task.min_bytes),
+        name=task.name,
+        weight=1.0,
+        flops=float(task.flops),
+        min_bytes=float(task.min_bytes),
         program=task.to_json(),
-    )  # fmt: skip
+    )
     return service_fakes.create(db, tasks=(new,), trials=trials, strategy="random").id
 
 

@@ -70,9 +70,12 @@ def outcomes(
 
 
 def test_an_engine_that_is_taken_over_gets_nothing(
-    db: database.Database, tmp_path: pathlib.Path, home: pathlib.Path, bystander: int,
+    db: database.Database,
+    tmp_path: pathlib.Path,
+    home: pathlib.Path,
+    bystander: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for name in ("FELIX_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "SOME_TOKEN"):
         monkeypatch.setenv(name, besieged.SECRET)
     monkeypatch.setenv("HOME", str(home))
@@ -128,9 +131,11 @@ def test_beside_a_gpu_whose_driver_works_confined_engines_are(
 
 
 def test_a_driver_that_needs_more_is_served_unconfined_and_that_is_said(
-    gpu: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    gpu: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv(engine_fakes.GPU_VARIABLE, str(gpu.rename(tmp_path / "nvidia0")))
     with beside_a_gpu(policy.ConfineGpu.AUTO) as engine:
         (device,) = engine.devices()

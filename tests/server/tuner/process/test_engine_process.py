@@ -27,9 +27,16 @@ from tests.support import engine_fakes, service_fakes
 State = states.State
 
 FAST = settings.Settings(
-    lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3, stop_s=0.5,
-    task_open_s=1.0, step_s=2.0, engine_bytes=400 << 20,
-)  # fmt: skip
+    lease_s=20.0,
+    beat_s=0.02,
+    poll_s=0.02,
+    reap_s=0.05,
+    max_attempts=3,
+    stop_s=0.5,
+    task_open_s=1.0,
+    step_s=2.0,
+    engine_bytes=400 << 20,
+)
 
 
 @pytest.fixture
@@ -134,9 +141,11 @@ def test_what_an_engine_says_of_its_devices_is_reported(
 
 
 def test_a_deaf_job_is_cancelled_and_the_next_one_runs(
-    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess,
+    db: database.Database,
+    working: tuner.Tuner,
+    engine: engine_process.EngineProcess,
     patient: limits.Limits,
-) -> None:  # fmt: skip
+) -> None:
     job_id, other_id = submit(db, "deaf"), submit(db)
     with at_work(working):
         wait_for_trials(db, job_id, 4)
@@ -155,9 +164,12 @@ def test_a_deaf_job_is_cancelled_and_the_next_one_runs(
 
 @pytest.mark.parametrize(("order", "state"), [(control.pause, State.PAUSED), (None, State.QUEUED)])
 def test_a_deaf_job_is_put_down(
-    db: database.Database, working: tuner.Tuner, patient: limits.Limits,
-    order: Callable[..., object] | None, state: State,
-) -> None:  # fmt: skip
+    db: database.Database,
+    working: tuner.Tuner,
+    patient: limits.Limits,
+    order: Callable[..., object] | None,
+    state: State,
+) -> None:
     job_id = submit(db, "deaf")
     with at_work(working):
         wait_for_trials(db, job_id, 4)
@@ -192,9 +204,13 @@ def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) 
 
 @pytest.mark.parametrize(("act", "trials"), [("deaf", 8), ("", 400)])
 def test_a_job_yields_to_a_new_one(
-    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch,
-    patient: limits.Limits, act: str, trials: int,
-) -> None:  # fmt: skip
+    db: database.Database,
+    working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+    patient: limits.Limits,
+    act: str,
+    trials: int,
+) -> None:
     monkeypatch.setattr(limits, "ROUND_S", 0.5)
     working._settings = FAST.model_copy(update={"slice_s": 0.2})
     long_id = submit_as(db, "long", act, trials)
@@ -212,9 +228,11 @@ def test_a_job_yields_to_a_new_one(
 
 
 def test_an_artifact_is_dropped_when_its_job_is_cancelled(
-    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess,
+    db: database.Database,
+    working: tuner.Tuner,
+    engine: engine_process.EngineProcess,
     patient: limits.Limits,
-) -> None:  # fmt: skip
+) -> None:
     job_id = submit(db, "deaf export")
     with at_work(working):
         wait_until(lambda: (engine._child.folder / engine_fakes.BEGUN).exists())
@@ -335,9 +353,11 @@ def test_a_killed_fork_server_is_replaced(db: database.Database, working: tuner.
 
 
 def test_what_an_engine_has_started_ends_with_it(
-    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess,
+    db: database.Database,
+    working: tuner.Tuner,
+    engine: engine_process.EngineProcess,
     patient: limits.Limits,
-) -> None:  # fmt: skip
+) -> None:
     """Also what has left its group, and holds its pipe."""
     job_id = submit(db, "leave a process")
     with at_work(working):

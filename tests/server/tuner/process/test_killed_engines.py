@@ -37,13 +37,20 @@ def submit(db: database.Database) -> int:
     """Queue a job that both engines can work on."""
     task = workloads.gemm(64, 64, 64, target="llvm -num-cores 2")
     new = jobs.NewTask(
-        name=task.name, weight=1.0, flops=float(task.flops), min_bytes=float(task.min_bytes),
+        name=task.name,
+        weight=1.0,
+        flops=float(task.flops),
+        min_bytes=float(task.min_bytes),
         program=task.to_json(),
-    )  # fmt: skip
+    )
     return service_fakes.create(
-        db, target="llvm -num-cores 2", tasks=(new,), trials=N_TRIALS, strategy="random",
+        db,
+        target="llvm -num-cores 2",
+        tasks=(new,),
+        trials=N_TRIALS,
+        strategy="random",
         options={"round_size": 8},
-    ).id  # fmt: skip
+    ).id
 
 
 @pytest.mark.slow

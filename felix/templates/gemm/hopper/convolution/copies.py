@@ -114,14 +114,21 @@ def _copies(name: str, mode: str, parameters: str, places: list[str], moves: lis
         else "",
     }
     single = _COPY.format(
-        name=name, parameters=parameters, suffix="", mask="",
-        operands="".join(f", {number}" for number in numbers), **fields,
-    )  # fmt: skip
+        name=name,
+        parameters=parameters,
+        suffix="",
+        mask="",
+        operands="".join(f", {number}" for number in numbers),
+        **fields,
+    )
     to_all = _COPY.format(
-        name=f"{name}_to_all", parameters=parameters + ", u16 blocks",
-        suffix=".multicast::cluster", mask=f", %{after}",
-        operands="".join(f", {number}" for number in [*numbers, '"h"(blocks)']), **fields,
-    )  # fmt: skip
+        name=f"{name}_to_all",
+        parameters=parameters + ", u16 blocks",
+        suffix=".multicast::cluster",
+        mask=f", %{after}",
+        operands="".join(f", {number}" for number in [*numbers, '"h"(blocks)']),
+        **fields,
+    )
     return single + to_all
 
 

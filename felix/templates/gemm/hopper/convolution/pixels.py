@@ -107,10 +107,20 @@ class Pixels:
         if not is_even:
             return None
         return layout.Matrix(
-            self.tensor, self.dtype, batches.count, gather.channels, gather.images * pixels, step,
-            batches.stride, True, gather.channel_stride, batches.inner, batches.outer_stride,
-            self.offset, split,
-        )  # fmt: skip
+            self.tensor,
+            self.dtype,
+            batches.count,
+            gather.channels,
+            gather.images * pixels,
+            step,
+            batches.stride,
+            True,
+            gather.channel_stride,
+            batches.inner,
+            batches.outer_stride,
+            self.offset,
+            split,
+        )
 
     def of_copy(self, copy: layout.Matrix) -> Pixels:
         """The pixels in the packed copy of `packable`."""

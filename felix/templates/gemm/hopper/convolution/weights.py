@@ -79,18 +79,35 @@ class Weights:
         elif copy.outer == self.lines * taps:
             strides = (taps * row, row, 1)
         return Weights(
-            copy.tensor, self.dtype, self.lines, self.blocks, strides,
-            self.batches.of_copy(copy), self.is_k_major, 0,
-        )  # fmt: skip
+            copy.tensor,
+            self.dtype,
+            self.lines,
+            self.blocks,
+            strides,
+            self.batches.of_copy(copy),
+            self.is_k_major,
+            0,
+        )
 
     def _matrix(
         self, inner: int, outer: int, stride: int, step: int, split: tuple[int, int] | None = None
     ) -> layout.Matrix:
         batches = self.batches
         return layout.Matrix(
-            self.tensor, self.dtype, batches.count, inner, outer, stride, batches.stride,
-            self.is_k_major, step, batches.inner, batches.outer_stride, self.offset, split,
-        )  # fmt: skip
+            self.tensor,
+            self.dtype,
+            batches.count,
+            inner,
+            outer,
+            stride,
+            batches.stride,
+            self.is_k_major,
+            step,
+            batches.inner,
+            batches.outer_stride,
+            self.offset,
+            split,
+        )
 
     @property
     def _dimensions(self) -> list[tuple[int, int]]:

@@ -103,7 +103,7 @@ _REFUSED: dict[str, tuple[GemmProblem, str]] = {
         _with_window(conv_problems.problem([_SAME] * 2, 3, 16), element_stride=14 * 3 + 1),
         "not evenly spaced",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", _REFUSED)
@@ -140,10 +140,15 @@ def test_what_suits_has_maps_that_a_driver_takes(seed: int) -> None:
     count = rng.randint(1, 3)
     most = (600, 300, 34)[count - 1]
     dimensions = [
-        Dimension(rng.randint(most // 2, most), rng.randint(1, most // 3), rng.randint(1, 9),
-                  rng.choice((1, 1, 3)), rng.randint(0, most // 2))
+        Dimension(
+            rng.randint(most // 2, most),
+            rng.randint(1, most // 3),
+            rng.randint(1, 9),
+            rng.choice((1, 1, 3)),
+            rng.randint(0, most // 2),
+        )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
     if any(d.outputs < 1 for d in dimensions):
         return
     problem = conv_problems.problem(dimensions, 64, 64, images=rng.choice((1, 2)))
@@ -234,10 +239,21 @@ def test_unaligned_channels_have_a_kernel_that_packs_both_operands() -> None:
 # ---------------------------------------------------------------- programs
 
 _PLAIN: dict[str, int] = dict(
-    block_m=128, block_n=64, block_k=64, stages=4, consumers=2, tiles_at_once=1,
-    blocks_per_sm=1, cluster_m=1, cluster_n=1, cluster_k=1, split_k=1, group_m=1,
-    persistent=1, tma_store=1,
-)  # fmt: skip
+    block_m=128,
+    block_n=64,
+    block_k=64,
+    stages=4,
+    consumers=2,
+    tiles_at_once=1,
+    blocks_per_sm=1,
+    cluster_m=1,
+    cluster_n=1,
+    cluster_k=1,
+    split_k=1,
+    group_m=1,
+    persistent=1,
+    tma_store=1,
+)
 #: Convolutions and decisions that between them have every part of the generator.
 _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int], bool]] = {
     "one dimension": (dict(dimensions=[Dimension(500, 3, 2, 1, 1)]), {}, False),

@@ -44,11 +44,7 @@ def test_every_element_is_computed_once(seed: int) -> None:
     walked = hopper_walk.walk(problem, decisions, template.design(decisions).grid.clusters)
     parts = decisions["split_k"] * decisions["cluster_k"]
     assert set(walked.computed.values()) == {1}
-    covered = {
-        place
-        for place in walked.computed
-        if place[2] < problem.m and place[3] < problem.n
-    }  # fmt: skip
+    covered = {place for place in walked.computed if place[2] < problem.m and place[3] < problem.n}
     tiles = -(-problem.m // decisions["block_m"]) * -(-problem.n // decisions["block_n"])
     assert len(covered) == parts * problem.batch * tiles
 
@@ -117,10 +113,21 @@ def test_names_are_those_of_the_table_and_gradients_are_finite() -> None:
 def test_the_model_prefers_large_tiles_for_large_products() -> None:
     template = HopperGemm(hopper_problems.problem(4096, 4096, 4096), hopper_problems.hardware())
     large = dict(
-        block_m=128, block_n=256, block_k=64, stages=4, consumers=2, tiles_at_once=1,
-        blocks_per_sm=1, cluster_m=1, cluster_n=1, cluster_k=1, split_k=1, group_m=8,
-        persistent=2, tma_store=2,
-    )  # fmt: skip
+        block_m=128,
+        block_n=256,
+        block_k=64,
+        stages=4,
+        consumers=2,
+        tiles_at_once=1,
+        blocks_per_sm=1,
+        cluster_m=1,
+        cluster_n=1,
+        cluster_k=1,
+        split_k=1,
+        group_m=8,
+        persistent=2,
+        tma_store=2,
+    )
     small = large | dict(block_m=64, block_n=64, consumers=1)
     latency = [rows_of(template, values)["gemm"]["analytic_us"] for values in (large, small)]
     assert latency[0] < 0.7 * latency[1]

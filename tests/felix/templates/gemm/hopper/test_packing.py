@@ -25,9 +25,15 @@ def test_copies_are_the_operands(
 ) -> None:
     m, n, k, batch = 5, 9, 37, 3
     problem = hopper_problems.problem(
-        m, n, k, batch=batch, dtype=dtype, out="float32",
-        b_transposed=b_transposed, b_shared=b_shared,
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        batch=batch,
+        dtype=dtype,
+        out="float32",
+        b_transposed=b_transposed,
+        b_shared=b_shared,
+    )
     packs = helpers.packs(problem)
     assert [pack.name for pack in packs] == ["pack_a", "pack_b"]
     rng = np.random.default_rng(0)
@@ -49,12 +55,19 @@ def test_copies_of_channels_first_are_pixels_and_taps_of_channels(
     images_are_batch: bool, tmp_path: pathlib.Path
 ) -> None:
     problem = conv_problems.problem(
-        [Dimension(5, 3), Dimension(4, 2)], 11, 6, images=3, channels_first=True,
-        images_are_batch=images_are_batch, weights="oihw",
-    )  # fmt: skip
+        [Dimension(5, 3), Dimension(4, 2)],
+        11,
+        6,
+        images=3,
+        channels_first=True,
+        images_are_batch=images_are_batch,
+        weights="oihw",
+    )
     packs = helpers.packs(problem)
-    images, taps = (np.random.default_rng(i).integers(1, 1 << 16, shape, dtype=np.uint16)
-                    for i, shape in enumerate(((3, 11, 5, 4), (6, 11, 3, 2))))  # fmt: skip
+    images, taps = (
+        np.random.default_rng(i).integers(1, 1 << 16, shape, dtype=np.uint16)
+        for i, shape in enumerate(((3, 11, 5, 4), (6, 11, 3, 2)))
+    )
     copies = packing.run(packs, [images, taps], np.uint16, tmp_path)
     for array, copy in ((images, copies[0]), (taps, copies[1])):
         last = np.moveaxis(array, 1, 3)

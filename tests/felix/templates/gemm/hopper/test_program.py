@@ -16,28 +16,42 @@ from tests.support.templates import cubin, hopper_problems, template_rows
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
 
 _PLAIN: dict[str, int] = dict(
-    block_m=128, block_n=128, block_k=64, stages=4, consumers=2, tiles_at_once=1,
-    blocks_per_sm=1, cluster_m=1, cluster_n=1, cluster_k=1, split_k=1, group_m=1,
-    persistent=1, tma_store=1,
-)  # fmt: skip
+    block_m=128,
+    block_n=128,
+    block_k=64,
+    stages=4,
+    consumers=2,
+    tiles_at_once=1,
+    blocks_per_sm=1,
+    cluster_m=1,
+    cluster_n=1,
+    cluster_k=1,
+    split_k=1,
+    group_m=1,
+    persistent=1,
+    tma_store=1,
+)
 #: Kernels that between them have every part of the generator: problem, and decisions that differ.
 _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "largest tile": ({}, dict(block_n=256, tma_store=2, cluster_m=2)),
     "three warpgroups": ({}, dict(block_m=192, block_n=192, consumers=3)),
     "tiles in turn": (
-        dict(out="float32", epilogue=1), dict(block_n=80, tiles_at_once=2, tma_store=2)
+        dict(out="float32", epilogue=1),
+        dict(block_n=80, tiles_at_once=2, tma_store=2),
     ),
     "sums in a cluster": (dict(a_transposed=True), dict(cluster_k=4, block_n=96)),
     "split, odd extents": (
-        dict(m=197, n=1021, k=509, b_transposed=False, epilogue=2), dict(split_k=3, tma_store=2)
+        dict(m=197, n=1021, k=509, b_transposed=False, epilogue=2),
+        dict(split_k=3, tma_store=2),
     ),
     "transposed output": (
-        dict(c_transposed=True, dtype="float16", out="float16", batch=3), dict(tma_store=2)
+        dict(c_transposed=True, dtype="float16", out="float16", batch=3),
+        dict(tma_store=2),
     ),
     "int8": (dict(dtype="int8", out="int32"), dict(block_k=128, cluster_n=2)),
     "float8": (dict(dtype="float8_e4m3fn"), dict(block_k=256, stages=2, blocks_per_sm=1)),
     "tf32": (dict(dtype="float32", out="float32"), dict(block_k=32, blocks_per_sm=1)),
-}  # fmt: skip
+}
 
 
 def _template(name: str) -> HopperGemm:
