@@ -21,11 +21,11 @@ STAMP := .venv/felix-setup
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tune serve test check lint audit format docs clean
+.PHONY: help setup tune serve test test-all check lint audit format docs clean
 
 help: ## show this help
 	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup: $(STAMP) ## make .venv with everything installed (PYTHON: which Python, at least 3.11)
 
@@ -36,10 +36,13 @@ tune: $(STAMP) ## tune a 512x512x512 GEMM+bias+ReLU on this CPU (OUT, TRIALS, BU
 serve: $(STAMP) ## run the service on this machine: API, dashboard, one tuner (data in felix-data/)
 	$(BIN)/felix serve --upgrade $(ARGS)
 
-test: $(STAMP) ## run the tests on all cores (ARGS: options of pytest)
-	$(TESTING) $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: $(STAMP) ## run the tests on all cores, in minutes (ARGS: options of pytest)
+	$(TESTING) $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
-check: lint ## lint, and the quick tests of what changed since BASE (default HEAD)
+test-all: $(STAMP) ## run all tests, with slow ones, whole matrices and long fuzzes
+	FELIX_TESTS=all $(TESTING) $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+check: lint ## lint, and the tests of what changed since BASE (default HEAD)
 	$(TESTING) $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
 		$$($(BIN)/python -m tests.support.touched $(BASE)) $(ARGS)
 

@@ -8,13 +8,17 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.support import share
+
 #: Tests that wait for processes rather than compute: first, so that others compute meanwhile, and
 #: no worker is left with them at the end.
 _WAITING = str(pathlib.Path(__file__).parent / "server" / "tuner")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files: those that wait come first."""
+    """Order the files, those that wait first; a test marked slow says why."""
+    if unexplained := share.without_reason(items):
+        raise pytest.UsageError(f"marked slow without a reason: {', '.join(unexplained)}")
     items.sort(key=lambda item: not str(item.path).startswith(_WAITING))
 
 

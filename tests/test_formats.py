@@ -57,7 +57,6 @@ def felix(capsys: pytest.CaptureFixture[str]) -> Felix:
     return run
 
 
-@pytest.mark.slow
 def test_a_session_is_resumed(stored: pathlib.Path, felix: Felix) -> None:
     out = stored / "run"
     before = records.read(out / "tuning" / "records.jsonl")
@@ -73,7 +72,6 @@ def test_a_session_is_resumed(stored: pathlib.Path, felix: Felix) -> None:
     )
 
 
-@pytest.mark.slow
 def test_the_best_schedule_is_built_from_stored_records(
     stored: pathlib.Path, tmp_path: pathlib.Path, felix: Felix
 ) -> None:

@@ -122,7 +122,6 @@ def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
 
 
-@pytest.mark.slow
 def test_the_wheel_runs_by_itself(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
     wheel.extractall(tmp_path)
     done = subprocess.run(
@@ -180,7 +179,6 @@ def test_make_installs_the_pinned_torch_first(tmp_path: pathlib.Path) -> None:
     assert ".[dev," in installs[1]
 
 
-@pytest.mark.slow
 def test_torch_knows_the_backend(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
     """Installed, it is there by its name, without an import of felix."""
     wheel.extractall(tmp_path)

@@ -277,7 +277,6 @@ def test_every_preloaded_module_exists() -> None:
     assert [name for name in ours if importlib.util.find_spec(name) is None] == []
 
 
-@pytest.mark.slow
 def test_a_piece_runs_in_a_process_of_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +312,6 @@ def test_a_piece_runs_in_a_process_of_its_own(
     assert json.loads(out.read_text())["runs"] == [piece]
 
 
-@pytest.mark.slow
 def test_felix_and_evolution_differ_in_the_search_alone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,7 +252,6 @@ def test_a_turn_is_taken_and_let_go_in_nested_blocks() -> None:
     assert not lock.is_held and turn.held_s > 0
 
 
-@pytest.mark.slow
 def test_inductor_has_the_lock_while_it_chooses_and_not_while_it_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -352,7 +351,6 @@ def test_libraries_are_prepared_once_and_timed_with_the_lock(
     assert len(first_calls) == 4
 
 
-@pytest.mark.slow
 def test_felix_tunes_shape_after_shape_by_one_pool(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

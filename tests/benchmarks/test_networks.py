@@ -109,7 +109,6 @@ def test_without_records_stock_runs_as_tvm_schedules_it(tmp_path: pathlib.Path) 
         torch.testing.assert_close(call(), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_tiny_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "curves.svg"
     command = ["compare", "--small", "--target", "llvm", "--networks", "dcgan", "--dtypes",

@@ -24,7 +24,6 @@ CASE = {
 MIB = 1 << 20
 
 
-@pytest.mark.slow
 def test_the_same_network_is_known_and_another_batch_is_similar(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

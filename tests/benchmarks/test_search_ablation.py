@@ -98,7 +98,6 @@ def test_the_page_names_the_best_searches_with_and_without_gradients(
     assert "<svg" in text and text.count("stroke-width: 2.5") >= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("set_name", ["traces", "templates"])
 def test_searches_of_one_task(set_name: str) -> None:
     name = {"traces": "softmax-odd", "templates": "scores-197"}[set_name]

@@ -63,7 +63,6 @@ def pairwise(module: torch.nn.Module, t: task_features.TaskData) -> float:
     return metrics.pairwise_accuracy(p, t.ln_latency)
 
 
-@pytest.mark.slow
 def test_fine_tuning_follows_the_new_machine_and_replay_keeps_the_old_ranking() -> None:
     here, unseen_here = changed_law(task(20, 160), 2.0), changed_law(task(22, 160), 2.0)
     old = [task(i, 30) for i in range(10)]
@@ -118,7 +117,6 @@ def test_programs_with_more_rows_may_come_later() -> None:
     assert set(tuner.offsets) == {0, 1}
 
 
-@pytest.mark.slow
 def test_fine_tuning_is_deterministic_and_resumes_exactly() -> None:
     here = changed_law(task(20, 96))
     straight, resumed = (finetune.FineTuner(pretrained_model()) for _ in range(2))

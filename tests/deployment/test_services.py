@@ -43,7 +43,6 @@ def test_the_slim_image_is_imitated_without_what_it_leaves_out(
     assert done.returncode == 1 and b"ModuleNotFoundError" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_cluster_with_a_builder_a_gpu_runner_and_a_tuner(
     deployment: deployments.Deployment,
 ) -> None:

@@ -11,8 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 
-import pytest
-
 from felix import client
 from server import app, commands, settings
 from server.database import database, schema
@@ -114,7 +112,6 @@ def test_an_sqlite_file_is_copied_while_it_is_used(tmp_path: pathlib.Path) -> No
             assert keys.every(tx) == []
 
 
-@pytest.mark.slow
 def test_a_first_job_a_backup_a_rolling_upgrade_and_a_restore(tmp_path: pathlib.Path) -> None:
     with deployed(tmp_path / "first") as first, deployed(tmp_path / "second") as second:
         first.migrate()

@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-@pytest.mark.slow
 def test_pages_are_up_to_date() -> None:
     command = [sys.executable, "benchmarks/report.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -34,7 +34,6 @@ def test_there_is_a_tutorial_for_each_audience() -> None:
     assert names == {"tvm_user", "pytorch_user", "service_user", "contributor"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folders = os.pathsep.join([str(CHILDREN_WITHOUT_TORCH), str(ROOT)])

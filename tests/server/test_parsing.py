@@ -228,7 +228,6 @@ def test_a_child_without_memory_is_an_invalid_request() -> None:
         parsing.Parser(memory_bytes=32 << 20).parse(onnx_file(network()), "llvm")
 
 
-@pytest.mark.slow
 def test_random_changes_of_a_program_never_break_the_service(parser: parsing.Parser) -> None:
     rng = random.Random(0)
     text = workloads.gemm(4, 5, 6, target="llvm").to_json()

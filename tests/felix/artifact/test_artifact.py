@@ -110,7 +110,6 @@ def test_bundle_is_complete_and_hashed(bundle: pathlib.Path) -> None:
     assert (bundle / "convergence.svg").read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.slow
 def test_run_py_checks_and_times_without_felix(bundle: pathlib.Path) -> None:
     done = _run(bundle, "--json", "--repeats", "5")
     assert done.returncode == 0, done.stderr

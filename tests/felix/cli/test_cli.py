@@ -48,7 +48,6 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[
     return out, json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
     out, result = tuned
     assert result["command"] == "tune" and result["reason"] == "trials" and result["trials"] == 8
@@ -78,7 +77,6 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
     assert spent["build_work_s"] > 0
 
 
-@pytest.mark.slow
 def test_schedules_of_a_database_are_measured_first(
     tuned: tuple[pathlib.Path, dict[str, Any]], tmp_path: pathlib.Path
 ) -> None:
@@ -106,7 +104,6 @@ def test_schedules_of_a_database_are_measured_first(
         assert task["best"][part] == known["best"][part]
 
 
-@pytest.mark.slow
 def test_artifact_runs(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
     out, _ = tuned
     done = subprocess.run(
@@ -140,7 +137,6 @@ def test_compile_rebuilds_the_best(
     assert (tmp_path / "kernel.so").exists() and (tmp_path / "manifest.json").exists()
 
 
-@pytest.mark.slow
 def test_resume_adds_to_the_run(
     tuned: tuple[pathlib.Path, dict[str, Any]],
     tmp_path: pathlib.Path,
@@ -179,7 +175,6 @@ def test_resume_of_another_workload_is_refused(
     assert (out / "tuning" / "records.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow
 def test_interrupted_run_reports_what_it_has(tmp_path: pathlib.Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "felix", "tune", GEMM, "--trials", "5000", "--out", str(tmp_path),
@@ -323,7 +318,6 @@ def test_help_and_version_load_nothing_heavy() -> None:
         assert "felix" in done.stdout
 
 
-@pytest.mark.slow
 def test_task_from_json_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "task.json"
     path.write_text(workloads.gemm(16, 16, 16, target="cuda").to_json())

@@ -159,7 +159,6 @@ def times(us: Sequence[float | None]) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
 def test_tunes_with_tvms_own_builder_and_runner(
     task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

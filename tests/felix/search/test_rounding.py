@@ -89,7 +89,6 @@ def test_the_beam_agrees_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None
     assert beam_distance.mean() < 1.1 * table_distance.mean()
 
 
-@pytest.mark.slow
 def test_a_space_too_large_for_a_table_still_rounds() -> None:
     extent = 2**14 * 3**4 * 5**2
     domains = tuple(

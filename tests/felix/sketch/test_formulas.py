@@ -96,7 +96,6 @@ def test_a_block_that_is_inlined_has_a_row_of_zeros() -> None:
         assert ("pad" in [b.name for _, b in made.walk()]) == (value == interpret.ROOT)
 
 
-@pytest.mark.slow
 def test_keys_tell_sketches_apart_and_are_stable() -> None:
     def keys(**options: Any) -> list[str]:
         task = workloads.gemm(64, 48, 32, **options)

@@ -46,7 +46,6 @@ felix.tune(fakes.task(), trials=400, model=fakes.Model(), options=options, out=s
 """
 
 
-@pytest.mark.slow
 def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
     before = fakes.killed(_VICTIM, tmp_path)
     assert len(before) >= 20

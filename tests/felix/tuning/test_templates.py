@@ -184,7 +184,6 @@ def slow(program: Any) -> float | protocol.ErrorClass:
     return latency_of(program)
 
 
-@pytest.mark.slow
 def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
     before = fakes.killed(_VICTIM, tmp_path)
     assert {r.variant for r in before} == {"stock", "naive-gemm"}

@@ -99,7 +99,6 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
             break
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:  # noqa: F811
     with db.write() as tx:

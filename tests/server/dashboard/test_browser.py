@@ -23,7 +23,6 @@ from tests.support.dashboard.browser import Site, points, until
 pytestmark = browser.MARKS
 
 
-@pytest.mark.slow
 def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     page.get_by_role("link", name="New job").first.click()
@@ -65,7 +64,6 @@ def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     assert job.workload["params"]["m"] == 64
 
 
-@pytest.mark.slow
 def test_controls_of_the_charts(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     api_rows.queued(site.db, n_tasks=2, trials=64)
@@ -93,7 +91,6 @@ def test_controls_of_the_charts(page: Any, site: Site) -> None:
     until(page, f"Number(document.querySelector('#predicted').dataset.points) > {pairs + 2}")
 
 
-@pytest.mark.slow
 def test_compare_from_the_table(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     for name in ("one", "two"):
@@ -116,7 +113,6 @@ def test_compare_from_the_table(page: Any, site: Site) -> None:
     assert "one" in legend and "two" in legend
 
 
-@pytest.mark.slow
 def test_a_selection_is_acted_on_beside_it(page: Any, site: Site) -> None:
     for number in range(3):
         api_rows.queued(site.db, site.key.key.id, name=f"job {number}")
@@ -138,7 +134,6 @@ def test_a_selection_is_acted_on_beside_it(page: Any, site: Site) -> None:
     assert service_fakes.get(site.db, 2).state == "cancelled"
 
 
-@pytest.mark.slow
 def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site: Site) -> None:
     page.goto("/dashboard/submit")
     page.locator("#f-trials").fill("33")
@@ -155,7 +150,6 @@ def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site:
     assert (job.op, job.trials) == ("softmax", 33)
 
 
-@pytest.mark.slow
 def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Site) -> None:
     api_rows.queued(site.db, site.key.key.id)
     api_rows.queued(site.db, site.key.key.id)
@@ -196,7 +190,6 @@ def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None
     assert page.locator("#lost").is_hidden()
 
 
-@pytest.mark.slow
 def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
     with site.db.write() as tx:
         keys.revoke(tx, site.key.key.id)
@@ -227,7 +220,6 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
         assert not job_lists.page(tx).jobs
 
 
-@pytest.mark.slow
 def test_upload_makes_a_job(page: Any, site: Site) -> None:
     body = {"workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}}}
     header = {"Authorization": f"Bearer {site.key.text}"}

@@ -74,7 +74,7 @@ def test_names_in_a_chart_s_data_are_text(pages: Pages) -> None:
 
 def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
     """Mark a test that drives a browser."""
-    for mark in (pytest.mark.slow, *browser.MARKS):
+    for mark in browser.MARKS:
         test = mark(test)
     return test
 

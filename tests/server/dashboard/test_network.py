@@ -139,7 +139,7 @@ def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) ->
 
 def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
     """Mark a test that drives a browser."""
-    for mark in (pytest.mark.slow, *browser.MARKS):
+    for mark in browser.MARKS:
         test = mark(test)
     return test
 

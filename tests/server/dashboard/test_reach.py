@@ -33,7 +33,6 @@ CONTROLS = {
 }
 
 
-@pytest.mark.slow
 def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     api_rows.queued(site.db, site.key.key.id, n_tasks=2, trials=64)
@@ -60,7 +59,6 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
     assert n_nodes > 100
 
 
-@pytest.mark.slow
 def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
     page.goto("/dashboard")
     focused = "document.activeElement.textContent.trim() || document.activeElement.id"
@@ -86,7 +84,6 @@ def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
     assert service_fakes.get(site.db, 1).workload["params"]["k"] == 64
 
 
-@pytest.mark.slow
 def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     name = "a-long-name-without-any-place-to-break-it-" * 4
@@ -105,7 +102,6 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
         assert width <= 390, (place, width)
 
 
-@pytest.mark.slow
 def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     for number in range(38):

@@ -20,7 +20,6 @@ N_PAGES = 8
 STATE = "document.querySelector('#head .badge').textContent"
 
 
-@pytest.mark.slow
 def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Site) -> None:
     submitted = [api_rows.queued(site.db, site.key.key.id) for _ in range(N_PAGES + 1)]
     opened = [page.context.new_page() for _ in range(N_PAGES)]

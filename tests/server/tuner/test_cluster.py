@@ -22,7 +22,7 @@ from tests.support.cluster_service import Service, actors
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

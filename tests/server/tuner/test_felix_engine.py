@@ -63,7 +63,6 @@ def is_confined(pid: int) -> bool:
     return (fields["Seccomp"], fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("2", "1", 0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
     environment = os.environ | {"FELIX_DATA_DIR": str(tmp_path), "FELIX_LEASE_S": "5"}

@@ -117,7 +117,6 @@ def n_open(db: database.Database) -> int:
     return sum(count for state, count in counts.items() if state not in states.ENDED)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -> None:
     rng = random.Random(1)

@@ -113,7 +113,6 @@ def network_of(db: database.Database, job_id: int) -> networks.Network:
     return network
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_network_job_ends_with_a_network_that_runs(tmp_path: pathlib.Path) -> None:
     environment = os.environ | {"FELIX_DATA_DIR": str(tmp_path)}

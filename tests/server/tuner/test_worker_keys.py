@@ -16,7 +16,7 @@ from tests.support.cluster_service import Service, actors
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 #: Seconds within which a revoked key's devices measure nothing more; the guide states it.
 REVOKED_S = 5.0

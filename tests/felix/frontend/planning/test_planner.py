@@ -112,7 +112,6 @@ def test_measured_latencies_decide_where_all_of_the_choice_are_known():
     assert _names(imported, Measured(unknown_of_softmax)) == by_estimates
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm -num-cores 2", "nvidia/nvidia-h100"])
 def test_programs_that_read_in_place_are_modelled_exactly(target):
     model, args = catalogue.make("vit_b32", small=True)

@@ -23,7 +23,6 @@ from tests.support import pool_programs as programs
 
 AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
 GEMM = tvm.IRModule({"main": programs.gemm})
-pytestmark = pytest.mark.slow
 needs_linker = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("aarch64-linux-gnu-ld", "ld.lld")),
     reason="needs a linker for AArch64: binutils-aarch64-linux-gnu or lld",

@@ -164,7 +164,6 @@ def test_files_that_are_missing_or_wrong_are_named(
         tls.check("localhost:1")
 
 
-@pytest.mark.slow
 def test_a_cluster_with_tls(tmp_path: pathlib.Path) -> None:
     """A worker and a tuner with certificates take part, those without end at once."""
     pytest.importorskip("ray", reason="needs the extra [cluster]")

@@ -171,7 +171,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.slow
 def test_no_orphans_after_the_parent_is_killed() -> None:
     script = _PARENT
     root = str(pathlib.Path(__file__).parents[4])

@@ -61,7 +61,6 @@ def test_auto_link_needs_no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.resolve(build.Link.AUTO) is build.Link.JIT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pause", [True, False])
 def test_builders_stand_still_while_timing(task: Task, pause: bool) -> None:
     options = local.LocalOptions(
@@ -102,7 +101,6 @@ def _states(pid: int | None, until: Callable[[], bool]) -> set[str]:
     return states
 
 
-@pytest.mark.slow
 def test_a_build_that_waits_for_a_core_is_not_cut(task: Task) -> None:
     options = local.LocalOptions(builders=1, build_timeout_s=1.0)
     with local.LocalPool(task, options) as pool:

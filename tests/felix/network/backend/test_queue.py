@@ -148,7 +148,6 @@ def test_tasks_of_another_version_are_dropped(tmp_path: pathlib.Path) -> None:
     assert "dropped" in summary.left[0][1] and not queue.tasks(known)
 
 
-@pytest.mark.slow
 def test_many_processes_queue(tmp_path: pathlib.Path) -> None:
     script = (
         "import sys; from felix import workloads; from felix.known_results import queue, store;"

@@ -63,7 +63,6 @@ def wait(condition: Callable[[], bool], limit_s: float = 120.0) -> float:
     return time.monotonic() - began_s
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_chained_reductions_do_not_hold_a_tuner(
     db: database.Database, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

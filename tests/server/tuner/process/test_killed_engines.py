@@ -53,7 +53,6 @@ def submit(db: database.Database) -> int:
     ).id
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "factory", [engine_fakes.FACTORY, "tests.support.service_kill_child:make_engine"]
 )

@@ -1,10 +1,10 @@
-"""Which tests `make check` runs for a change."""
+"""Which tests run: `make check` for a change, and the share of the long ones in `make test`."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import touched
+from tests.support import share, touched
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,20 @@ def test_without_a_change_the_core_is_run(
     touched.main()
     assert tuple(capsys.readouterr().out.split()) == touched.CORE
     assert all((touched.ROOT / tests).exists() for tests in touched.CORE)
+
+
+@pytest.mark.parametrize(
+    ("count", "values"),
+    [(1, [0]), (2, [0, 9]), (4, [0, 3, 6, 9]), (10, list(range(10))), (99, list(range(10)))],
+)
+def test_a_share_is_spread_evenly(count: int, values: list[int]) -> None:
+    assert share.of(range(10), count, everything=False) == values
+    assert share.of(range(10), count, everything=True) == list(range(10))
+    assert [share.rounds(count, 500, everything) for everything in (False, True)] == [count, 500]
+
+
+@pytest.mark.parametrize("reasons", [(), ("",), ("a matrix of all targets",)])
+def test_slow_says_why(request: pytest.FixtureRequest, reasons: tuple[str, ...]) -> None:
+    item = pytest.Function.from_parent(request.node.parent, name="x", callobj=lambda: None)
+    item.add_marker(pytest.mark.slow(*reasons))
+    assert share.without_reason([item]) == ([] if any(reasons) else [item.nodeid])
