@@ -1,25 +1,49 @@
-"""Databases for the tests of the service: SQLite always, PostgreSQL wherever one is reachable.
+"""What tests of the service share: databases, the application in process, and served.
 
-`FELIX_TEST_POSTGRES_URL` names a server where databases may be made; without it 127.0.0.1:5432 is
-tried with the user postgres. Tests on PostgreSQL are skipped, saying why, where there is none.
+A test has an empty SQLite database. Tests of the store, and those that are `on_both_databases`,
+run on PostgreSQL, too. `FELIX_TEST_POSTGRES_URL` names a server where databases may be made;
+without it 127.0.0.1:5432 is tried with the user postgres. Where there is none, these tests are
+skipped, saying why.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from felix import client as felix_client
+from server import app
+from server import settings as service_settings
 from server.database import columns, database, models, schema
+from server.parsing import parser as parsing
+from server.store import blobs, keys
 from server.store.projects import projects
+from tests.support.live_service import Served, Shell
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
+    from fastapi import testclient
+
+#: For tests of what differs between databases: locks, types, statements.
+on_both_databases = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All tests of the store are on both databases."""
+    if "url" in metafunc.fixturenames and "store" in metafunc.definition.path.parts:
+        metafunc.parametrize("url", ["sqlite", "postgresql"], indirect=True)
+
 
 DEFAULT_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
 
@@ -94,10 +118,10 @@ def _statements_compiled_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    """URL of a database without rows; both kinds in turn."""
-    if request.param == "sqlite":
+    """URL of a database without rows: SQLite's, unless the test is one `on_both_databases`."""
+    if getattr(request, "param", "sqlite") == "sqlite":
         return f"sqlite:///{tmp_path / 'felix.db'}"
     postgres_url: str = request.getfixturevalue("postgres")
     return postgres_url
@@ -146,3 +170,104 @@ def drop_all(db: database.Database) -> None:
     with db.engine.begin() as connection:
         connection.execute(sa.text("DROP SCHEMA public CASCADE"))
         connection.execute(sa.text("CREATE SCHEMA public"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """An application that runs, and what is behind it."""
+
+    client: testclient.TestClient
+    db: database.Database
+    blobs: blobs.BlobStore
+    settings: service_settings.Settings
+    #: by scope: read, submit, admin
+    keys: dict[str, keys.Made]
+
+    def auth(self, scope: str) -> dict[str, str]:
+        """The header of a key with that scope."""
+        return {"Authorization": f"Bearer {self.keys[scope].text}"}
+
+    def files(self) -> list[pathlib.Path]:
+        """The files of the blob store."""
+        folder = self.settings.data_dir / "blobs"
+        return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def settings(url: str, tmp_path: pathlib.Path) -> service_settings.Settings:
+    return service_settings.Settings(
+        data_dir=tmp_path,
+        database_url=url,
+        max_upload_bytes=4 << 20,
+        parse_s=30.0,
+        cache_ttl_s=1e-9,  # tests write past the application and want to see it
+    )
+
+
+class RememberingParser(parsing.Parser):
+    """Runs a child once for each request: many tests submit the same."""
+
+    def __init__(self) -> None:
+        super().__init__(seconds=30.0)
+        self._replies: dict[tuple[bytes, bytes], bytes | None] = {}
+
+    def _run_child(self, header: bytes, content: bytes) -> bytes | None:
+        key = (header, content)
+        if key not in self._replies:
+            self._replies[key] = super()._run_child(header, content)
+        return self._replies[key]
+
+
+@pytest.fixture(scope="session")
+def parser() -> parsing.Parser:
+    """One for all applications."""
+    parsing.shared_fork_server()  # gets its folder before a test moves the scratch folder
+    return RememberingParser()
+
+
+@pytest.fixture
+def service(
+    db: database.Database,
+    settings: service_settings.Settings,
+    parser: parsing.Parser,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Service]:
+    """The client speaks with the key of the scope submit, which also reads."""
+    monkeypatch.setattr(parsing.Parser, "warm", lambda _: None)
+    monkeypatch.setattr(parsing, "Parser", lambda *_: parser)
+    with db.write() as tx:
+        made = {
+            "read": keys.create(tx, keys.NewKey(name="reader")),
+            "submit": keys.create(
+                tx, keys.NewKey(name="submitter", can_submit=True, can_priority=True)
+            ),
+            "admin": keys.create(tx, keys.NewKey(name="admin", can_read=False, can_admin=True)),
+        }
+    made_app = app.create_app(settings)
+    with testclient.TestClient(made_app, raise_server_exceptions=False) as client:
+        store = blobs.open_store(settings.blobs)
+        running_service = Service(client, db, store, settings, made)
+        client.headers.update(running_service.auth("submit"))
+        yield running_service
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(parsing.Parser, "warm", lambda _: None)
+    made = Served(tmp_path_factory.mktemp("served"))
+    with made.running():
+        yield made
+    made.db.close()
+    patch.undo()
+
+
+@pytest.fixture
+def felix(served: Served) -> Iterator[felix_client.Client]:
+    with felix_client.Client(served.url, served.key.text) as made:
+        yield made
+
+
+@pytest.fixture
+def shell(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Shell:
+    return Shell(served, monkeypatch, capsys)

@@ -15,6 +15,7 @@ from server.database import database, models
 from server.store import artifacts, blobs, control, events, jobs, keys, rows
 from server.store.across_jobs import retention
 from server.store.projects import projects
+from tests.server.conftest import on_both_databases
 from tests.support import api_rows, service_fakes
 
 
@@ -123,6 +124,7 @@ def test_jobs_that_have_not_ended_keep_their_files(
     assert files(db, job) == ["input"]
 
 
+@on_both_databases
 def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
     db: database.Database,
     store: blobs.LocalStore,
@@ -148,6 +150,7 @@ def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
     assert b"".join(store.read(content.sha256)) == api_rows.CONTENT
 
 
+@on_both_databases
 def test_removing_waits_for_whoever_is_making_a_row(
     db: database.Database,
     store: blobs.LocalStore,
@@ -211,6 +214,7 @@ def test_a_project_limits_the_jobs_of_all_its_keys(db: database.Database) -> Non
         jobs.create(tx, service_fakes.new_job(trials=51), numbers[2], quota=quota)
 
 
+@on_both_databases
 def test_two_requests_do_not_both_take_the_last_place(db: database.Database) -> None:
     limit(db, max_running_jobs=1)
     quota = jobs.Quota(max_running_jobs=10, max_trials=100)

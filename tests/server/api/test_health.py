@@ -12,7 +12,7 @@ import pytest
 
 from felix import files
 from server import disks
-from tests.server.api.conftest import Service
+from tests.server.conftest import Service
 
 
 @contextlib.contextmanager

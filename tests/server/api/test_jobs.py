@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from felix import workloads
-from tests.server.api.conftest import Service
+from tests.server.conftest import Service
 from tests.support import api_rows
 from tests.support.hostile import onnx_models
 

@@ -23,7 +23,6 @@ from server import settings
 from server.database import database
 from server.store import keys, leases
 from server.store.across_jobs import job_lists
-from tests.server.conftest import db, postgres, url  # noqa: F401  (fixtures)
 from tests.support import api_rows, service_fakes
 
 N_KILLS = 3
@@ -33,7 +32,7 @@ N_SUBMITTED = 24
 class Api:
     """`felix serve` in a process of its own, on a port that stays the same."""
 
-    def __init__(self, folder: pathlib.Path, url: str) -> None:  # noqa: F811
+    def __init__(self, folder: pathlib.Path, url: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -71,7 +70,7 @@ class Api:
 
 
 @pytest.fixture
-def api(tmp_path: pathlib.Path, url: str, db: database.Database) -> Iterator[Api]:  # noqa: F811
+def api(tmp_path: pathlib.Path, url: str, db: database.Database) -> Iterator[Api]:
     made = Api(tmp_path, url)
     made.start()
     yield made
@@ -100,7 +99,7 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:  # noqa: F811
+def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:
     with db.write() as tx:
         key = keys.create(tx, keys.NewKey(name="k", can_submit=True, max_running_jobs=100))
     claim = api_rows.running(db, key.key.id, n_trials=4)

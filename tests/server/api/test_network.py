@@ -8,7 +8,7 @@ import pytest
 
 from felix import client, errors
 from server.store import networks, plot_points, progress, trials
-from tests.server.api.conftest import Served, Service
+from tests.server.conftest import Served, Service
 from tests.support import api_rows, service_fakes
 
 

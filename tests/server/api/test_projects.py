@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import pathlib
 import time
 from typing import Any
 
@@ -17,15 +16,8 @@ from felix.cli import main
 from felix.cli.remote import connection
 from server import app
 from server.store import control, events, keys, leases
-from tests.server.api.conftest import Service, testclient
+from tests.server.conftest import Service, testclient
 from tests.support import api_rows
-
-
-@pytest.fixture
-def url(tmp_path: pathlib.Path) -> str:
-    """The store's verbs and the isolation are tested on PostgreSQL elsewhere."""
-    return f"sqlite:///{tmp_path / 'felix.db'}"
-
 
 GEMM = {"workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}}
 

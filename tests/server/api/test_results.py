@@ -15,7 +15,7 @@ from server.api import routers
 from server.api.jobs import events
 from server.store import artifacts, plot_points, trials
 from server.store.tuners import device_reports, workers
-from tests.server.api.conftest import Service
+from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 
 

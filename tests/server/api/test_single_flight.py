@@ -18,7 +18,7 @@ from server.cache import recent_events, single_flight
 from server.database import columns, database, models
 from server.store import control, events, keys, leases
 from server.web import auth, response_bodies
-from tests.server.api.conftest import Service, testclient
+from tests.server.conftest import Service, testclient
 from tests.support import api_rows, service_fakes
 
 

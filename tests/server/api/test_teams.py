@@ -24,7 +24,7 @@ from server.store import artifacts, keys, leases, progress, rows, trials
 from server.store.across_jobs import reuse
 from server.store.projects import projects
 from server.store.tuners import workers
-from tests.server.api.conftest import Service
+from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 from tests.support.api import zips
 
@@ -162,7 +162,6 @@ def test_a_batch_reports_each_item(service: Service) -> None:
     assert service.client.get(where, headers=service.auth("admin")).status_code == 200
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_batches_are_listed_newest_first(service: Service) -> None:
     made = []
     for n_refused in range(3):
@@ -284,7 +283,6 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
     assert refused.status_code == 409 and f"job {queued['id']}" in refused.json()["detail"]
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_database_says_which_jobs_have_generated_kernels_alone(service: Service) -> None:
     def export(*numbers: int) -> Any:
         return service.client.get("/v1/database", params={"job": numbers})
@@ -303,7 +301,6 @@ def test_a_database_says_which_jobs_have_generated_kernels_alone(service: Servic
         assert databases.NOTE not in archive.namelist()
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_imported_databases_are_part_of_the_export(service: Service) -> None:
     _submit(service)
     _tune(service, zips.tuned(latency_us=3.0))

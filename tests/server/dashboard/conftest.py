@@ -1,37 +1,24 @@
-"""The dashboard in process, on SQLite: an application and clients that are logged in."""
+"""The dashboard in process: an application and clients that are logged in."""
 
 from __future__ import annotations
 
 import html
-import pathlib
 import re
 from collections.abc import Callable
 
 import pytest
 
-from tests.server.api.conftest import (  # noqa: F401  (fixtures)
-    Service,
-    parser,
-    service,
-    settings,
-)
-from tests.server.conftest import db  # noqa: F401  (a fixture)
+from tests.server.conftest import Service
 from tests.support.dashboard.browser import chromium, page, site  # noqa: F401  (fixtures)
 
 #: Pages of a job, after its address.
 TABS = ("", "/trials", "/search", "/code", "/log", "/log?all=1")
 
 
-@pytest.fixture
-def url(tmp_path: pathlib.Path) -> str:
-    """The store's verbs are tested on PostgreSQL elsewhere; pages do not differ."""
-    return f"sqlite:///{tmp_path / 'felix.db'}"
-
-
 class Pages:
     """A browser without a screen: cookies stay, redirects are not followed."""
 
-    def __init__(self, service: Service) -> None:  # noqa: F811
+    def __init__(self, service: Service) -> None:
         self.service, self.client = service, service.client
         self.client.headers.pop("Authorization", None)
         self.client.follow_redirects = False
@@ -63,7 +50,7 @@ class Pages:
 
 
 @pytest.fixture
-def pages(service: Service) -> Pages:  # noqa: F811
+def pages(service: Service) -> Pages:
     """Logged in with the key that may submit."""
     made = Pages(service)
     made.log_in("submit")
@@ -71,7 +58,7 @@ def pages(service: Service) -> Pages:  # noqa: F811
 
 
 @pytest.fixture
-def logged_out(service: Service) -> Pages:  # noqa: F811
+def logged_out(service: Service) -> Pages:
     """Not logged in."""
     return Pages(service)
 

@@ -49,7 +49,6 @@ def home(
     return tmp_path / f"felix-job-{job.id}"
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_the_artifact_of_several_tasks(home: pathlib.Path, network: felix.NetworkResult) -> None:
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["job"]["name"] == "two tasks"

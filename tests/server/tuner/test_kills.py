@@ -22,6 +22,7 @@ from server import states
 from server.database import database, models
 from server.store import artifacts, events, jobs, trials
 from server.store.across_jobs import job_lists
+from tests.server.conftest import on_both_databases
 from tests.support import service_fakes
 
 #: On each of the two databases.
@@ -117,6 +118,7 @@ def n_open(db: database.Database) -> int:
     return sum(count for state, count in counts.items() if state not in states.ENDED)
 
 
+@on_both_databases
 @pytest.mark.timeout(300)
 def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -> None:
     rng = random.Random(1)

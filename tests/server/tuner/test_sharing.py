@@ -18,6 +18,7 @@ from server.store.across_jobs import job_lists
 from server.store.sharing import usage
 from server.store.tuners import workers
 from server.tuner import heartbeat, tuner
+from tests.server.conftest import on_both_databases
 from tests.server.tuner.conftest import FAST, meanwhile
 from tests.support import service_fakes
 
@@ -40,6 +41,7 @@ def test_a_lost_lease_ends_the_work(
     assert service_fakes.get(db, job.id).state is State.RUNNING
 
 
+@on_both_databases
 def test_several_tuners_share_the_queue(db: database.Database, store: blobs.LocalStore) -> None:
     for _ in range(6):
         service_fakes.create(db, trials=4)
@@ -66,6 +68,7 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
         assert all(not w.is_alive for w in workers.every(tx, 60))
 
 
+@on_both_databases
 def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
     db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

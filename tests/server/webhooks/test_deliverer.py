@@ -21,6 +21,7 @@ from server.database import database, models
 from server.store import control, jobs, keys, leases, rows
 from server.store.projects import projects, webhooks
 from server.webhooks import deliverer, sender
+from tests.server.conftest import on_both_databases
 from tests.support import service_fakes
 
 NOW_S = 1_767_225_600.0
@@ -195,6 +196,7 @@ def test_a_receiver_that_fails_is_tried_later_each_time_and_then_given_up(
     assert listed(db, made)[0].state == "delivered"
 
 
+@on_both_databases
 def test_two_servers_send_a_notification_once(
     db: database.Database,
     receiver: Receiver,
@@ -211,6 +213,7 @@ def test_two_servers_send_a_notification_once(
     assert {each.state for one in made for each in listed(db, one)} == {"delivered"}
 
 
+@on_both_databases
 def test_what_a_server_that_died_had_taken_is_sent_by_another(
     db: database.Database,
     receiver: Receiver,

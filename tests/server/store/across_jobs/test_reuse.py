@@ -173,7 +173,6 @@ def _unzipped(sha256: str) -> dict[str, tuple[bytes, int]]:
         }
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_the_bundle_of_an_answered_job_is_its_own(db: database.Database) -> None:
     first = measured(db, "a")
     job = submit(db, "a", name="the second", trials=4)
@@ -201,7 +200,6 @@ def test_the_bundle_of_an_answered_job_is_its_own(db: database.Database) -> None
     assert {name: about[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "damage",
     [

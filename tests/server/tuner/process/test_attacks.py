@@ -23,12 +23,6 @@ from tests.support import service_fakes
 CHOSEN = settings.Settings(beat_s=0.1, poll_s=0.05, stop_s=0.5, task_open_s=8.0)
 
 
-@pytest.fixture
-def url(tmp_path: pathlib.Path) -> str:
-    """What a tuner does to its engine does not depend on the database."""
-    return f"sqlite:///{tmp_path / 'felix.db'}"
-
-
 def chain(depth: int) -> Task:
     """Products of matrices: each has many sketches, and all of them long formulas."""
 

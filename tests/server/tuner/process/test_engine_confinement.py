@@ -36,12 +36,6 @@ FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, ma
 
 
 @pytest.fixture
-def url(tmp_path: pathlib.Path) -> str:
-    """What an engine may do does not depend on the database."""
-    return f"sqlite:///{tmp_path / 'felix.db'}"
-
-
-@pytest.fixture
 def bystander() -> Iterator[int]:
     """A process of the same user."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

@@ -39,12 +39,6 @@ FAST = settings.Settings(
 )
 
 
-@pytest.fixture
-def url(tmp_path: pathlib.Path) -> str:
-    """What a tuner does to its engine does not depend on the database."""
-    return f"sqlite:///{tmp_path / 'felix.db'}"
-
-
 @pytest.fixture(scope="module")
 def engine() -> Iterator[engine_process.EngineProcess]:
     """One for all tests: it is to survive what its jobs do."""

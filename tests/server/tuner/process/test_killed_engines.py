@@ -27,12 +27,6 @@ N_TRIALS = 64
 CHOSEN = settings.Settings(lease_s=20.0, beat_s=0.1, poll_s=0.02, reap_s=0.1, max_attempts=10_000)
 
 
-@pytest.fixture
-def url(tmp_path: pathlib.Path) -> str:
-    """The store under kills is tested on both databases elsewhere."""
-    return f"sqlite:///{tmp_path / 'felix.db'}"
-
-
 def submit(db: database.Database) -> int:
     """Queue a job that both engines can work on."""
     task = workloads.gemm(64, 64, 64, target="llvm -num-cores 2")

@@ -14,16 +14,13 @@ import pytest
 
 from server import errors
 from server.store import leases, trials
-from tests.server.api.conftest import Service
+from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 from tests.support.hostile import onnx_models
 
 GEMM: dict[str, Any] = {
     "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
 }
-
-#: Of what is refused before the store: on one database alone.
-before_the_store = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -52,7 +49,6 @@ def _is_problem(response: Any, status: int) -> dict[str, Any]:
     return problem
 
 
-@before_the_store
 def test_a_gigabyte_is_refused_when_announced(clean: Service) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Length": str(1 << 30)}
     response = clean.client.post("/v1/jobs/upload", headers=headers, content=b"--x")
@@ -60,7 +56,6 @@ def test_a_gigabyte_is_refused_when_announced(clean: Service) -> None:
     assert str(clean.settings.max_upload_bytes) in problem["detail"]
 
 
-@before_the_store
 def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
     """Without a Content-Length it is counted while it is read, and the rest is not read."""
     head = (
@@ -98,7 +93,6 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
     assert len(received) == 6  # 4 MiB are allowed, and 1 MiB for the form
 
 
-@before_the_store
 def test_a_key_may_allow_less(clean: Service) -> None:
     ask = {"name": "s", "scopes": ["submit"], "max_upload_bytes": 100}
     text = clean.client.post("/v1/keys", json=ask, headers=clean.auth("admin")).json()["text"]
@@ -110,7 +104,6 @@ def test_a_key_may_allow_less(clean: Service) -> None:
     _is_problem(clean.client.post("/v1/jobs", json=body, headers=headers), 413)
 
 
-@before_the_store
 def test_a_large_json_body_is_refused(clean: Service) -> None:
     body = b'{"workload": "' + b"x" * (21 << 20) + b'"}'
     headers = {"Content-Type": "application/json"}
@@ -119,7 +112,6 @@ def test_a_large_json_body_is_refused(clean: Service) -> None:
     _is_problem(clean.client.post("/v1/jobs", content=pieces, headers=headers), 413)
 
 
-@before_the_store
 def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
@@ -128,7 +120,6 @@ def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     _is_problem(_upload(clean, "bomb.onnx", bomb.getvalue()), 422)
 
 
-@before_the_store
 @pytest.mark.parametrize(
     "name",
     ["../../etc/passwd", "..", "a/b.onnx", "a\\b.onnx", "/etc/passwd", "a\u202eb", "x" * 300],
@@ -138,14 +129,12 @@ def test_names_with_paths_are_refused(clean: Service, name: str) -> None:
     assert problem["errors"][0]["where"] == "#/file/filename"
 
 
-@before_the_store
 def test_truncated_models_are_refused(clean: Service) -> None:
     content = onnx_models.matmul_relu()
     for length in (1, len(content) // 2, len(content) - 1):
         _is_problem(_upload(clean, "cut.onnx", content[:length]), 422)
 
 
-@before_the_store
 @pytest.mark.parametrize(
     "content",
     [
@@ -170,7 +159,6 @@ def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
     _is_problem(clean.client.post("/v1/jobs", json=body), 422)
 
 
-@before_the_store
 @pytest.mark.parametrize(
     "body",
     [
@@ -192,7 +180,6 @@ def test_malformed_bodies_are_refused(clean: Service, body: bytes) -> None:
     _is_problem(clean.client.post("/v1/jobs", content=body, headers=headers), 422)
 
 
-@before_the_store
 @pytest.mark.parametrize(
     "changes",
     [
@@ -214,7 +201,6 @@ def test_settings_out_of_range_are_refused(clean: Service, changes: dict[str, An
     _is_problem(clean.client.post("/v1/jobs", json=GEMM | changes), 422)
 
 
-@before_the_store
 def test_forms_that_are_none_are_refused(clean: Service) -> None:
     send = clean.client.post
     _is_problem(send("/v1/jobs/upload", json={}), 415)
@@ -253,7 +239,6 @@ def test_text_that_databases_refuse(clean: Service) -> None:
         assert clean.client.get(f"/v1/jobs?{query}").status_code == 200
 
 
-@before_the_store
 def test_wrong_methods_and_places_are_problems(clean: Service) -> None:
     _is_problem(clean.client.put("/v1/jobs"), 405)
     _is_problem(clean.client.get("/v1/nothing"), 404)
@@ -273,7 +258,6 @@ def test_a_stolen_lease_token_writes_nothing(service: Service) -> None:
     assert json.dumps(service.client.get(f"/v1/jobs/{claim.job.id}").json()) == before
 
 
-@before_the_store
 def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
@@ -286,7 +270,6 @@ def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -
     )
 
 
-@before_the_store
 def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> None:
     import sqlalchemy as sa
 

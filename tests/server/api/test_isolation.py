@@ -41,7 +41,7 @@ from server.database import database, models, visibility
 from server.store import control, jobs, keys, leases, rows
 from server.store.across_jobs import batches, templates
 from server.store.projects import projects, webhooks
-from tests.server.api.conftest import Service, testclient
+from tests.server.conftest import Service, on_both_databases, testclient
 from tests.support import api_rows, service_fakes
 
 MARK = "quark"
@@ -434,6 +434,7 @@ def test_each_model_belongs_to_a_project_or_is_declared_shared() -> None:
     assert {"jobs", "trials", "events", "artifacts", "tasks", "keys", "webhooks"} <= names
 
 
+@on_both_databases
 def test_no_statement_sees_another_project(two: Two) -> None:
     """Rows, counts, aliases, joins, updates and deletions, of every model."""
     for model in visibility.owned_models():

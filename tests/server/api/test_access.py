@@ -10,7 +10,7 @@ import pytest
 from server import app
 from server.store import keys
 from server.web import auth
-from tests.server.api.conftest import Service, testclient
+from tests.server.conftest import Service, testclient
 from tests.support import api_rows
 from tests.support.api import routes
 

@@ -16,7 +16,7 @@ from server.database import models as tables
 from server.parsing import devices
 from server.store import jobs
 from server.store.tuners import workers
-from tests.server.api.conftest import Service
+from tests.server.conftest import Service
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")
 
