@@ -33,19 +33,15 @@ from benchmarks import (
     features,
     fusion,
     measure_throughput,
-    merged_descent,
     multi_gpu,
     search_cost,
-    search_simulated,
-    selection_replay,
     template_fuzz,
     tensor_cores,
-    unrolling,
 )
 from benchmarks.networks import branches, repeated
 from benchmarks.networks import results as networks
 from benchmarks.pages import statements
-from benchmarks.support import ablation_table, common, corpus_table, efficiency, model_tables
+from benchmarks.support import common, corpus_table, efficiency, model_tables
 
 TEMPLATES = pathlib.Path(__file__).resolve().parent / "pages"
 PAGES = common.ROOT / "docs" / "results"
@@ -63,22 +59,16 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "features": features.render,
     "fusion": fusion.render,
     "measure_throughput": measure_throughput.render,
-    "merged_descent": merged_descent.render,
     "multi_gpu": multi_gpu.render,
     "networks": networks.render,
     "networks_branches": branches.render,
     "networks_repeated": repeated.render,
-    "proposals": statements.proposals_table,
-    "search_ablation": ablation_table.render,
     "search_cost": search_cost.render,
     "search_efficiency": efficiency.render,
-    "search_simulated": search_simulated.render,
-    "selection_replay": selection_replay.render,
     "service-answers": statements.service_answers,
     "structure": statements.structure_table,
     "template_fuzz": template_fuzz.render,
     "tensor_cores": tensor_cores.render,
-    "unrolling": unrolling.render,
 }
 TAG = re.compile(r"^\{\{(?P<kind>table|says|figure) (?P<name>[\w-]+)\}\}$", re.MULTILINE)
 _HEAD = (

@@ -5,7 +5,6 @@ A statement is of one results file; `benchmarks/report.py` puts it into a page.
 
 from __future__ import annotations
 
-import collections
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,30 +12,12 @@ from typing import Any
 from benchmarks import (
     fusion,
     search_cost,
-    search_simulated,
-    selection_replay,
     structure,
-    tensor_cores,
 )
 from benchmarks.networks import results as networks
-from benchmarks.support import ablation_table, common, corpus_table, efficiency, paired
+from benchmarks.support import common, corpus_table
 
 Data = Mapping[str, Any]
-#: The faster library's latency over Felix's, below which Felix counts as behind.
-BEHIND = 0.95
-#: A search is near the best within this share.
-SHARE = 0.95
-#: At which the best latencies of two searches are compared.
-TRIALS = (8, 24, 72)
-#: Strategies with the default one's evaluation of candidates, model, builder and runner.
-PAIRED = ("lower-bound", "drawn-start", "near-parents", "each-kind", "resample-all",
-          "less-polish", "more-polish", "more-structures", "mean", "thompson", "descent",
-          "gradient", "gradient-drawn", "gradient-before", "gradient-thompson",
-          "exact-evolution", "evolution-mean", "evolution", "evolution-24")  # fmt: skip
-#: Latencies closer than this ratio count as equal.
-CLOSE = 1.1
-#: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
-TUNING_S, NEAR_S = 20.0, 5.0
 
 
 def features(data: Data) -> str:
@@ -61,17 +42,6 @@ def structure_check(data: Data) -> str:
     return (
         f"{len(instances)} instances, {total['sketches']:,} sketches, {total['checked']:,} "
         f"schedules compared: {total['mismatched']} differ, TVM rejects {total['rejected']}."
-    )
-
-
-def proposals(data: Data) -> str:
-    """What share of the search's proposals TVM accepts."""
-    entries = data["found"]
-    shares = [entry["uniform_accepted"] / entry["uniform"] for entry in entries]
-    return (
-        f"TVM accepts {sum(entry['accepted'] for entry in entries)} of "
-        f"{sum(entry['proposed'] for entry in entries)} proposals of the search. "
-        f"Of uniform samples it accepts {min(shares):.1%} to {max(shares):.0%} by workload."
     )
 
 
@@ -170,110 +140,6 @@ def multi_gpu(data: Data) -> str:
     return line
 
 
-def search_efficiency(data: Data) -> str:
-    """How long other searches take to get near the best, and PyTorch's libraries."""
-    entries = efficiency.summary(data["runs"])
-    n_searched = collections.Counter(entry["strategy"] for entry in entries)
-    lines = [
-        _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_searched[strategy])
-        for strategy in efficiency.COMPARED
-    ]
-    if len({run["name"] for run in data["runs"]}) > 2:
-        searched = {entry["strategy"] for entry in entries}
-        for each in PAIRED:
-            if each in searched - {paired.reference(data["runs"])}:
-                lines += [_paired(data["runs"], each), _by_operator(data, each)]
-    libraries = efficiency.ratios_to_libraries(entries)
-    if libraries:
-        lines.append(_libraries(libraries))
-    return "\n".join(f"- {line}" for line in lines if line)
-
-
-def _paired(runs: Sequence[Data], strategy: str) -> str:
-    """A strategy of Felix's own against the default one, over tasks and seeds, with intervals."""
-    ratio, n = paired.times(runs, strategy, SHARE)
-    after = {count: paired.of_best(runs, strategy, count) for count in TRIALS}
-    latency = "".join(
-        f"; best latency after {n} trials {each}" for n, each in after.items() if each
-    )
-    winners = paired.of_winners(runs, strategy)
-    latency += "" if winners is None else f"; latency of the winners, timed in turns, {winners}"
-    return (
-        f"**{strategy}** over {paired.reference(runs)}, geometric means over tasks and seeds: "
-        f"time to within {1 - SHARE:.0%} of the best that any search found with the same seed "
-        f"{ratio}, of the {n} where one of both gets there; time of the whole search "
-        f"{paired.of_whole(runs, strategy)}{latency}."
-    )
-
-
-def _by_operator(data: Data, strategy: str) -> str:
-    """By operator the time to near the best and the winners: felix is behind where below 1."""
-    each = paired.times_by_operator(data["runs"], data["subgraphs"], strategy, SHARE)
-    parts = [f"{name} {ratio}, of {n}" for name, (ratio, n) in each.items()]
-    ours = paired.reference(data["runs"])
-    said = f"**{strategy}** over {ours}, that time by operator: {'; '.join(parts)}."
-    winners = paired.winners_by_operator(data["runs"], data["subgraphs"], strategy)
-    own = "; ".join(f"{name} {ratio}" for name, ratio in winners.items())
-    return f"{said} The winners by operator: {own}." if own else said
-
-
-def tensor_cores_ratios(data: Data) -> str:
-    """Felix's kernels on tensor cores beside the faster library."""
-    rows = tensor_cores.shapes(data["runs"])
-    lines = []
-    for name, ratios in tensor_cores.ratios_by_set(rows).items():
-        mean = statistics.geometric_mean(ratios)
-        lines.append(
-            f"**{name}**: the faster library takes {mean:.2f} times as long as Felix's kernel "
-            f"(geometric mean of {len(ratios)} shapes, {_range(ratios)})."
-        )
-    for cores, what in (("own", ""), ("shared", " on cores that compiled the libraries, too")):
-        of_cores = [row for row in rows if row["cores"] == cores]
-        if of_cores:
-            lines.append(_tuning_seconds(of_cores, what))
-    firsts = [row["first_ratio"] for row in rows if row["first_ratio"] is not None]
-    if firsts:
-        near = sum(ratio <= tensor_cores.NEAR_BEST for ratio in firsts)
-        lines.append(
-            f"The model's first choice, with nothing measured, is within 25 % of the best on "
-            f"{near} of {len(firsts)} shapes."
-        )
-    far = {
-        row["name"]: row["first_ratio"]
-        for row in rows
-        if row["first_ratio"] is not None and row["first_ratio"] > tensor_cores.NEAR_BEST
-    }
-    behind = {
-        row["name"]: row["ratio"]
-        for row in rows
-        if row["ratio"] is not None and row["ratio"] < BEHIND
-    }
-    if far:
-        lines.append(f"It is farther off on {_named(far)}.")
-    if behind:
-        lines.append(f"The library is over 5 % faster on {_named(behind)}.")
-    return " ".join(lines)
-
-
-def _tuning_seconds(rows: Sequence[Mapping[str, Any]], what: str) -> str:
-    """What tuning took, and how soon it was within 10 % of its end."""
-    seconds = [row["tuning_s"] for row in rows]
-    near = [row["to_90%_s"] for row in rows]
-    return (
-        f"Tuning took {statistics.median(seconds):.1f} s a shape in the median "
-        f"({_range(seconds)}){what}, at most {TUNING_S:.0f} s on "
-        f"{sum(each <= TUNING_S for each in seconds)} of {len(rows)}; it was within 10 % of its "
-        f"result after {statistics.median(near):.1f} s in the median, at most {NEAR_S:.0f} s on "
-        f"{sum(each <= NEAR_S for each in near)}."
-    )
-
-
-def _named(ratios: Mapping[str, float]) -> str:
-    """Shapes with their ratios, the least first."""
-    ordered = sorted(ratios, key=lambda name: ratios[name])
-    return ", ".join(f"{name} ({ratios[name]:.2f})" for name in ordered)
-
-
 def template_fuzz(data: Data) -> str:
     """What random settings of generated kernels came to."""
     totals = dict(data["totals"])
@@ -284,42 +150,6 @@ def template_fuzz(data: Data) -> str:
         f"{right:,} of {data['settings']:,} settings of {data['workloads']} workloads compute "
         f"what the reference does; {rest}."
     )
-
-
-def _slower(strategy: str, ratios: efficiency.Ratios, n_subgraphs: int) -> str:
-    both, all_of_felix = ratios.both, ratios.both + ratios.bounds
-    if not all_of_felix:
-        return ""
-    parts = []
-    if both:
-        mean = statistics.geometric_mean(both)
-        parts.append(f"{mean:.1f} times as long on the {len(both)} where both get there")
-    mean = statistics.geometric_mean(all_of_felix)
-    parts.append(f"at least {mean:.1f} times on the {len(all_of_felix)} where Felix does")
-    lost = f" It alone gets there on {_listed(ratios.lost)}." if ratios.lost else ""
-    return (
-        f"**{strategy}**, to within {1 - SHARE:.0%} of the best of any search and seed, "
-        f"{n_subgraphs} subgraphs (geometric means): {', '.join(parts)}.{lost}"
-    )
-
-
-def _libraries(ratios: Mapping[str, float]) -> str:
-    slower = [ratio for ratio in ratios.values() if ratio > CLOSE]
-    faster = [1 / ratio for ratio in ratios.values() if ratio < 1 / CLOSE]
-    alike = len(ratios) - len(slower) - len(faster)
-    least = min(ratios, key=lambda name: ratios[name])
-    mean = statistics.geometric_mean(ratios.values())
-    return (
-        f"**PyTorch's libraries** (the faster of eager and inductor) take {mean:.2f} times as "
-        f"long as Felix's schedule (geometric mean of {len(ratios)} subgraphs), "
-        f"{ratios[least]:.2f} times on {least}, the least. They "
-        f"are slower on {_counted(slower)}, within {CLOSE - 1:.0%} on {alike}, and faster on "
-        f"{_counted(faster)}."
-    )
-
-
-def _counted(ratios: Sequence[float]) -> str:
-    return f"{len(ratios)} ({_range(ratios)} times)" if ratios else "none"
 
 
 def service_polling(data: Data) -> str:
@@ -380,22 +210,6 @@ def structure_table(data: Data) -> str:
     return common.table([*head, "differ", "loose"], structure.summarize(data["found"]))
 
 
-def proposals_table(data: Data) -> str:
-    """Accepted shares by workload and target."""
-    rows = [
-        [
-            entry["workload"],
-            entry["target"],
-            entry["proposed"],
-            entry["accepted"] / max(entry["proposed"], 1),
-            entry["uniform_accepted"] / entry["uniform"],
-        ]
-        for entry in data["found"]
-    ]
-    head = ["workload", "target", "proposed", "share accepted", "share of uniform samples"]
-    return common.table(head, rows)
-
-
 #: A results file's field `benchmark` -> its statement.
 STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "cluster_scaling": cluster_scaling,
@@ -408,18 +222,12 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "measure_throughput": measure_throughput,
     "multi_gpu": multi_gpu,
     "networks": networks.statement,
-    "proposals": proposals,
-    "search_ablation": ablation_table.says,
     "search_cost": search_costs,
-    "search_efficiency": search_efficiency,
-    "search_simulated": search_simulated.says,
-    "selection_replay": selection_replay.says,
     "service-hostile": service_hostile,
     "service-polling": service_polling,
     "service-start": service_start,
     "structure": structure_check,
     "template_fuzz": template_fuzz,
-    "tensor_cores": tensor_cores_ratios,
 }
 
 

@@ -192,7 +192,7 @@ def _torch_calls(workload: str) -> dict[str, Call]:
     import torch
     import tvm
 
-    from benchmarks.support import vendor
+    from benchmarks.support.searches import vendor
     from felix.target import cpu
 
     torch.set_num_threads(cpu.available_cores())

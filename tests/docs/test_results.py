@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from benchmarks import report
-from benchmarks.pages import statements
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -71,28 +70,6 @@ def test_tags_are_replaced_and_the_rest_stays(tmp_path: pathlib.Path) -> None:
 def test_a_missing_results_file_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         report.fill("{{table nothing}}\n", tmp_path)
-
-
-def test_statements_of_searches_count_who_got_there() -> None:
-    def run(strategy: str, *curve: tuple[int, float, float]) -> dict[str, Any]:
-        return {
-            "name": "gemm",
-            "strategy": strategy,
-            "seed": 0,
-            "n_measured": 8,
-            "wall_s": 20.0,
-            "curve": list(curve),
-            "finals": [],
-        }
-
-    runs = [
-        run("felix", (1, 2.0, 10.0)),
-        run("evolution", (1, 6.0, 10.1)),
-        run("stock", (1, 9.0, 20.0)),
-    ]
-    lines = statements.search_efficiency({"runs": runs}).splitlines()
-    assert "3.0 times as long on the 1 where both get there" in lines[0]
-    assert "both get there" not in lines[1] and "on the 1 where Felix does" in lines[1]
 
 
 def test_origin_names_command_machine_and_versions() -> None:

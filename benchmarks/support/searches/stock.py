@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.support import common, winners
-from benchmarks.support.searches import timing
+from benchmarks.support import common
+from benchmarks.support.searches import winners
 
 #: A latency that is none.
 FAILED_US = 1e9
@@ -43,19 +43,14 @@ def tune(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     if not watch.ran:
         winners.write(pathlib.Path(request["path"]), task, [])
         return counts | {"curve": []}
-    cold_us = timing.cold_us(task, [mod for *_, mod in watch.ran])
-    best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
+    with winners.patient(task) as pool:
+        cold_us = [each.latency_us for each in pool.measure([mod for *_, mod in watch.ran])]
     cold = [number for number, latency_us in enumerate(cold_us) if latency_us is not None]
     cold = sorted(cold, key=lambda number: cold_us[number])[:N_STOCK_REMEASURED]
     mods = [watch.ran[number][3] for number in cold]
     winners.write(pathlib.Path(request["path"]), task, mods)
-    return counts | {
-        "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
-        "own_best_us": watch.ran[best][2],
-        "own_best_cold_us": cold_us[best],
-        "best_warm_us": timing.warm_us(task, watch.ran[best][3]),
-        "cold_failed": sum(one is None for one in cold_us),
-    }
+    moments = [(trial, moment - start) for trial, moment, *_ in watch.ran]
+    return counts | {"curve": curve_of(moments, cold_us)}
 
 
 def _watch() -> Any:

@@ -7,17 +7,14 @@ choice. It is built, checked and timed by a pool, as thoroughly as the fastest c
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.support import winners
+from benchmarks.support.searches import winners
 
 if TYPE_CHECKING:
-    from felix.measure import protocol
     from felix.search import interface
     from felix.sketch.template_sketch import TemplateSketch
     from felix.task import Task
@@ -26,43 +23,27 @@ if TYPE_CHECKING:
 SUGGESTIONS = 16
 
 
-def piece(
-    request: dict[str, Any], measurer: Callable[[Task], protocol.Measurer] | None = None
-) -> dict[str, Any]:
-    """Results of the strategy "first": the choice, its latency or error, and what it took.
-
-    It is measured by a task's `measurer`; None: by a pool of its own.
-    """
+def piece(request: dict[str, Any]) -> dict[str, Any]:
+    """Results of the strategy "first": its latency, where there is a choice and it runs."""
     from felix import workloads
     from felix.measure.pool import local
 
     task = workloads.parse(request["workload"], target=request["target"])
-    start = time.perf_counter()
     chosen = choose(task, request["seed"])
-    wall_s = time.perf_counter() - start
     path = pathlib.Path(request["path"])
     if chosen is None:
         winners.write(path, task, [])
-        return {"wall_s": wall_s}
-    sketch, suggestion, model = chosen
+        return {}
+    sketch, suggestion = chosen
     program = sketch.program(suggestion.decisions)
-    opened = measurer or (lambda task: local.LocalPool(task, local.LocalOptions(builders=1)))
-    with contextlib.closing(opened(task)) as pool:
+    with local.LocalPool(task, local.LocalOptions(builders=1)) as pool:
         measured = pool.submit(program, thorough=True).result()
     winners.write(path, task, [program] if measured.ok else [])
-    return {
-        "wall_s": wall_s,
-        "variant": sketch.variant,
-        "model": model,
-        "decisions": list(suggestion.decisions),
-        "predicted_us": suggestion.predicted_us,
-        "us": measured.latency_us,
-        "error": None if measured.error is None else f"{measured.error}: {measured.message}",
-    }
+    return {"us": measured.latency_us}
 
 
-def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion, str] | None:
-    """Sketch and suggestion that the model of templates prefers, and which model it is.
+def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion] | None:
+    """Sketch and suggestion that the model of templates prefers.
 
     None where the task has no template.
     """
@@ -78,7 +59,7 @@ def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion,
     options = dataclasses.replace(local.LocalOptions(), n_warm_rounds=0)
     search = local.LocalSearch(list(sketches), loaded.module, options, seed=seed)
     best = preferred(search.suggest(SUGGESTIONS))
-    return None if best is None else (sketches[best.sketch_index], best, loaded.message)
+    return None if best is None else (sketches[best.sketch_index], best)
 
 
 def preferred(suggestions: Sequence[interface.Suggestion]) -> interface.Suggestion | None:

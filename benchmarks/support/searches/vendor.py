@@ -7,14 +7,12 @@ layouts are timed in all of them, not only in that of the workload; the best one
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.support.lanes import device
     from felix.measure.payload import Program
     from felix.task import Task
 
@@ -27,11 +25,11 @@ DEVICE = "cuda"
 ONLY = "as it is"
 
 
-def calls(workload: str, turn: device.Turn | None = None) -> dict[str, dict[str, Call]]:
+def calls(workload: str) -> dict[str, dict[str, Call]]:
     """The workload by each library on the GPU: layout -> "eager" and "inductor" -> call.
 
     The first call of an "inductor" compiles and chooses kernels. What was compiled for others is
-    forgotten. With a `turn` the GPU is used when this process has it.
+    forgotten.
     """
     import torch
 
@@ -41,9 +39,7 @@ def calls(workload: str, turn: device.Turn | None = None) -> dict[str, dict[str,
     torch.compiler.reset()
     made = {}
     for layout, (operator, params) in variants(workload).items():
-        form, drawn = program(operator, params, "cpu")
-        with _alone(turn):
-            inputs = [tensor.to(DEVICE) for tensor in drawn]
+        form, inputs = program(operator, params, DEVICE)
         compiled = torch_child.compiled(form, DEVICE)
         made[layout] = {
             "eager": functools.partial(form, *inputs),
@@ -52,17 +48,7 @@ def calls(workload: str, turn: device.Turn | None = None) -> dict[str, dict[str,
     return made
 
 
-def prepare(by_layout: Mapping[str, Mapping[str, Call]], turn: device.Turn) -> None:
-    """Make the first call of each, which compiles and chooses kernels, as `in_turns_us` calls."""
-    import torch
-
-    with torch.inference_mode(), turn.taken():
-        for kinds in by_layout.values():
-            for call in kinds.values():
-                call()
-
-
-def tuned(task: Task, program: Program, turn: device.Turn | None = None) -> Call:
+def tuned(task: Task, program: Program) -> Call:
     """A program of the task on the GPU, on the stream that PyTorch uses, too."""
     import tvm
 
@@ -71,13 +57,7 @@ def tuned(task: Task, program: Program, turn: device.Turn | None = None) -> Call
 
     main = build.module_of_task(program, task)["main"]
     arrays = reference.inputs(task_program.arguments(task.mod), 0, positive=False)
-    with _alone(turn):
-        return functools.partial(main, *(tvm.runtime.tensor(each, tvm.cuda(0)) for each in arrays))
-
-
-def _alone(turn: device.Turn | None) -> contextlib.AbstractContextManager[None]:
-    """The GPU is this process's: by the turn, or because nobody else is there."""
-    return contextlib.nullcontext() if turn is None else turn.taken()
+    return functools.partial(main, *(tvm.runtime.tensor(each, tvm.cuda(0)) for each in arrays))
 
 
 def in_turns_us(

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from felix.measure.payload import Program
-    from felix.measure.pool.local import LocalOptions
+    from felix.measure.pool import local
     from felix.task import Task
 
 #: Bursts of each program that is not slower than the fastest by more than this factor.
 TURNS, MARGIN = 20, 1.25
 SUFFIX = ".programs"
+#: What stock could build must not be lost when it is built again.
+REBUILD_S, REBUILD_SOURCE_BYTES = 60.0, 1 << 30
 
 
 def write(piece: pathlib.Path, task: Task, programs: Sequence[Program]) -> None:
@@ -56,16 +58,21 @@ def read_one(piece: pathlib.Path) -> list[Program]:
     return [one.mod if isinstance(one, payload.TirProgram) else one for one in read]
 
 
-def timed(
-    task: Task, programs: Mapping[str, Sequence[Program]], options: LocalOptions
-) -> dict[str, Any]:
-    """Median latency of every search's fastest program; None: none of them ran."""
+def patient(task: Task) -> local.LocalPool:
+    """A pool that builds whatever stock could build."""
     from felix.measure.pool import local
+
+    options = local.LocalOptions(build_timeout_s=REBUILD_S, max_source_bytes=REBUILD_SOURCE_BYTES)
+    return local.LocalPool(task, options)
+
+
+def timed(task: Task, programs: Mapping[str, Sequence[Program]]) -> dict[str, Any]:
+    """Median latency of every search's fastest program; None: none of them ran."""
 
     every = [(name, one) for name, some in programs.items() for one in some]
     latencies: list[list[float]] = [[] for _ in every]
     left = list(range(len(every)))
-    with local.LocalPool(task, options) as pool:
+    with patient(task) as pool:
         for turn in range(TURNS):
             futures = [pool.submit(every[number][1], thorough=True) for number in left]
             for number, future in zip(left, futures, strict=True):
@@ -76,11 +83,7 @@ def timed(
     for (name, _), times_us in zip(every, latencies, strict=True):
         if times_us:
             medians[name].append(statistics.median(times_us))
-    return {
-        "turns": TURNS,
-        "medians_us": medians,
-        "median_us": {name: min(times_us, default=None) for name, times_us in medians.items()},
-    }
+    return {"median_us": {name: min(us, default=None) for name, us in medians.items()}}
 
 
 def _near_the_best(latencies: Sequence[Sequence[float]]) -> list[int]:

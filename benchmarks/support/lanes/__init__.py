@@ -1,1 +1,0 @@
-"""Pieces of a benchmark in two processes that overlap: Felix tunes, the libraries are prepared."""
