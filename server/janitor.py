@@ -12,8 +12,7 @@ import sqlalchemy as sa
 
 from felix import errors as engine_errors
 from server.database import database
-from server.store import blobs
-from server.store.across_jobs import retention
+from server.store import artifacts, blobs
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +27,13 @@ def clean(db: database.Database, store: blobs.BlobStore, default_days: int | Non
         The jobs whose files were removed.
     """
     with db.read() as tx:
-        job_ids = retention.expired_jobs(tx, default_days)
+        job_ids = artifacts.expired_jobs(tx, default_days)
     for job_id in job_ids:
         with db.write() as tx:
-            removed = retention.remove_files(tx, job_id)
+            removed = artifacts.remove_files(tx, job_id)
         for sha256 in sorted(removed.contents):
             with db.write() as tx:
-                retention.remove_content(tx, store, sha256)
+                artifacts.remove_content(tx, store, sha256)
         _log.info(
             "%d files of job %d are removed",
             len(removed.names),

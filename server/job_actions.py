@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import orm
 
 from server import errors, states
-from server.store import control, jobs, rows
-from server.store.across_jobs import retention
-from server.store.projects import projects
+from server.store import artifacts, control, jobs, projects, rows
 from server.web import auth, dependencies, request_bodies
 
 #: Higher goes first.
@@ -95,7 +93,7 @@ def delete(services: dependencies.Services, caller: auth.Caller, job_id: int) ->
         caller.audit(tx, "job.delete", f"job {job_id}")
     for sha256 in orphans:
         with services.unrestricted_db.write() as tx:
-            retention.remove_content(tx, services.blobs, sha256)
+            artifacts.remove_content(tx, services.blobs, sha256)
 
 
 def check_priority(

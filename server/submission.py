@@ -23,9 +23,8 @@ from felix.search import strategies
 from server import errors, job_actions
 from server.parsing import databases
 from server.parsing import parser as parsing
-from server.store import artifacts, jobs, networks
-from server.store.across_jobs import imports, retention, reuse
-from server.store.tuners import workers
+from server.store import artifacts, imports, jobs, networks, reuse
+from server.store import tuners as store_tuners
 from server.web import auth, dependencies, request_bodies, uploads
 
 T = TypeVar("T")
@@ -258,7 +257,7 @@ def _import(
             tx, new, parsed.schedules, caller.key.id, idempotency, quota, upload.size_bytes
         )
         if made.is_new:
-            retention.keep_content(tx, services.blobs, upload.sha256, upload.path)
+            artifacts.keep_content(tx, services.blobs, upload.sha256, upload.path)
             artifacts.attach(tx, made.job.id, _input(upload))
             caller.audit(tx, "database.import", f"job {made.job.id}", target=new.target)
             made = jobs.Made(jobs.get(tx, made.job.id), True)
@@ -281,13 +280,13 @@ def _parse_and_make(
         made = jobs.create(tx, new, caller.key.id, submission.idempotency, quota, n_bytes)
         if made.is_new:
             if upload is not None:
-                retention.keep_content(tx, services.blobs, upload.sha256, upload.path)
+                artifacts.keep_content(tx, services.blobs, upload.sha256, upload.path)
                 artifacts.attach(tx, made.job.id, _input(upload))
                 if upload.body.is_network:
                     networks.create(tx, made.job.id, _network(upload.name, parsed))
             caller.audit(tx, "job.create", f"job {made.job.id}", op=new.op, target=new.target)
             if submission.body.reuse:
-                alive = workers.alive_keys(tx, services.settings.stale_s)
+                alive = store_tuners.alive_keys(tx, services.settings.stale_s)
                 request = reuse.Request(
                     job_id=made.job.id,
                     new=new,
@@ -304,7 +303,7 @@ def _parse_and_make(
 def _devices(services: dependencies.Services) -> list[dict[str, Any]]:
     """The devices of the tuners that are there; of all that were, if none is."""
     with services.unrestricted_db.read() as tx:
-        tuners = workers.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, services.settings.stale_s)
     alive = [tuner for tuner in tuners if tuner.is_alive]
     return [device for tuner in alive or tuners for device in tuner.devices]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import fastapi
 
 from server.store import rows
-from server.store.tuners import device_reports, workers
+from server.store import tuners as store_tuners
 from server.web import auth, dependencies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1", tags=["devices"])
@@ -32,9 +32,9 @@ def devices(
 ) -> response_bodies.Listed[response_bodies.Device]:
     """The devices that tuners have or had, by kind and name."""
     with caller.read() as tx:
-        tuners = workers.every(tx, services.settings.stale_s)
-        reports = device_reports.of_workers(tx, [tuner.id for tuner in tuners])
-    grouped = workers.devices(tuners, reports)
+        tuners = store_tuners.every(tx, services.settings.stale_s)
+        reports = store_tuners.reports_of(tx, [tuner.id for tuner in tuners])
+    grouped = store_tuners.devices(tuners, reports)
     return response_bodies.Listed(
         items=[response_bodies.Device.model_validate(each) for each in grouped]
     )
@@ -42,4 +42,4 @@ def devices(
 
 def _workers(services: dependencies.Services, caller: auth.Caller) -> list[rows.Worker]:
     with caller.read() as tx:
-        return workers.every(tx, services.settings.stale_s)
+        return store_tuners.every(tx, services.settings.stale_s)

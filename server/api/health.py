@@ -13,7 +13,7 @@ from server import disks
 from server.cache import response_cache
 from server.database import schema
 from server.store import blobs
-from server.store.tuners import workers
+from server.store import tuners as store_tuners
 from server.web import auth, dependencies, response_bodies, shared_response
 from server.web import metrics as web_metrics
 
@@ -42,7 +42,7 @@ def _ready(services: dependencies.Services) -> bytes:
         disks.check(services.blobs.folder, "the blob store")
     disks.check(pathlib.Path(tempfile.gettempdir()), "scratch files")
     with services.unrestricted_db.read() as tx:
-        tuners = workers.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, services.settings.stale_s)
     alive = sum(tuner.is_alive for tuner in tuners)
     ready = response_bodies.Ready(
         status="ready", schema_revision=schema.head(), n_tuners_alive=alive

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import fastapi
 
-from server.store.projects import projects
+from server.store import projects
 from server.teams import projects as team_projects
 from server.web import auth, project_bodies, response_bodies
 

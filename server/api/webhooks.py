@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 import fastapi
 
-from server.store import rows
-from server.store.projects import webhooks
+from server.store import rows, webhooks
 from server.teams import webhooks as team_webhooks
 from server.web import auth, dependencies, project_bodies, request_bodies, response_bodies
 

@@ -17,7 +17,8 @@ import anyio.to_thread
 from server import errors
 from server.cache import single_flight, visible_jobs
 from server.database import database
-from server.store import events, rows
+from server.store import events as store_events
+from server.store import rows
 
 #: Events in a job's window.
 LENGTH = 256
@@ -114,10 +115,10 @@ class RecentEvents:
 
     def _read(self, job_id: int, before: Window | None) -> Window:
         with self._db.read() as tx:
-            last = events.last(tx, job_id)
+            last = store_events.last(tx, job_id)
             if last is None:
                 raise errors.NotFound(f"there is no job {job_id}")
             if before is None or last - before.last_seq > LENGTH:
                 before = Window(max(0, last - LENGTH), ())
-            new = events.after(tx, job_id, before.last_seq) if last > before.last_seq else []
+            new = store_events.after(tx, job_id, before.last_seq) if last > before.last_seq else []
         return before.with_new(EncodedEvent(e.seq, e.type, self._encode(e)) for e in new)

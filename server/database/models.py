@@ -64,7 +64,7 @@ class Key(fields.Key, Base):
     __table_args__ = _NEVER_REUSED
 
     secret_sha256: orm.Mapped[str]
-    #: seconds of tuners that the key's jobs had lately, as of a time: `server.store.sharing.usage`
+    #: seconds of tuners that the key's jobs had lately, as of a time: `server.store.turns`
     tuner_s: orm.Mapped[float] = orm.mapped_column(default=0.0, server_default=sa.text("0"))
     tuner_s_at: orm.Mapped[datetime.datetime | None]
 

@@ -85,7 +85,7 @@ def refuse_cores(cores: int, devices: Sequence[Mapping[str, Any]]) -> None:
 
 
 def of_this_machine() -> list[dict[str, Any]]:
-    """The devices of this machine, as `server.store.tuners.workers` stores them."""
+    """The devices of this machine, as `server.store.tuners` stores them."""
     places: collections.Counter[str] = collections.Counter()
     made = []
     for device in target.devices():
@@ -100,7 +100,7 @@ def of_this_machine() -> list[dict[str, Any]]:
 def described(
     name: str, parsed: Any, hardware: target.Hardware, memory_bytes: int
 ) -> dict[str, Any]:
-    """A device, as `server.store.tuners.workers` stores it."""
+    """A device, as `server.store.tuners` stores it."""
     from costmodel import registry
 
     return {

@@ -27,8 +27,7 @@ from typing import Any, Literal
 from felix.processes import confine, fork_server
 from server import errors
 from server.parsing import databases
-from server.store import jobs, networks
-from server.store.across_jobs import imports
+from server.store import imports, jobs, networks
 
 Kind = Literal["operator", "onnx", "tir"]
 

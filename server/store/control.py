@@ -14,7 +14,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models, visibility
-from server.store import events, jobs, rows, transitions
+from server.store import events, jobs, rows
 
 _S = states.State
 
@@ -25,9 +25,9 @@ def pause(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     if _S(job.state) not in (_S.PAUSED, _S.PAUSING):
-        transitions.move(tx, job, _S.PAUSED if job.state == _S.QUEUED else _S.PAUSING)
+        events.change_state(tx, job, _S.PAUSED if job.state == _S.QUEUED else _S.PAUSING)
     return jobs.get(tx, job_id)
 
 
@@ -37,11 +37,11 @@ def resume(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     if _S(job.state) not in (_S.QUEUED, _S.RUNNING):
         if job.state not in (_S.PAUSED, _S.PAUSING):
             raise errors.IllegalMove(f"a job that is {job.state} cannot be resumed")
-        transitions.move(tx, job, _S.QUEUED if job.state == _S.PAUSED else _S.RUNNING)
+        events.change_state(tx, job, _S.QUEUED if job.state == _S.PAUSED else _S.RUNNING)
     return jobs.get(tx, job_id)
 
 
@@ -51,10 +51,10 @@ def cancel(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     if _S(job.state) not in (_S.CANCELLED, _S.CANCELLING):
         held = job.lease_token is not None
-        transitions.move(tx, job, _S.CANCELLING if held else _S.CANCELLED)
+        events.change_state(tx, job, _S.CANCELLING if held else _S.CANCELLED)
     return jobs.get(tx, job_id)
 
 
@@ -65,14 +65,14 @@ def stop(tx: orm.Session, job_id: int) -> rows.Job:
         NotFound, IllegalMove
         Conflict: nothing was measured yet and nobody works on it.
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     if job.state != _S.STOPPING:
         if job.lease_token is None and job.n_trials == 0:
             raise errors.Conflict(
                 f"job {job_id} has measured nothing yet, so there is no result to end with: "
                 "cancel it instead"
             )
-        transitions.move(tx, job, _S.STOPPING, not_before=None)
+        events.change_state(tx, job, _S.STOPPING, not_before=None)
     return jobs.get(tx, job_id)
 
 
@@ -82,11 +82,11 @@ def retry(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     if job.state not in (_S.FAILED, _S.CANCELLED):
         raise errors.IllegalMove(f"a job that is {job.state} cannot be retried")
     cleared = {"attempts": 0, "not_before": None, "error": None, "message": None, "reason": None}
-    transitions.move(tx, job, _S.QUEUED, {"retry": True}, **cleared)
+    events.change_state(tx, job, _S.QUEUED, {"retry": True}, **cleared)
     return jobs.get(tx, job_id)
 
 
@@ -104,7 +104,7 @@ def change(
     Raises:
         NotFound
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     fields = {"name": name, "note": note, "priority": priority}
     changes: dict[str, Any] = {field: v for field, v in fields.items() if v is not None}
     if changes:
@@ -131,7 +131,7 @@ def delete(tx: orm.Session, job_id: int) -> list[str]:
         NotFound
         Conflict: the job has not ended.
     """
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     if _S(job.state) not in states.ENDED:
         raise errors.Conflict(f"job {job_id} is {job.state}: cancel it first")
     named = models.Artifact.sha256

@@ -11,8 +11,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models
-from server.store import events, rows
-from server.store.projects import projects
+from server.store import events, projects, rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import columns, models
-from server.store import rows
-from server.store.projects import projects
+from server.store import projects, rows
 
 PREFIX = "felix"
 _KIND = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

@@ -17,8 +17,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models
-from server.store import jobs, rows, transitions
-from server.store.sharing import turns
+from server.store import events, jobs, rows, turns
 
 _S = states.State
 
@@ -80,7 +79,7 @@ def claim(
     }
     payload = {"worker": worker_id, "attempt": job_model.attempts + 1}
     if job_model.state == _S.QUEUED:
-        transitions.move(tx, job_model, _S.RUNNING, payload, **lease)
+        events.change_state(tx, job_model, _S.RUNNING, payload, **lease)
     else:  # it is to end early and stays in `stopping`
         _update(tx, job_model.id, lease)
     return Claim(jobs.get(tx, job_model.id), Fence(job_model.id, token))
@@ -154,7 +153,7 @@ def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
     """
     job = lock_job(tx, fence)
     to = _S.CANCELLED if job.state == _S.CANCELLING else _S.SUCCEEDED
-    transitions.move(tx, job, to, {"reason": reason}, reason=reason, error=None, message=None)
+    events.change_state(tx, job, to, {"reason": reason}, reason=reason, error=None, message=None)
     return to
 
 
@@ -173,7 +172,7 @@ def fail(
     job = lock_job(tx, fence)
     failure = {"error": error, "message": message}
     if retry_after_s is None and job.state != _S.CANCELLING:
-        transitions.move(tx, job, _S.FAILED, failure, **failure, reason="failed")
+        events.change_state(tx, job, _S.FAILED, failure, **failure, reason="failed")
         return _S.FAILED
     later = columns.db_now(retry_after_s) if retry_after_s else None
     return _end_lease(tx, job, {**failure, "not_before": later}, failure)
@@ -203,7 +202,7 @@ def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
         }
         if job.attempts >= max_attempts and job.state != _S.CANCELLING:
             error_columns = {name: failure[name] for name in ("error", "message")}
-            transitions.move(tx, job, _S.FAILED, failure, reason="failed", **error_columns)
+            events.change_state(tx, job, _S.FAILED, failure, reason="failed", **error_columns)
             reaped.append(Reaped(job.id, _S.FAILED))
         else:
             reaped.append(Reaped(job.id, _end_lease(tx, job, {}, failure)))
@@ -226,7 +225,7 @@ def _end_lease(
         none = {"lease_token": None, "lease_expires_at": None, "worker_id": None}
         _update(tx, job.id, changes | none)
         return state
-    transitions.move(tx, job, _RELEASED[state], payload, **changes)
+    events.change_state(tx, job, _RELEASED[state], payload, **changes)
     return _RELEASED[state]
 
 

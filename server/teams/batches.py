@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server import states
-from server.store import jobs, rows
-from server.store.across_jobs import batches
+from server.store import jobs, requests, rows
 from server.web import auth
 
 
@@ -68,14 +67,14 @@ def get(caller: auth.Caller, batch_id: int) -> Batch:
         NotFound
     """
     with caller.read() as tx:
-        row = batches.get(tx, batch_id, _key_id(caller))
+        row = requests.get_batch(tx, batch_id, _key_id(caller))
         return _of([row], jobs.states_of(tx, _job_ids([row])))[0]
 
 
 def page(caller: auth.Caller, limit: int, after: int | None = None) -> list[Batch]:
     """Batches, newest first; `after` is the last number of the page before."""
     with caller.read() as tx:
-        listed = batches.page(tx, _key_id(caller), limit, after)
+        listed = requests.page_of_batches(tx, _key_id(caller), limit, after)
         return _of(listed, jobs.states_of(tx, _job_ids(listed)))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from server.store import rows
-from server.store.projects import projects
+from server.store import projects, rows
 from server.web import auth, project_bodies
 
 

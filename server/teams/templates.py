@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server import errors, job_actions, submission
-from server.store import jobs, rows
-from server.store.across_jobs import templates
+from server.store import jobs, requests, rows
 from server.web import auth, dependencies, request_bodies
 
 #: Settings of a job that a template of it has, where they are not the default.
@@ -26,7 +25,7 @@ def save(
     submission.refuse_long(body, job_actions.upload_limit(services, caller))
     content = body.model_dump(mode="json", exclude_unset=True)
     with caller.write() as tx:
-        template = templates.save(tx, caller.key.id, name, content)
+        template = requests.save_template(tx, caller.key.id, name, content)
         caller.audit(tx, "template.save", f"template {name}")
     return template
 
@@ -38,7 +37,7 @@ def delete(caller: auth.Caller, name: str) -> None:
         NotFound
     """
     with caller.write() as tx:
-        templates.delete(tx, caller.key.id, name)
+        requests.delete_template(tx, caller.key.id, name)
         caller.audit(tx, "template.delete", f"template {name}")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from server.store import rows
-from server.store.projects import webhooks
+from server.store import rows, webhooks
 from server.web import auth, dependencies, project_bodies
 from server.webhooks import addresses
 

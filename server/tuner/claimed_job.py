@@ -19,8 +19,7 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from server import errors, states
 from server.database import database
-from server.store import artifacts, blobs, events, jobs, leases, progress, rows, trials
-from server.store.across_jobs import reuse
+from server.store import artifacts, blobs, events, jobs, leases, progress, reuse, rows, trials
 from server.tuner import heartbeat
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from felix import errors, records
 from felix.known_results import adapt, outcome
 from felix.metaschedule import trace_text
 from felix.task import Task
-from server.store.across_jobs import reuse
+from server.store import reuse
 from server.tuner import engine
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.store import networks, progress, rows, trials
-from server.store.across_jobs import reuse
-from server.store.tuners import device_reports
+from server.store import networks, progress, reuse, rows, trials, tuners
 from server.tuner import claimed_job
 
 
@@ -150,7 +148,7 @@ class Engine(Protocol):
         """What jobs can be measured on here (`server.parsing.devices.of_this_machine`)."""
         ...
 
-    def reports(self) -> list[device_reports.Seen]:
+    def reports(self) -> list[tuners.Seen]:
         """How these devices are now; called by another thread."""
         ...
 

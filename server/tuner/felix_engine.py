@@ -18,8 +18,7 @@ from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.store import networks
-from server.store.tuners import device_reports
+from server.store import networks, tuners
 from server.tuner import earlier_jobs, engine, event_recorder, places, reports
 from server.tuner import session as tuner_session
 from server.tuner.artifacts import job_artifact, network_artifact
@@ -56,7 +55,7 @@ class FelixEngine:
         """How each device is, for `reports`."""
         return self._places.conditions()
 
-    def reports(self) -> list[device_reports.Seen]:
+    def reports(self) -> list[tuners.Seen]:
         """See `engine.Engine`."""
         by_place = {each.place: each for each in self.conditions()}
         return reports.seen(self.devices(), by_place, self.versions())

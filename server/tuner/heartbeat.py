@@ -21,9 +21,7 @@ import sqlalchemy as sa
 
 from server import states
 from server.database import database
-from server.store import leases
-from server.store.sharing import turns, usage
-from server.store.tuners import device_reports, workers
+from server.store import leases, tuners, turns
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ class Heartbeat:
         beat_s: float,
         lease_s: float,
         devices: Callable[[], list[dict[str, Any]]],
-        reports: Callable[[], list[device_reports.Seen]],
+        reports: Callable[[], list[tuners.Seen]],
     ) -> None:
         self._devices, self._told = devices, devices()
         self._reports, self._reported_s = reports, -math.inf
@@ -161,9 +159,9 @@ class Heartbeat:
             with self._db.write() as tx:
                 if monitor is not None:
                     instruction = leases.beat(tx, monitor.fence, self._lease_s)
-                workers.beat(tx, self._worker_id)
+                tuners.beat(tx, self._worker_id)
                 if (devices := self._devices()) != self._told:
-                    workers.tell(tx, self._worker_id, devices)
+                    tuners.tell(tx, self._worker_id, devices)
             self._told = devices
             self._report()
             if monitor is not None:
@@ -176,7 +174,7 @@ class Heartbeat:
             return
         seen, self._reported_s = self._reports(), time.monotonic()
         with self._db.write() as tx:
-            device_reports.write(tx, self._worker_id, seen)
+            tuners.write_reports(tx, self._worker_id, seen)
 
     def _share(self, monitor: LeaseMonitor) -> None:
         """Charge the tuner's time to the job's key, and see whose turn it is."""
@@ -184,7 +182,7 @@ class Heartbeat:
         if sharing is None:
             return
         with self._db.write() as tx:
-            usage.charge(tx, sharing.key_id, monitor.take_charge_s())
+            turns.charge(tx, sharing.key_id, monitor.take_charge_s())
             if monitor.may_have_to_yield and turns.is_over(
                 tx, monitor.fence.job_id, sharing.target_keys, sharing.slice_s
             ):

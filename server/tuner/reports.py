@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from felix.measure import conditions, readings
-from server.store.tuners import device_reports
+from server.store import tuners
 
 #: Characters of a text, and candidates of a count, that an engine may say.
 _MAX_CHARACTERS, _MAX_COUNT = 1000, 10**9
@@ -18,7 +18,7 @@ def seen(
     devices: Sequence[Mapping[str, Any]],
     by_place: Mapping[str, conditions.Condition],
     versions: Mapping[str, str],
-) -> list[device_reports.Seen]:
+) -> list[tuners.Seen]:
     """A report of each device.
 
     Args:
@@ -66,7 +66,7 @@ def _one(
     device: Mapping[str, Any],
     condition: conditions.Condition | None,
     versions: Mapping[str, str],
-) -> device_reports.Seen:
+) -> tuners.Seen:
     place = str(device["place"])
     if device.get("now") is not None:
         now = readings.Readings(**device["now"])
@@ -74,7 +74,7 @@ def _one(
         kind, _, index = place.partition(":")
         now = readings.of(kind, int(index))
     condition = condition or conditions.Condition(place)
-    return device_reports.Seen(
+    return tuners.Seen(
         place=place,
         host=str(device.get("host") or platform.node()),
         target_key=str(device["target_keys"][-1]),

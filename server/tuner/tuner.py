@@ -24,9 +24,7 @@ import sqlalchemy as sa
 from felix import errors as engine_errors
 from server import errors, reaper, settings, states
 from server.database import database
-from server.store import artifacts, blobs, leases, networks, rows
-from server.store.across_jobs import retention
-from server.store.tuners import workers
+from server.store import artifacts, blobs, leases, networks, rows, tuners
 from server.tuner import claimed_job, engine, heartbeat, retry
 
 _log = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ class Tuner:
         self.leaving = threading.Event()
         devices = worker.devices()
         host, pid = socket.gethostname(), os.getpid()
-        new = workers.NewWorker(
+        new = tuners.NewWorker(
             name=name or f"{host}-{pid}",
             host=host,
             pid=pid,
@@ -67,7 +65,7 @@ class Tuner:
             devices=devices,
         )
         with db.write() as tx:
-            self.worker_id = workers.register(tx, new)
+            self.worker_id = tuners.register(tx, new)
         self._heartbeat = heartbeat.Heartbeat(
             db,
             self.worker_id,
@@ -99,7 +97,7 @@ class Tuner:
             with self._db.write() as tx:
                 claim = leases.claim(tx, self.worker_id, target_keys, self._settings.lease_s)
                 if claim is not None:
-                    workers.count_job(tx, self.worker_id)
+                    tuners.count_job(tx, self.worker_id)
         except sa.exc.SQLAlchemyError as error:
             _log.warning("cannot claim a job: %s", error, extra={"action": "claim_failed"})
             return False
@@ -132,7 +130,7 @@ class Tuner:
         self._reaper.close()
         self._engine.close()
         with contextlib.suppress(sa.exc.SQLAlchemyError), self._db.write() as tx:
-            workers.leave(tx, self.worker_id)
+            tuners.leave(tx, self.worker_id)
 
     def _work(self, claimed: claimed_job.ClaimedJob) -> None:
         job = claimed.job
@@ -216,7 +214,7 @@ class Tuner:
                     artifacts.store_code(
                         tx, claimed.fence, code.task, code.schedule, code.source, code.assembly
                     )
-                retention.keep_content(tx, self._store, new.sha256, path)
+                artifacts.keep_content(tx, self._store, new.sha256, path)
                 artifacts.add(tx, claimed.fence, new)
 
             claimed.write(write)
@@ -242,7 +240,7 @@ class Tuner:
             new = self._stored(path, "network")
 
             def write(tx: Any) -> None:
-                retention.keep_content(tx, self._store, new.sha256, path)
+                artifacts.keep_content(tx, self._store, new.sha256, path)
                 artifacts.add(tx, claimed.fence, new)
                 networks.finish(tx, claimed.fence, built)
 

@@ -8,8 +8,8 @@ import prometheus_client as prometheus
 from prometheus_client import core, registry
 
 from server.database import database, visibility
-from server.store.across_jobs import job_lists
-from server.store.tuners import workers
+from server.store import job_lists
+from server.store import tuners as store_tuners
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 
@@ -64,7 +64,7 @@ class _Store(registry.Collector):
         """Jobs by state; tuners alive, and what they measured."""
         with self._db.read(self._sees) as tx:
             counts = job_lists.counts(tx)
-            tuners = workers.every(tx, self._stale_s)
+            tuners = store_tuners.every(tx, self._stale_s)
         by_state = core.GaugeMetricFamily("felix_jobs", "Jobs by state", labels=["state"])
         for state, count in counts.items():
             by_state.add_metric([str(state)], count)

@@ -18,7 +18,7 @@ from anyio import abc
 from sqlalchemy import orm
 
 from server.database import database
-from server.store.projects import webhooks
+from server.store import webhooks
 from server.webhooks import sender as senders
 
 _log = logging.getLogger(__name__)

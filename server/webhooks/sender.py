@@ -17,7 +17,7 @@ import anyio
 import httpx
 
 from felix import version
-from server.store.projects import webhooks
+from server.store import webhooks
 from server.webhooks import addresses
 
 SIGNATURE = "Felix-Signature"

@@ -27,8 +27,7 @@ from server import app
 from server import settings as service_settings
 from server.database import columns, database, models, schema
 from server.parsing import parser as parsing
-from server.store import blobs, keys
-from server.store.projects import projects
+from server.store import blobs, keys, projects
 from tests.support.live_service import Served, Shell
 
 with warnings.catch_warnings():

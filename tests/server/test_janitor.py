@@ -12,9 +12,7 @@ import sqlalchemy as sa
 
 from server import errors, janitor
 from server.database import database, models
-from server.store import artifacts, blobs, control, events, jobs, keys, rows
-from server.store.across_jobs import retention
-from server.store.projects import projects
+from server.store import artifacts, blobs, control, events, jobs, keys, projects, rows
 from tests.server.conftest import on_both_databases
 from tests.support import api_rows, service_fakes
 
@@ -68,7 +66,7 @@ def test_old_files_go_and_the_rest_of_the_job_stays(
 ) -> None:
     limit(db, retention_days=30)
     old, recent = finished(db, store, 31), finished(db, store, 29)
-    tagged = finished(db, store, 31, tags=(retention.KEEP_TAG,))
+    tagged = finished(db, store, 31, tags=(artifacts.KEEP_TAG,))
     assert janitor.clean(db, store, 1) == [old.id]  # the project's days count, not the service's
     assert files(db, old) == [] and files(db, recent) == files(db, tagged) == ["job.zip"]
     assert stored(store) == 1  # all three have the same content
@@ -86,7 +84,7 @@ def test_a_content_goes_with_its_last_file(
 ) -> None:
     jobs_ = [finished(db, store, 40) for _ in range(2)]
     with db.write() as tx:
-        control.change(tx, jobs_[1].id, tags=[retention.KEEP_TAG])
+        control.change(tx, jobs_[1].id, tags=[artifacts.KEEP_TAG])
     janitor.clean(db, store, 30)
     assert stored(store) == 1
     with db.write() as tx:
@@ -120,7 +118,7 @@ def test_jobs_that_have_not_ended_keep_their_files(
         )
     assert janitor.clean(db, store, 1) == []
     with db.write() as tx:
-        assert retention.remove_files(tx, job.id).names == ()  # even if it is asked to
+        assert artifacts.remove_files(tx, job.id).names == ()  # even if it is asked to
     assert files(db, job) == ["input"]
 
 
@@ -145,7 +143,7 @@ def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
         size_bytes=content.size_bytes,
     )
     with db.write() as tx:
-        retention.keep_content(tx, store, content.sha256, path)
+        artifacts.keep_content(tx, store, content.sha256, path)
         artifacts.attach(tx, new_job.id, new)
     assert b"".join(store.read(content.sha256)) == api_rows.CONTENT
 
@@ -164,11 +162,11 @@ def test_removing_waits_for_whoever_is_making_a_row(
 
     def remove() -> None:
         with db.write() as tx:
-            outcome.append(retention.remove_content(tx, store, content.sha256))
+            outcome.append(artifacts.remove_content(tx, store, content.sha256))
 
     remover = threading.Thread(target=remove)
     with db.write() as tx:
-        retention.keep_content(tx, store, content.sha256, path)
+        artifacts.keep_content(tx, store, content.sha256, path)
         remover.start()
         remover.join(0.3)
         assert outcome == []  # it waits

@@ -7,8 +7,18 @@ import tempfile
 from typing import Any
 
 from server.database import database
-from server.store import artifacts, blobs, control, events, jobs, leases, progress, rows, trials
-from server.store.tuners import workers
+from server.store import (
+    artifacts,
+    blobs,
+    control,
+    events,
+    jobs,
+    leases,
+    progress,
+    rows,
+    trials,
+    tuners,
+)
 from tests.support import service_fakes
 
 DEVICE = {
@@ -26,11 +36,11 @@ CONTENT = b"PK of a job"
 
 def tuner(db: database.Database, name: str = "tuner") -> int:
     """A tuner that is alive."""
-    new = workers.NewWorker(
+    new = tuners.NewWorker(
         name=name, host="here", pid=7, versions={"felix": "0"}, devices=[DEVICE]
     )
     with db.write() as tx:
-        return workers.register(tx, new)
+        return tuners.register(tx, new)
 
 
 def queued(db: database.Database, key_id: int | None = None, **changes: Any) -> rows.Job:

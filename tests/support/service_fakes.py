@@ -17,8 +17,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import blobs, jobs, leases, networks, progress, rows, trials
-from server.store.tuners import device_reports, workers
+from server.store import blobs, jobs, leases, networks, progress, rows, trials, tuners
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
@@ -160,10 +159,10 @@ def worker(db: database.Database, name: str = "w") -> int:
 
 def worker_row(tx: orm.Session, name: str = "w") -> int:
     """A tuner's row, in a transaction."""
-    new = workers.NewWorker(
+    new = tuners.NewWorker(
         name=name, host="here", pid=1, versions={"felix": "0"}, devices=[{"name": "cpu"}]
     )
-    return workers.register(tx, new)
+    return tuners.register(tx, new)
 
 
 def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -> leases.Claim:
@@ -218,7 +217,7 @@ class Engine:
     def devices(self) -> list[dict[str, Any]]:
         return [] if self.device is None else [self.device]
 
-    def reports(self) -> list[device_reports.Seen]:
+    def reports(self) -> list[tuners.Seen]:
         return []
 
     def versions(self) -> dict[str, str]:

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server.database import database, models
-from server.store import artifacts, blobs, jobs, leases, progress, trials
-from server.store.tuners import workers
+from server.store import artifacts, blobs, jobs, leases, progress, trials, tuners
 
 TARGET_KEYS = ["llvm", "llvm/benchmark"]
 #: Tables whose rows are copied for each job.
@@ -68,7 +67,7 @@ def claimed(db: database.Database) -> leases.Claim:
     """A new job of a new tuner, in a database where no other one waits."""
     with db.write() as tx:
         jobs.create(tx, _new_job(), None)
-        claim = leases.claim(tx, workers.register(tx, _new_worker()), TARGET_KEYS, 60.0)
+        claim = leases.claim(tx, tuners.register(tx, _new_worker()), TARGET_KEYS, 60.0)
     assert claim is not None
     return claim
 
@@ -114,7 +113,7 @@ def _new_job() -> jobs.NewJob:
     )
 
 
-def _new_worker() -> workers.NewWorker:
+def _new_worker() -> tuners.NewWorker:
     device = {
         "name": "benchmark cpu",
         "kind": "llvm",
@@ -123,7 +122,7 @@ def _new_worker() -> workers.NewWorker:
         "hardware": {"cores": 2},
         "model": None,
     }
-    return workers.NewWorker(
+    return tuners.NewWorker(
         name="tuner", host="here", pid=7, versions={"felix": "0"}, devices=[device]
     )
 

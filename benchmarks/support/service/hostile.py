@@ -23,8 +23,7 @@ from felix import workloads
 from felix.task import Task
 from felix.workloads import catalogue
 from server import errors, states
-from server.store import control, events, jobs, keys
-from server.store.across_jobs import job_lists
+from server.store import control, events, job_lists, jobs, keys
 
 N_HOSTILE = 30
 N_CANCELS = 5

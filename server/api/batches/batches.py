@@ -12,8 +12,7 @@ import pydantic
 from felix import errors as engine_errors
 from server import errors, job_actions, submission
 from server.api import paging
-from server.store import jobs
-from server.store.across_jobs import batches
+from server.store import jobs, requests
 from server.teams import batches as team_batches
 from server.web import auth, dependencies, problems, request_bodies, response_bodies
 
@@ -42,7 +41,7 @@ async def submit(
     idempotency = _idempotency(idempotency_key, body)
     if idempotency is not None:
         with caller.read() as tx:
-            earlier = batches.made_before(tx, caller.key.id, idempotency)
+            earlier = requests.made_before(tx, caller.key.id, idempotency)
         if earlier is not None:
             response.headers["Location"] = f"/v1/batches/{earlier.id}"
             response.status_code = 200
@@ -52,7 +51,7 @@ async def submit(
         for number, item in enumerate(body.jobs)
     ]
     with caller.write() as tx:
-        batch = batches.create(tx, caller.key.id, items, idempotency)
+        batch = requests.create_batch(tx, caller.key.id, items, idempotency)
         n_refused = sum("job_id" not in item for item in items)
         caller.audit(
             tx, "batch.create", f"batch {batch.id}", n_jobs=len(items), n_refused=n_refused

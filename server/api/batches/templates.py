@@ -11,7 +11,7 @@ from fastapi import exceptions
 
 from server import job_actions, submission
 from server.api.jobs import estimates
-from server.store.across_jobs import templates
+from server.store import requests
 from server.teams import templates as team_templates
 from server.web import auth, dependencies, request_bodies, response_bodies
 
@@ -41,7 +41,7 @@ def every(
 ) -> response_bodies.Listed[response_bodies.Template]:
     """The templates of this key, by name."""
     with caller.read() as tx:
-        saved = templates.every(tx, caller.key.id)
+        saved = requests.templates(tx, caller.key.id)
     return response_bodies.Listed(
         items=[response_bodies.Template.model_validate(template) for template in saved]
     )
@@ -67,7 +67,7 @@ async def submit(
     Fields of `workload`, `params` and `options` are changed one by one, others as a whole.
     """
     with caller.read() as tx:
-        template = templates.get(tx, caller.key.id, name)
+        template = requests.get_template(tx, caller.key.id, name)
     body = _job(team_templates.merged(template.job, changes.job))
     submission.refuse_long(body, job_actions.upload_limit(services, caller))
     made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))

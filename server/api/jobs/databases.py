@@ -14,8 +14,7 @@ from starlette import responses
 from server import errors, job_actions, states, submission
 from server.api.jobs import estimates
 from server.parsing import databases
-from server.store import artifacts, jobs, rows
-from server.store.across_jobs import job_lists
+from server.store import artifacts, job_lists, jobs, rows
 from server.web import auth, dependencies, request_bodies, response_bodies, uploads
 
 router = fastapi.APIRouter(tags=["databases"])

@@ -6,8 +6,7 @@ import fastapi
 from sqlalchemy import orm
 
 from server import job_actions, states, submission
-from server.store import jobs, networks, rows
-from server.store.across_jobs import queue
+from server.store import jobs, networks, queue, rows
 from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/estimate", tags=["jobs"])

@@ -10,8 +10,7 @@ from sqlalchemy import orm
 from server import job_actions, states, submission
 from server.api import paging
 from server.api.jobs import estimates
-from server.store import jobs
-from server.store.across_jobs import job_lists, reuse
+from server.store import job_lists, jobs, reuse
 from server.web import (
     auth,
     dependencies,

@@ -12,8 +12,7 @@ from starlette import responses
 
 from server.api import csv_cells
 from server.api.jobs import jobs as job_routes
-from server.store import rows
-from server.store.across_jobs import job_lists
+from server.store import job_lists, rows
 from server.web import auth
 
 router = fastapi.APIRouter(tags=["jobs"])

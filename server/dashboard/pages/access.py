@@ -18,8 +18,7 @@ from starlette import responses
 from server import errors, key_actions
 from server.dashboard import render
 from server.dashboard.pages import logins
-from server.store import keys, rows
-from server.store.projects import projects
+from server.store import keys, projects, rows
 from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)

@@ -9,8 +9,7 @@ import fastapi
 
 from server import errors, states
 from server.dashboard import chart_data, render
-from server.store import jobs, rows
-from server.store.across_jobs import job_lists
+from server.store import job_lists, jobs, rows
 from server.web import dependencies, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)

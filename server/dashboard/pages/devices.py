@@ -8,7 +8,7 @@ from typing import Any
 import fastapi
 
 from server.dashboard import formats, render
-from server.store.tuners import device_reports, workers
+from server.store import tuners as store_tuners
 from server.web import dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
@@ -39,15 +39,16 @@ def devices(
     """Devices by kind; tuners, newest first."""
     stale_s = services.settings.stale_s
     with viewer.read() as tx:
-        tuners = workers.every(tx, stale_s)
-        reports = device_reports.of_workers(tx, [tuner.id for tuner in tuners])
+        tuners = store_tuners.every(tx, stale_s)
+        reports = store_tuners.reports_of(tx, [tuner.id for tuner in tuners])
     gone = [tuner for tuner in tuners if not tuner.is_alive]
     return render.page(
         request,
         "devices.html",
         viewer,
         devices=[
-            (each, facts(each.kind, each.hardware)) for each in workers.devices(tuners, reports)
+            (each, facts(each.kind, each.hardware))
+            for each in store_tuners.devices(tuners, reports)
         ],
         tuners=[tuner for tuner in tuners if tuner.is_alive] + gone[:MAX_GONE],
         n_hidden=max(0, len(gone) - MAX_GONE),

@@ -18,9 +18,18 @@ from starlette import responses
 from server import errors, job_actions, states
 from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
-from server.store import artifacts, events, jobs, networks, plot_points, progress, rows, trials
-from server.store.across_jobs import reuse
-from server.store.tuners import workers
+from server.store import (
+    artifacts,
+    events,
+    jobs,
+    networks,
+    plot_points,
+    progress,
+    reuse,
+    rows,
+    trials,
+)
+from server.store import tuners as store_tuners
 from server.teams import templates as team_templates
 from server.web import auth, decisions, dependencies, request_bodies
 
@@ -361,14 +370,14 @@ def _head(
     job = jobs.get(tx, job_id)
     tuners: list[rows.Worker] = []
     if job.state in (_S.QUEUED, _S.STOPPING):
-        tuners = workers.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, services.settings.stale_s)
     return {
         "job": job,
         "tasks": jobs.tasks(tx, job_id),
         "actions": allowed(viewer, job),
         "may_change": job_actions.may_change(viewer, job),
         "is_live": job.state not in states.ENDED,
-        "waits_for": workers.missing(tuners, job.target_key),
+        "waits_for": store_tuners.missing(tuners, job.target_key),
     }
 
 

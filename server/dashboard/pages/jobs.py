@@ -13,9 +13,8 @@ from server import job_actions, states
 from server.dashboard import render
 from server.dashboard.pages import job as job_page
 from server.database import keyset
-from server.store import keys, rows
-from server.store.across_jobs import job_lists
-from server.store.tuners import workers
+from server.store import job_lists, keys, rows
+from server.store import tuners as store_tuners
 from server.web import auth, dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
@@ -122,7 +121,7 @@ def table(
         page = job_lists.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
         owners = keys.names(tx, (job.key_id for job in page.jobs))
         counts = job_lists.counts(tx)
-        tuners = workers.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, services.settings.stale_s)
     return render.page(
         request,
         "jobs.html",

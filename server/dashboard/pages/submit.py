@@ -26,9 +26,8 @@ from server import errors, job_actions, submission
 from server.dashboard import fields, job_form, render
 from server.dashboard.pages import logins
 from server.parsing import parser
-from server.store import jobs
-from server.store.across_jobs import templates
-from server.store.tuners import workers
+from server.store import jobs, requests
+from server.store import tuners as store_tuners
 from server.web import auth, dependencies, request_bodies, uploads
 
 router = fastapi.APIRouter(
@@ -87,7 +86,7 @@ def form(
             op, texts = job.op, job_form.of_job(job)
     elif template:
         with viewer.read() as tx:
-            request_body = templates.get(tx, viewer.key.id, template).job
+            request_body = requests.get_template(tx, viewer.key.id, template).job
         texts = job_form.of_request(request_body)
         if request_body["workload"]["kind"] == OPERATOR:
             op = request_body["workload"]["name"]
@@ -160,7 +159,7 @@ async def _submit_template(
     """Submit the program of a template with the settings of the form."""
     name = texts.get("template", "")
     with viewer.read() as tx:
-        workload = templates.get(tx, viewer.key.id, name).job["workload"]
+        workload = requests.get_template(tx, viewer.key.id, name).job["workload"]
     try:
         body = request_bodies.NewJob.model_validate(
             {**job_form.settings(texts), "workload": workload}
@@ -258,7 +257,7 @@ def _page(
 ) -> fastapi.Response:
     operators = services.parser.operators()
     with viewer.read() as tx:
-        tuners = workers.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, services.settings.stale_s)
     quota = job_actions.quota(services, viewer)
     return render.page(
         request,

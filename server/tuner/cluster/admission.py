@@ -11,8 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.database import database
-from server.store import keys
-from server.store.tuners import worker_keys
+from server.store import keys, tuners
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +30,10 @@ class Admission:
 
     def refusals(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
         """Why each of some nodes may not measure, by name; None if it may."""
-        stated = [worker_keys.Node(**fields) for fields in nodes]
+        stated = [tuners.Node(**fields) for fields in nodes]
         try:
             with self._db.read() as tx:
-                judged = worker_keys.judge(tx, stated)
+                judged = tuners.judge(tx, stated)
         except sa.exc.SQLAlchemyError as error:
             _log.warning(
                 "keys of nodes cannot be looked at: %s",
@@ -55,7 +54,7 @@ class Admission:
         self._note_use(judged)
         return refusals
 
-    def _note_use(self, judged: Sequence[worker_keys.Judged]) -> None:
+    def _note_use(self, judged: Sequence[tuners.Judged]) -> None:
         """Record now and then that keys are used."""
         used = {each.key_id for each in judged if each.refusal is None and each.key_id is not None}
         if not used or time.monotonic() - self._noted_s < keys.USE_NOTED_S:

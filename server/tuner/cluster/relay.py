@@ -103,7 +103,7 @@ class Relay:
                 gone.pop(name, None)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What the tuner judges: fit nodes, as `server.store.tuners.worker_keys.Node`."""
+        """What the tuner judges: fit nodes, as `server.store.tuners.Node`."""
         return [
             {"name": member.name, "kinds": node_devices.kinds_of(member), "key": member.key}
             for member in list(self._members.values())

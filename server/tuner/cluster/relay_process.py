@@ -25,7 +25,7 @@ START_S = 120.0
 WATCH_S, AGAIN_S = 1.0, 5.0
 _MAX_PACKET_BYTES = 4096
 
-#: By name of a node, of nodes as `server.store.tuners.worker_keys.Node`.
+#: By name of a node, of nodes as `server.store.tuners.Node`.
 Refusals = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, str | None]]
 
 

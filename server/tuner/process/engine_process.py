@@ -21,8 +21,7 @@ from felix.measure import conditions
 from felix.measure.pool import rights
 from felix.processes import policy
 from server import errors, states
-from server.store import networks
-from server.store.tuners import device_reports
+from server.store import networks, tuners
 from server.tuner import claimed_job, engine, reports
 from server.tuner.cluster import relay_process
 from server.tuner.process import confinement, messages, untrusted_file, zygote
@@ -85,7 +84,7 @@ class EngineProcess:
         """See `engine.Engine`; of a cluster those that are there now."""
         return [{**each, "now": None} for each in self._described()]  # it changes every second
 
-    def reports(self) -> list[device_reports.Seen]:
+    def reports(self) -> list[tuners.Seen]:
         """See `engine.Engine`."""
         return reports.seen(self._described(), self._conditions, self._versions)
 

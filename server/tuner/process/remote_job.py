@@ -9,8 +9,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from felix.measure import conditions
-from server.store import progress, rows, trials
-from server.store.across_jobs import reuse
+from server.store import progress, reuse, rows, trials
 from server.tuner import engine
 from server.tuner.process import messages
 

@@ -14,8 +14,7 @@ from felix import target, workloads
 from felix.task import Task
 from server.database import models as tables
 from server.parsing import devices
-from server.store import jobs
-from server.store.tuners import workers
+from server.store import jobs, tuners
 from tests.server.conftest import Service
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")
@@ -128,9 +127,9 @@ def test_a_foreign_cpu_is_not_hidden_by_an_escape(service: Service) -> None:
 def here(service: Service) -> dict[str, Any]:
     """Register a tuner with this machine's CPU."""
     (device, *_) = devices.of_this_machine()
-    new = workers.NewWorker(name="t", host="h", pid=1, versions={}, devices=[device])
+    new = tuners.NewWorker(name="t", host="h", pid=1, versions={}, devices=[device])
     with service.db.write() as tx:
-        workers.register(tx, new)
+        tuners.register(tx, new)
     return device
 
 

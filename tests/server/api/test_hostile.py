@@ -262,7 +262,7 @@ def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("server.store.across_jobs.job_lists.page", fail)
+    monkeypatch.setattr("server.store.job_lists.page", fail)
     response = service.client.get("/v1/jobs")
     problem = _is_problem(response, 500)
     assert (
@@ -276,7 +276,7 @@ def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> 
     def fail(*_: object) -> None:
         raise sa.exc.OperationalError("SELECT secret", {}, Exception("gone"))
 
-    monkeypatch.setattr("server.store.across_jobs.job_lists.page", fail)
+    monkeypatch.setattr("server.store.job_lists.page", fail)
     response = service.client.get("/v1/jobs")
     assert "secret" not in response.text and response.headers["Retry-After"]
     _is_problem(response, 503)

@@ -38,9 +38,7 @@ from server.dashboard.pages.teams import projects as projects_page
 from server.dashboard.pages.teams import templates as templates_page
 from server.dashboard.pages.teams import webhooks as webhooks_page
 from server.database import database, models, visibility
-from server.store import control, jobs, keys, leases, rows
-from server.store.across_jobs import batches, templates
-from server.store.projects import projects, webhooks
+from server.store import control, jobs, keys, leases, projects, requests, rows, webhooks
 from tests.server.conftest import Service, on_both_databases, testclient
 from tests.support import api_rows, service_fakes
 
@@ -131,8 +129,8 @@ def two(service: Service) -> Iterator[Two]:
     number_from(db, "jobs", 880_001)  # what the second project makes
     with db.write() as tx:
         refused = {"problem": {"title": MARK, "status": 422, "detail": MARK}}
-        batch = batches.create(tx, a.key.id, [{"job_id": FIRST_ID}, refused], None)
-        templates.save(tx, a.key.id, f"{MARK}-template", {**GEMM, "note": MARK})
+        batch = requests.create_batch(tx, a.key.id, [{"job_id": FIRST_ID}, refused], None)
+        requests.save_template(tx, a.key.id, f"{MARK}-template", {**GEMM, "note": MARK})
     with db.read() as tx:
         delivery = webhooks.deliveries(tx, hook.webhook.id)[0]
     settings = service.settings.model_copy(update={"cache_ttl_s": 60.0})

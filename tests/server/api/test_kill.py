@@ -21,8 +21,7 @@ import pytest
 from felix import client
 from server import settings
 from server.database import database
-from server.store import keys, leases
-from server.store.across_jobs import job_lists
+from server.store import job_lists, keys, leases
 from tests.support import api_rows, service_fakes
 
 N_KILLS = 3

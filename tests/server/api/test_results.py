@@ -14,7 +14,7 @@ import pytest
 from server.api import routers
 from server.api.jobs import events
 from server.store import artifacts, plot_points, trials
-from server.store.tuners import device_reports, workers
+from server.store import tuners as store_tuners
 from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -242,9 +242,9 @@ def test_devices_and_tuners(service: Service) -> None:
 def test_devices_have_what_their_tuners_saw(service: Service) -> None:
     api_rows.running(service.db)
     with service.db.write() as tx:
-        (tuner,) = workers.every(tx, 60.0)
+        (tuner,) = store_tuners.every(tx, 60.0)
         key = tuner.devices[0]["target_keys"][-1]
-        well = device_reports.Seen(
+        well = store_tuners.Seen(
             place="cuda:0",
             host="rack-1",
             target_key=key,
@@ -255,8 +255,8 @@ def test_devices_have_what_their_tuners_saw(service: Service) -> None:
             clock_ghz=1.7,
             power_w=512.0,
         )
-        sick = device_reports.Seen(place="cuda:1", host="rack-1", target_key=key, fault="too hot")
-        device_reports.write(tx, tuner.id, [well, sick])
+        sick = store_tuners.Seen(place="cuda:1", host="rack-1", target_key=key, fault="too hot")
+        store_tuners.write_reports(tx, tuner.id, [well, sick])
     (device,) = _get(service, "/v1/devices")["items"]
     first, second = device["reports"]
     assert (first["place"], first["queue"], first["error_rate"]) == ("cuda:0", 3, 0.1)

@@ -20,10 +20,7 @@ from felix import records, workloads
 from felix.metaschedule import trace_text
 from felix.tuning.opening import task_search
 from server.parsing import databases
-from server.store import artifacts, keys, leases, progress, rows, trials
-from server.store.across_jobs import reuse
-from server.store.projects import projects
-from server.store.tuners import workers
+from server.store import artifacts, keys, leases, progress, projects, reuse, rows, trials, tuners
 from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 from tests.support.api import zips
@@ -180,17 +177,17 @@ def test_batches_are_listed_newest_first(service: Service) -> None:
 
 
 def test_a_batch_is_made_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.store.across_jobs import batches
+    from server.store import requests
 
     body, headers = {"jobs": [GEMM, GEMM | {"seed": 1}]}, {"Idempotency-Key": "b"}
-    create = batches.create
+    create = requests.create_batch
 
     def die(*_: Any) -> None:
         raise RuntimeError("killed before the end")
 
-    monkeypatch.setattr(batches, "create", die)
+    monkeypatch.setattr(requests, "create", die)
     assert service.client.post("/v1/batches", json=body, headers=headers).status_code == 500
-    monkeypatch.setattr(batches, "create", create)
+    monkeypatch.setattr(requests, "create", create)
     first = service.client.post("/v1/batches", json=body, headers=headers)
     again = service.client.post("/v1/batches", json=body, headers=headers)
     assert (first.status_code, again.status_code) == (201, 200)
@@ -241,7 +238,7 @@ def test_queued_jobs_say_when_they_begin(service: Service) -> None:
     assert (now["n_tuners"], now["begins_in_s"]) == (1, 60.0)
     assert now["waits_for"] is None
     with service.db.write() as tx:
-        workers.leave(tx, 1)
+        tuners.leave(tx, 1)
     alone = service.client.get(f"/v1/jobs/{second['id']}").json()["estimate"]
     assert (alone["n_tuners"], alone["begins_in_s"]) == (0, None)  # nobody is there to do it
     assert alone["waits_for"] == "a tuner: none is there"

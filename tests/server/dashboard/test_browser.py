@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from server import errors
-from server.store import control, jobs, keys, plot_points
-from server.store.across_jobs import batches, job_lists
+from server.store import control, job_lists, jobs, keys, plot_points, requests
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
 from tests.support.dashboard.browser import Site, points, until
@@ -264,7 +263,7 @@ def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site:
     numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(3)]
     with site.db.write() as tx:
         items = [{"job_id": number} for number in numbers]
-        batch = batches.create(tx, site.key.key.id, items, None)
+        batch = requests.create_batch(tx, site.key.key.id, items, None)
     page.goto(f"/dashboard/batches/{batch.id}")
     with site.db.write() as tx:
         control.cancel(tx, numbers[0])

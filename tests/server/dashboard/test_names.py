@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.store import jobs, keys
-from server.store.across_jobs import batches
-from server.store.projects import webhooks
+from server.store import jobs, keys, requests, webhooks
 from tests.server.dashboard.conftest import Pages
 from tests.support import api_rows
 from tests.support.dashboard import growing
@@ -83,7 +81,9 @@ def filled(pages: Pages) -> Pages:
         api_rows.queued(db, made.key.id, trials=64, **changes)
         growing.Growing(db, worker).step(10)
     with db.write() as tx:
-        batches.create(tx, made.key.id, [{"job_id": 1}, {"problem": {"detail": HEBREW}}], None)
+        requests.create_batch(
+            tx, made.key.id, [{"job_id": 1}, {"problem": {"detail": HEBREW}}], None
+        )
         webhooks.create(tx, "default", "https://a.example/", [webhooks.REPORTED[0]], made.key.id)
     pages.client.cookies.clear()
     assert pages.client.post("/dashboard/login", data={"key": made.text}).status_code == 303

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from server.store import artifacts, control, plot_points, progress, trials
-from server.store.tuners import device_reports, workers
+from server.store import artifacts, control, plot_points, progress, trials, tuners
 from tests.server.dashboard.conftest import TABS, Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -262,9 +261,9 @@ def test_devices_tell_what_is_broken_and_what_runs_unconfined(pages: Pages) -> N
 def test_devices_tell_how_each_one_is(pages: Pages) -> None:
     growing.tuner(pages.service.db)
     with pages.service.db.write() as tx:
-        (tuner,) = workers.every(tx, 60.0)
+        (tuner,) = tuners.every(tx, 60.0)
         key = tuner.devices[0]["target_keys"][-1]
-        seen = device_reports.Seen(
+        seen = tuners.Seen(
             place="cuda:1",
             host="rack-7",
             target_key=key,
@@ -276,7 +275,7 @@ def test_devices_tell_how_each_one_is(pages: Pages) -> None:
             power_w=512.0,
             fault="the canary takes 2.1 times as long as it did",
         )
-        device_reports.write(tx, tuner.id, [seen])
+        tuners.write_reports(tx, tuner.id, [seen])
     text = words(pages.get("/dashboard/devices"))
     assert "rack-7 cuda:1 measures nothing: the canary takes 2.1 times as long as it did 3" in text
     assert "10 % of 50 1.70 GHz 512 W 550.1" in text

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from server import states
-from server.store import leases
-from server.store.across_jobs import job_lists
+from server.store import job_lists, leases
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 

@@ -11,8 +11,7 @@ from felix.workloads import catalogue
 from server import submission
 from server.dashboard import fields, formats
 from server.dashboard.pages import job
-from server.store import jobs
-from server.store.across_jobs import job_lists
+from server.store import job_lists, jobs
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows
 

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from server import errors, reaper, states
 from server.database import columns, database, models
-from server.store import control, events, jobs, leases, progress, trials
-from server.store.across_jobs import job_lists
+from server.store import control, events, job_lists, jobs, leases, progress, trials
 from tests.support import service_fakes
 
 State = states.State

@@ -8,16 +8,7 @@ import pytest
 
 from server import errors
 from server.database import database
-from server.store import (
-    artifacts,
-    control,
-    events,
-    jobs,
-    leases,
-    plot_points,
-    progress,
-    trials,
-)
+from server.store import artifacts, control, events, jobs, leases, plot_points, progress, trials
 from tests.support import service_fakes
 
 

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from server import errors
 from server.database import database, keyset, models
-from server.store import control, jobs, keys, rows
-from server.store.across_jobs import job_lists
+from server.store import control, job_lists, jobs, keys, rows
 from tests.support import service_fakes
 
 N = 23

@@ -11,16 +11,7 @@ import sqlalchemy as sa
 
 from server import errors, states
 from server.database import database
-from server.store import (
-    control,
-    events,
-    jobs,
-    keys,
-    progress,
-    trials,
-)
-from server.store.across_jobs import job_lists
-from server.store.tuners import workers
+from server.store import control, events, job_lists, jobs, keys, progress, trials, tuners
 from tests.support import service_fakes
 
 State = states.State
@@ -221,16 +212,16 @@ def test_workers(db: database.Database) -> None:
     broken = service_fakes.new_trial(1, None, error="infrastructure")
     service_fakes.add(db, claimed.fence, broken)
     with db.write() as tx:
-        workers.leave(tx, second)
+        tuners.leave(tx, second)
     with db.read() as tx:
-        gone, busy = workers.every(tx, stale_s=60)
+        gone, busy = tuners.every(tx, stale_s=60)
         assert (busy.job_id, busy.is_alive, busy.n_trials) == (claimed.job.id, True, 2)
         assert busy.n_infrastructure == 1
         assert (gone.id, gone.is_alive, gone.job_id) == (second, False, None)
-        assert not any(w.is_alive for w in workers.every(tx, stale_s=-60))
+        assert not any(w.is_alive for w in tuners.every(tx, stale_s=-60))
     with db.write() as tx:
-        workers.beat(tx, second)
-        assert all(w.is_alive for w in workers.every(tx, stale_s=60))
+        tuners.beat(tx, second)
+        assert all(w.is_alive for w in tuners.every(tx, stale_s=60))
 
 
 @pytest.mark.parametrize("text", ["a\0b", "lone \ud800 surrogate", "\U0001f600 é"])

@@ -14,7 +14,7 @@ from felix.metaschedule import trace_text
 from felix.sketch import sketch as sketching
 from felix.sketch.sketch import Sketch
 from felix.task import Task
-from server.store.across_jobs import reuse
+from server.store import reuse
 from server.tuner import earlier_jobs
 from tests.support.templates import naive_gemm
 

@@ -20,8 +20,7 @@ import sqlalchemy as sa
 from felix import workloads
 from server import states
 from server.database import database, models
-from server.store import artifacts, events, jobs, trials
-from server.store.across_jobs import job_lists
+from server.store import artifacts, events, job_lists, jobs, trials
 from tests.server.conftest import on_both_databases
 from tests.support import service_fakes
 

@@ -16,9 +16,7 @@ from felix import errors as engine_errors
 from server import settings, states
 from server.database import database, schema
 from server.parsing import parser
-from server.store import artifacts, blobs, events, jobs, networks
-from server.store.across_jobs import reuse
-from server.store.tuners import workers
+from server.store import artifacts, blobs, events, jobs, networks, reuse, tuners
 from server.tuner import tuner
 from tests.support import run_py, service_fakes
 
@@ -93,7 +91,7 @@ def submit(
         job_id = jobs.create(tx, new).job.id
         artifacts.attach(tx, job_id, file)
         networks.create(tx, job_id, networks.New(name="net", groups=parsed.groups))
-        alive = workers.alive_keys(tx, 1e6)
+        alive = tuners.alive_keys(tx, 1e6)
         request = reuse.Request(
             job_id=job_id,
             new=new,

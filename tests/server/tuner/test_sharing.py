@@ -13,10 +13,9 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from server import states
 from server.database import database
-from server.store import blobs, events, jobs, keys, leases
-from server.store.across_jobs import job_lists
-from server.store.sharing import usage
-from server.store.tuners import workers
+from server.store import blobs, events, job_lists, jobs, keys, leases
+from server.store import tuners as store_tuners
+from server.store import turns as store_turns
 from server.tuner import heartbeat, tuner
 from tests.server.conftest import on_both_databases
 from tests.server.tuner.conftest import FAST, meanwhile
@@ -65,7 +64,7 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
     measured = [pair for engine in engines for pair in engine.measured]
     assert len(measured) == len(set(measured)) == 24
     with db.read() as tx:
-        assert all(not w.is_alive for w in workers.every(tx, 60))
+        assert all(not w.is_alive for w in store_tuners.every(tx, 60))
 
 
 @on_both_databases
@@ -105,7 +104,7 @@ def test_a_job_waits_for_a_device_and_says_so(
 
     def waits_for() -> str | None:
         with db.read() as tx:
-            return workers.missing(workers.every(tx, 60), job.target_key)
+            return store_tuners.missing(store_tuners.every(tx, 60), job.target_key)
 
     def comes_to_wait_for(text: str | None) -> bool:
         deadline_s = time.monotonic() + 20
@@ -182,7 +181,7 @@ def test_two_keys_share_a_tuner_and_nothing_is_lost(
             assert job.attempts <= 1 and job.error is None
             assert yielded and "waited for its turn" in yielded[0].payload["message"]
             assert (yielded[0].from_state, yielded[0].to_state) == ("running", "queued")
-        assert all(seconds > 0.5 for seconds in usage.by_key(tx).values())
+        assert all(seconds > 0.5 for seconds in store_turns.usage_by_key(tx).values())
 
 
 def test_a_key_alone_keeps_its_tuner(

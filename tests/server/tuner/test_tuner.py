@@ -11,8 +11,7 @@ import pytest
 from felix import errors as engine_errors
 from server import errors, states
 from server.database import database
-from server.store import artifacts, blobs, control, jobs, leases, progress, trials
-from server.store.tuners import workers
+from server.store import artifacts, blobs, control, jobs, leases, progress, trials, tuners
 from server.tuner import retry, tuner
 from tests.server.tuner.conftest import meanwhile
 from tests.support import service_fakes
@@ -36,7 +35,7 @@ def test_a_job_goes_through(
     with db.read() as tx:
         (bundle,) = artifacts.of_job(tx, job.id)
         assert jobs.code(tx, job.id, 0) == ("def main(): ...", "; llvm")
-        (worker,) = workers.every(tx, 60)
+        (worker,) = tuners.every(tx, 60)
     assert b"".join(store.read(bundle.sha256)) == f"artifact of job {job.id}".encode()
     assert (worker.name, worker.n_jobs, worker.n_trials) == ("test tuner", 1, 6)
 

@@ -18,8 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.database import database, models
-from server.store import control, jobs, keys, leases, rows
-from server.store.projects import projects, webhooks
+from server.store import control, jobs, keys, leases, projects, rows, webhooks
 from server.webhooks import deliverer, sender
 from tests.server.conftest import on_both_databases
 from tests.support import service_fakes

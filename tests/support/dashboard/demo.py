@@ -12,10 +12,21 @@ import random
 from sqlalchemy import orm
 
 from server.database import database
-from server.store import blobs, control, jobs, keys, leases, networks, progress, rows, trials
-from server.store.across_jobs import batches, templates
-from server.store.projects import projects, webhooks
-from server.store.tuners import workers
+from server.store import (
+    blobs,
+    control,
+    jobs,
+    keys,
+    leases,
+    networks,
+    progress,
+    projects,
+    requests,
+    rows,
+    trials,
+    tuners,
+    webhooks,
+)
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
 
@@ -76,14 +87,14 @@ def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, i
         projects.create(tx, "vision", limits)
         projects.change(tx, "default", projects.Limits(max_running_jobs=40, max_bytes=10**6))
         keys.create(tx, keys.NewKey(name="vision ci", project="vision", can_submit=True))
-        batch = batches.create(tx, key_id, [*items, {"problem": refused}], None)
+        batch = requests.create_batch(tx, key_id, [*items, {"problem": refused}], None)
         for name, more in (
             ("nightly", {"trials": 256, "tags": ["nightly"], "reuse": False}),
             ("quick-look", {"seconds": 20.0}),
         ):
-            templates.save(tx, key_id, name, {"workload": gemm, **more})
+            requests.save_template(tx, key_id, name, {"workload": gemm, **more})
         program = {"kind": "tir", "name": "fused_attention.json", "program": "{}"}
-        templates.save(tx, key_id, "attention", {"workload": program, "target": "cuda"})
+        requests.save_template(tx, key_id, "attention", {"workload": program, "target": "cuda"})
         for url in ("https://ci.example/felix", "https://chat.example/" + "a-long-path/" * 9):
             reported = list(webhooks.REPORTED[1:])
             webhook = webhooks.create(tx, "default", url, reported, key_id).webhook
@@ -281,5 +292,5 @@ def _failed(db: database.Database, key_id: int) -> rows.Job:
             None,
         )
         control.change(tx, claim.job.id, priority=0)
-        workers.beat(tx, claim.job.worker_id or 1)
+        tuners.beat(tx, claim.job.worker_id or 1)
     return service_fakes.get(db, claim.job.id)

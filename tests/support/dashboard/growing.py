@@ -8,8 +8,7 @@ import random
 import tempfile
 
 from server.database import database
-from server.store import artifacts, blobs, leases, progress, rows, trials
-from server.store.tuners import workers
+from server.store import artifacts, blobs, leases, progress, rows, trials, tuners
 from tests.support import api_rows, service_fakes
 
 CONTENT = b"PK the artifact of this job"
@@ -60,7 +59,7 @@ class Growing:
         self.db, self._random, self._noise = db, random.Random(seed), noise
         self.number = 0
         with db.write() as tx:
-            workers.beat(tx, worker)
+            tuners.beat(tx, worker)
             claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 600.0)
             assert claim is not None
             self.claim = claim
@@ -195,7 +194,7 @@ def tuner(db: database.Database, **of_device: str) -> int:
         "l3_bytes": 0,
     }
     device = {**api_rows.DEVICE, "hardware": hardware, "model": "pretrained", **of_device}
-    new = workers.NewWorker(
+    new = tuners.NewWorker(
         name="bench-1",
         host="bench-1.example",
         pid=4711,
@@ -203,4 +202,4 @@ def tuner(db: database.Database, **of_device: str) -> int:
         devices=[device],
     )
     with db.write() as tx:
-        return workers.register(tx, new)
+        return tuners.register(tx, new)

@@ -18,8 +18,7 @@ from server import errors
 from server.dashboard import render
 from server.dashboard.pages import access, logins
 from server.dashboard.pages.teams import forms
-from server.store import keys, rows
-from server.store.projects import projects
+from server.store import keys, projects, rows
 from server.teams import projects as team_projects
 from server.web import auth, dependencies, project_bodies
 

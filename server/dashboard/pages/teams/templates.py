@@ -13,7 +13,7 @@ from server import errors
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.dashboard.pages.teams import forms
-from server.store.across_jobs import templates
+from server.store import requests
 from server.teams import templates as team_templates
 from server.web import dependencies, request_bodies
 
@@ -35,7 +35,7 @@ _Name = Annotated[str, fastapi.Path(max_length=100)]
 def every(request: fastapi.Request, viewer: forms.Submitter) -> fastapi.Response:
     """All templates of this key."""
     with viewer.read() as tx:
-        saved = templates.every(tx, viewer.key.id)
+        saved = requests.templates(tx, viewer.key.id)
     return render.page(request, "teams/templates.html", viewer, templates=saved)
 
 

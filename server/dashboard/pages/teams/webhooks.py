@@ -16,8 +16,7 @@ from server import errors
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.dashboard.pages.teams import forms
-from server.store import keys
-from server.store.projects import webhooks
+from server.store import keys, webhooks
 from server.teams import webhooks as team_webhooks
 from server.web import auth, dependencies, project_bodies, request_bodies
 

@@ -8,8 +8,7 @@ import pytest
 
 from server import states
 from server.dashboard.pages.teams import batches as page_module
-from server.store import control
-from server.store.across_jobs import batches
+from server.store import control, requests
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 
@@ -25,7 +24,7 @@ def batch_of(pages: Pages, *job_ids: int, scope: str = "submit", n_refused: int 
     """A batch of a key with these jobs."""
     items = [{"job_id": number} for number in job_ids] + [{"problem": PROBLEM}] * n_refused
     with pages.service.db.write() as tx:
-        return batches.create(tx, pages.service.keys[scope].key.id, items, None).id
+        return requests.create_batch(tx, pages.service.keys[scope].key.id, items, None).id
 
 
 def test_a_batch_shows_its_jobs_and_what_was_refused(pages: Pages) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.store import keys
-from server.store.projects import projects
+from server.store import keys, projects
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from server.store import jobs
-from server.store.across_jobs import templates
+from server.store import jobs, requests
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows
 
@@ -35,7 +34,7 @@ def form_of(page: str) -> dict[str, str]:
 def stored(pages: Pages) -> dict[str, dict[str, object]]:
     """The templates of the key that is logged in, by name."""
     with pages.service.db.read() as tx:
-        listed = templates.every(tx, pages.service.keys["submit"].key.id)
+        listed = requests.templates(tx, pages.service.keys["submit"].key.id)
     return {template.name: template.job for template in listed}
 
 
@@ -94,7 +93,9 @@ def test_a_template_of_a_program_is_submitted_with_other_settings(pages: Pages) 
     workload = {"kind": "tir", "name": "soft.json", "program": program}
     with pages.service.db.write() as tx:
         key_id = pages.service.keys["submit"].key.id
-        templates.save(tx, key_id, "soft", {"workload": workload, "reuse": False, "trials": 5})
+        requests.save_template(
+            tx, key_id, "soft", {"workload": workload, "reuse": False, "trials": 5}
+        )
     page = pages.get("/dashboard/submit?template=soft")
     fields = form_of(page)
     assert (fields["source"], fields["template"], fields["trials"]) == ("template", "soft", "5")

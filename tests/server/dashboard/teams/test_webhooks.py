@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.dashboard.pages.teams import webhooks as page_module
-from server.store.projects import webhooks
+from server.store import webhooks
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows
 

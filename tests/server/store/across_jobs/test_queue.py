@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.database import database
-from server.store import jobs, keys
-from server.store.across_jobs import queue
+from server.store import jobs, keys, queue
 from tests.support import service_fakes
 
 

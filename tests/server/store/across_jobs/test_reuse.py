@@ -15,6 +15,7 @@ import pytest
 from server import states
 from server.database import database, visibility
 from server.store import (
+    answered_bundle,
     artifacts,
     control,
     events,
@@ -22,11 +23,11 @@ from server.store import (
     keys,
     leases,
     progress,
+    projects,
+    reuse,
     rows,
     trials,
 )
-from server.store.across_jobs import answered_bundle, reuse
-from server.store.projects import projects
 from tests.support import service_fakes
 
 VERSIONS = {"felix": "1", "apache-tvm": "2", "apache-tvm-ffi": "3", "python": "4"}

@@ -7,8 +7,7 @@ import sqlalchemy as sa
 
 from server import states
 from server.database import columns, database, models
-from server.store import keys, leases
-from server.store.sharing import turns, usage
+from server.store import keys, leases, turns
 from tests.support import service_fakes
 
 State = states.State
@@ -38,7 +37,7 @@ def begun(db: database.Database, job_id: int) -> int:
 
 def charge(db: database.Database, key_id: int, seconds: float) -> None:
     with db.write() as tx:
-        usage.charge(tx, key_id, seconds)
+        turns.charge(tx, key_id, seconds)
 
 
 def is_over(db: database.Database, job_id: int) -> bool:
@@ -178,13 +177,13 @@ def test_what_a_key_had_counts_half_after_a_while(db: database.Database) -> None
     charge(db, had, 80.0)
     charge(db, had, 20.0)
     with db.write() as tx:
-        assert usage.by_key(tx)[had] == pytest.approx(100.0, rel=0.01)
-        earlier = columns.db_now(-usage.HALF_LIFE_S)
+        assert turns.usage_by_key(tx)[had] == pytest.approx(100.0, rel=0.01)
+        earlier = columns.db_now(-turns.HALF_LIFE_S)
         tx.execute(sa.update(models.Key).values(tuner_s_at=earlier))
-        assert usage.by_key(tx)[had] == pytest.approx(50.0, rel=0.01)
-        usage.charge(tx, None, 5.0)
-        usage.charge(tx, had + 1, 5.0)  # a key that is gone
-        assert list(usage.by_key(tx)) == [had]
+        assert turns.usage_by_key(tx)[had] == pytest.approx(50.0, rel=0.01)
+        turns.charge(tx, None, 5.0)
+        turns.charge(tx, had + 1, 5.0)  # a key that is gone
+        assert list(turns.usage_by_key(tx)) == [had]
 
 
 def test_a_turn_that_ends_is_no_failure(db: database.Database) -> None:

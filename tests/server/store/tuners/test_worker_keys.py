@@ -8,15 +8,14 @@ import pytest
 
 from felix.measure.cluster import worker_key
 from server.database import database
-from server.store import keys
-from server.store.tuners import worker_keys
+from server.store import keys, tuners
 
 
 def judged(db: database.Database, text: str, *kinds: str) -> str | None:
     """Why a node with a key may not measure on devices of these kinds."""
-    stated = worker_keys.Node("box", kinds, worker_key.digest(text) if text else "")
+    stated = tuners.Node("box", kinds, worker_key.digest(text) if text else "")
     with db.read() as tx:
-        (one,) = worker_keys.judge(tx, [stated])
+        (one,) = tuners.judge(tx, [stated])
     assert one.name == "box"
     return one.refusal
 
@@ -66,13 +65,13 @@ def test_nodes_are_judged_together(db: database.Database) -> None:
     key = made(db, can_worker=True, device_kinds=["h1"])
     digest = worker_key.digest(key.text)
     nodes = [
-        worker_keys.Node("a", ["h1"], digest),
-        worker_keys.Node("b", ["h1"], ""),
-        worker_keys.Node("c", [], digest),
+        tuners.Node("a", ["h1"], digest),
+        tuners.Node("b", ["h1"], ""),
+        tuners.Node("c", [], digest),
     ]
     with db.read() as tx:
-        said = worker_keys.judge(tx, nodes)
-        assert worker_keys.judge(tx, []) == []
+        said = tuners.judge(tx, nodes)
+        assert tuners.judge(tx, []) == []
     assert [(each.name, each.key_id, each.refusal is None) for each in said] == [
         ("a", key.key.id, True),
         ("b", None, False),

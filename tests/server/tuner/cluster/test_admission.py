@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from felix.measure.cluster import worker_key
 from server.database import database
-from server.store import keys
-from server.store.tuners import worker_keys
+from server.store import keys, tuners
 from server.tuner.cluster import admission
 
 
@@ -48,5 +47,5 @@ def test_while_the_database_is_away_what_it_said_holds(
     def fail(*_: Any) -> None:
         raise sa.exc.OperationalError("", {}, OSError("gone"))
 
-    monkeypatch.setattr(worker_keys, "judge", fail)
+    monkeypatch.setattr(tuners, "judge", fail)
     assert judge.refusals([node("a"), node("b")]) == before

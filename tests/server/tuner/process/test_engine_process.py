@@ -18,8 +18,18 @@ import pytest
 
 from server import settings, states
 from server.database import database
-from server.store import artifacts, blobs, control, events, jobs, keys, leases, progress, trials
-from server.store.tuners import device_reports
+from server.store import (
+    artifacts,
+    blobs,
+    control,
+    events,
+    jobs,
+    keys,
+    leases,
+    progress,
+    trials,
+    tuners,
+)
 from server.tuner import heartbeat, tuner
 from server.tuner.process import engine_process, limits, zygote
 from tests.support import engine_fakes, service_fakes
@@ -125,12 +135,12 @@ def test_what_an_engine_says_of_its_devices_is_reported(
     def counts() -> set[tuple[str, str, int, int, int]]:
         working.work_once()  # an engine without a job is heard when the tuner looks for one
         with db.read() as tx:
-            found = device_reports.of_workers(tx, [working.worker_id])
+            found = tuners.reports_of(tx, [working.worker_id])
         return {(r.place, r.target_key, r.queue, r.n_measured, r.n_failed) for r in found}
 
     wait_until(lambda: ("cpu:0", "llvm/test", 1, 4, 2) in counts())
     with db.read() as tx:
-        (report,) = device_reports.of_workers(tx, [working.worker_id])
+        (report,) = tuners.reports_of(tx, [working.worker_id])
     assert report.host and report.versions == {"felix": "test"} and report.error_rate == 0.5
 
 

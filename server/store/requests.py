@@ -1,4 +1,4 @@
-"""Batches: what one request submitted, item by item."""
+"""Requests that are kept: batches, item by item, and templates of the key that saved them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made_before(
     return rows.Batch.of(batch)
 
 
-def create(
+def create_batch(
     tx: orm.Session,
     key_id: int,
     items: Sequence[Mapping[str, Any]],
@@ -64,7 +64,7 @@ def create(
     return rows.Batch.of(batch)
 
 
-def get(tx: orm.Session, batch_id: int, key_id: int | None) -> rows.Batch:
+def get_batch(tx: orm.Session, batch_id: int, key_id: int | None) -> rows.Batch:
     """A batch of a key; of any, if the key is None.
 
     Raises:
@@ -76,7 +76,7 @@ def get(tx: orm.Session, batch_id: int, key_id: int | None) -> rows.Batch:
     return rows.Batch.of(batch)
 
 
-def page(
+def page_of_batches(
     tx: orm.Session, key_id: int | None, limit: int, before: int | None = None
 ) -> list[rows.Batch]:
     """Batches of a key (None: of any), newest first; `before` is the last number of the page
@@ -89,3 +89,61 @@ def page(
     if before is not None:
         query = query.where(batch.id < before)
     return [rows.Batch.of(row) for row in tx.scalars(query)]
+
+
+#: Templates of a key.
+MOST_TEMPLATES = 200
+
+
+def save_template(
+    tx: orm.Session, key_id: int, name: str, job: Mapping[str, Any]
+) -> rows.Template:
+    """Save a template; one of that name is replaced.
+
+    Raises:
+        QuotaExceeded: the key has `MOST` templates.
+    """
+    # requests of one key come one after the other
+    tx.execute(sa.select(models.Key.id).where(models.Key.id == key_id).with_for_update())
+    row = models.Template
+    tx.execute(sa.delete(row).where(row.key_id == key_id, row.name == name))
+    n_templates = tx.scalar(
+        sa.select(sa.func.count()).select_from(row).where(row.key_id == key_id)
+    )
+    if (n_templates or 0) >= MOST_TEMPLATES:
+        raise errors.QuotaExceeded(f"a key may have {MOST_TEMPLATES} templates: delete some")
+    template = row(key_id=key_id, name=name, job=dict(job), created_at=columns.db_now())
+    tx.add(template)
+    tx.flush()
+    tx.refresh(template)
+    return rows.Template.of(template)
+
+
+def templates(tx: orm.Session, key_id: int) -> list[rows.Template]:
+    """The templates of a key, by name."""
+    row = models.Template
+    templates = tx.scalars(sa.select(row).where(row.key_id == key_id).order_by(row.name))
+    return [rows.Template.of(template) for template in templates]
+
+
+def get_template(tx: orm.Session, key_id: int, name: str) -> rows.Template:
+    """A template of a key.
+
+    Raises:
+        NotFound
+    """
+    row = models.Template
+    template = tx.scalar(sa.select(row).where(row.key_id == key_id, row.name == name))
+    if template is None:
+        raise errors.NotFound(f"this key has no template {name!r}")
+    return rows.Template.of(template)
+
+
+def delete_template(tx: orm.Session, key_id: int, name: str) -> None:
+    """Remove a template of a key.
+
+    Raises:
+        NotFound
+    """
+    template = get_template(tx, key_id, name)
+    tx.execute(sa.delete(models.Template).where(models.Template.id == template.id))

@@ -13,7 +13,7 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import columns, models
-from server.store import jobs, rows, transitions, trials
+from server.store import events, jobs, rows, trials
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,11 @@ def create(
 
 
 def _end(tx: orm.Session, job_id: int) -> rows.Job:
-    job = transitions.lock(tx, job_id)
+    job = events.lock_job(tx, job_id)
     best_us = trials.weighted(tx, job_id, models.Task.best_us)
-    transitions.move(tx, job, states.State.STOPPING, started_at=columns.db_now())
+    events.change_state(tx, job, states.State.STOPPING, started_at=columns.db_now())
     reason = {"reason": "imported"}
-    transitions.move(tx, job, states.State.SUCCEEDED, reason, reason="imported", best_us=best_us)
+    events.change_state(
+        tx, job, states.State.SUCCEEDED, reason, reason="imported", best_us=best_us
+    )
     return jobs.get(tx, job_id)

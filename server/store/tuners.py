@@ -1,9 +1,9 @@
-"""Tuners that are or were there: devices, versions, heartbeat, what they work on."""
+"""Tuners that are or were there, their devices as last seen, nodes that may measure for them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -126,3 +126,124 @@ def devices(
 def _update(tx: orm.Session, worker_id: int, **values: Any) -> None:
     statement = sa.update(models.Worker).where(models.Worker.id == worker_id).values(**values)
     tx.execute(statement.execution_options(synchronize_session=False))
+
+
+#: Reports of devices that nobody has seen for so long are removed, in seconds.
+KEPT_S = 24 * 3600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A device now.
+
+    Attributes:
+        place: its name, which no other device of its tuner has.
+        host: its machine.
+        target_key: the exact key of what it measures.
+        driver: its version.
+        versions: of software on its machine.
+        fault: why it measures nothing.
+        queue: candidates that wait for it.
+        n_measured: candidates that it measured in the last hour.
+        n_failed: of them those that failed by its or its machine's fault.
+        clock_ghz: its clock now.
+        power_w: what it draws now.
+    """
+
+    place: str
+    host: str
+    target_key: str
+    driver: str | None = None
+    versions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fault: str | None = None
+    queue: int = 0
+    n_measured: int = 0
+    n_failed: int = 0
+    clock_ghz: float | None = None
+    power_w: float | None = None
+
+
+def write_reports(tx: orm.Session, worker_id: int, seen: Sequence[Seen]) -> None:
+    """A tuner sees these devices; what it said of others stays as it is, until it is old."""
+    report = models.DeviceReport
+    old = sa.delete(report).where(report.seen_at < columns.db_now(-KEPT_S))
+    again = sa.delete(report).where(
+        report.worker_id == worker_id, report.place.in_([each.place for each in seen])
+    )
+    for statement in (old, again):
+        tx.execute(statement.execution_options(synchronize_session=False))
+    now = columns.db_now()
+    for each in seen:
+        tx.add(report(worker_id=worker_id, seen_at=now, **dataclasses.asdict(each)))
+
+
+def reports_of(tx: orm.Session, worker_ids: Collection[int]) -> list[rows.DeviceReport]:
+    """What these tuners said last, by place."""
+    report = models.DeviceReport
+    query = sa.select(report).where(report.worker_id.in_(worker_ids))
+    ordered = query.order_by(report.place, report.worker_id)
+    return [rows.DeviceReport.of(each) for each in tx.scalars(ordered)]
+
+
+#: Of the kinds of GPUs; a key may leave it out, as targets do ("h200").
+_VENDOR = "nvidia-"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """A node: the kinds of its devices, none if it only builds, and the digest of its key."""
+
+    name: str
+    kinds: Sequence[str]
+    key: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+    """A node's key, if there is one of its digest, and why it may not measure; None if it may."""
+
+    name: str
+    key_id: int | None
+    refusal: str | None
+
+
+def judge(tx: orm.Session, nodes: Sequence[Node]) -> list[Judged]:
+    """Look at the keys of nodes now."""
+    key = models.Key
+    stated = tx.execute(
+        sa.select(key, key.expires_at <= columns.db_now()).where(
+            key.secret_sha256.in_({node.key for node in nodes if node.key})
+        )
+    )
+    found = {row.secret_sha256: (rows.Key.of(row), bool(is_over)) for row, is_over in stated}
+    return [_judged(node, *found.get(node.key, (None, False))) for node in nodes]
+
+
+def _judged(node: Node, key: rows.Key | None, is_over: bool) -> Judged:
+    fault = _fault(node, key, is_over)
+    if fault is None:
+        return Judged(node.name, None if key is None else key.id, None)
+    which = f" for {', '.join(node.kinds)}" if node.kinds else ""
+    what = f"needs a key with the scope worker{which}: {fault}"
+    return Judged(node.name, None if key is None else key.id, what)
+
+
+def _fault(node: Node, key: rows.Key | None, is_over: bool) -> str | None:
+    """What is wrong with a node's key; None: nothing."""
+    if not node.key:
+        return "it states none (FELIX_WORKER_KEY of `felix worker`)"
+    if key is None:
+        return "the one that it states is unknown"
+    if key.revoked_at is not None:
+        return f"its key {key.id} is revoked"
+    if is_over:
+        return f"its key {key.id} is expired"
+    if not key.can_worker:
+        return f"its key {key.id} lacks the scope"
+    if not all(_is_of(kind, key.device_kinds) for kind in node.kinds):
+        return f"its key {key.id} is for {', '.join(key.device_kinds)}"
+    return None
+
+
+def _is_of(kind: str, allowed: Collection[str]) -> bool:
+    return kind in allowed or kind.removeprefix(_VENDOR) in allowed

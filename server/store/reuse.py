@@ -27,17 +27,7 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import columns, models
-from server.store import (
-    artifacts,
-    blobs,
-    events,
-    jobs,
-    networks,
-    rows,
-    transitions,
-    trials,
-)
-from server.store.across_jobs import answered_bundle
+from server.store import answered_bundle, artifacts, blobs, events, jobs, networks, rows, trials
 
 #: Software whose versions must be equal for latencies to be comparable.
 COMPARED_VERSIONS = ("felix", "apache-tvm", "apache-tvm-ffi")
@@ -317,10 +307,10 @@ def _finish(
     for file in usable:
         artifacts.attach(tx, job_id, file)
     events.append(tx, job_id, events.Type.REUSED, {"jobs": [source.id], "n_trials": 0})
-    job = transitions.lock(tx, job_id)
-    transitions.move(tx, job, _S.STOPPING, started_at=columns.db_now(), reused_from=source.id)
+    job = events.lock_job(tx, job_id)
+    events.change_state(tx, job, _S.STOPPING, started_at=columns.db_now(), reused_from=source.id)
     reason = {"reason": "reused", "job": source.id}
-    transitions.move(tx, job, _S.SUCCEEDED, reason, **changes)
+    events.change_state(tx, job, _S.SUCCEEDED, reason, **changes)
     return True
 
 
@@ -377,7 +367,7 @@ def _start(tx: orm.Session, request: Request, same: Sequence[_Earlier]) -> bool:
 def _copy_measurements(
     tx: orm.Session, request: Request, device: tuple[str, str], of_program: Mapping[str, _Earlier]
 ) -> None:
-    new, job = request.new, transitions.lock(tx, request.job_id)
+    new, job = request.new, events.lock_job(tx, request.job_id)
     job.target_key, job.resolved_target = device
     job.versions = next(iter(of_program.values())).job.versions
     share = math.inf if new.trials is None else math.ceil(new.trials / len(new.tasks))

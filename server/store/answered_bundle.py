@@ -22,7 +22,6 @@ from sqlalchemy import orm
 
 from server import errors
 from server.store import artifacts, blobs, rows
-from server.store.across_jobs import retention
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ def make(
             )
             return None
         stored = store.put(copy)
-        retention.keep_content(tx, store, stored.sha256, copy)
+        artifacts.keep_content(tx, store, stored.sha256, copy)
     return artifacts.NewArtifact(
         name=f"{name}.zip",
         kind=source.kind,

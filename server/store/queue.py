@@ -21,7 +21,7 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import models, visibility
-from server.store.tuners import workers
+from server.store import tuners as store_tuners
 
 #: All projects wait for the same tuners; an estimate says nothing else of their jobs.
 _OF_ALL = {visibility.UNRESTRICTED: True}
@@ -62,7 +62,7 @@ class Estimate:
 def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
     """The estimate of a queued job, or of one that may be submitted."""
     trials_per_s, n_recent_jobs = _rate(tx, work.target_key)
-    tuners = workers.every(tx, stale_s)
+    tuners = store_tuners.every(tx, stale_s)
     n_tuners = sum(
         any(
             _compete(work.target_key, str(key))
@@ -86,7 +86,7 @@ def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
         n_recent_jobs=n_recent_jobs,
         duration_s=_duration_s(work, trials_per_s),
         begins_in_s=begins_in_s,
-        waits_for=workers.missing(tuners, work.target_key),
+        waits_for=store_tuners.missing(tuners, work.target_key),
     )
 
 

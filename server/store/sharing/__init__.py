@@ -1,3 +1,0 @@
-"""How keys share the tuners: whose turn it is, and what each had of them lately."""
-
-from __future__ import annotations
