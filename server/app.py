@@ -1,6 +1,6 @@
 """The API server: `create_app` puts the parts together.
 
-`felix serve` puts it behind `server.web.uvicorn_server`, which limits connections. The process has
+`felix serve` puts it behind `server.web.connections`, which limits connections. The process has
 no state that another one would need, so any number may serve one database. It refuses to start on
 a database of another schema.
 """
@@ -17,26 +17,17 @@ import fastapi
 from starlette import routing
 
 from felix import version
-from server import janitor, private_files, reaper
+from server import cache, folders, notifications, upkeep
 from server import settings as settings_module
 from server.api import routers
 from server.api.document import description
 from server.api.jobs import events as api_events
-from server.cache import (
-    notifier,
-    recent_events,
-    response_cache,
-    single_flight,
-    visible_jobs,
-)
 from server.dashboard import routers as dashboard
 from server.database import database, schema
 from server.parsing import parser
 from server.store import blobs, events
-from server.web import dependencies, middleware, problems, throttle
+from server.web import dependencies, middleware, problems
 from server.web import metrics as web_metrics
-from server.web.edge import bodies, proxies
-from server.webhooks import deliverer, sender
 
 #: Workloads that are parsed at the same time.
 PARSE_AT_ONCE = 2
@@ -72,14 +63,14 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     )
     app.state.services, app.state.metrics = services, metrics
     problems.install(app)
-    app.add_middleware(bodies.KnownCallers, services=services)
+    app.add_middleware(middleware.KnownCallers, services=services)
     app.add_middleware(
         middleware.Envelope,
         metrics=metrics,
         is_https=services.is_https,
         invalidate=services.invalidate_caches,
     )
-    app.add_middleware(proxies.TrustedProxies, trusted=settings.trusted_proxies)
+    app.add_middleware(middleware.TrustedProxies, trusted=settings.trusted_proxies)
     app.openapi = lambda: description.document(app)  # type: ignore[method-assign]
     return app
 
@@ -96,7 +87,7 @@ def _routes() -> list[routing.BaseRoute]:
 
 
 def _services(settings: settings_module.Settings) -> dependencies.Services:
-    private_files.tighten(settings.data_dir)
+    folders.tighten(settings.data_dir)
     db = database.Database(settings.database)
 
     def last_seqs(job_ids: Collection[int]) -> Mapping[int, int]:
@@ -104,21 +95,19 @@ def _services(settings: settings_module.Settings) -> dependencies.Services:
             return events.lasts(tx, job_ids)
 
     ttl_s = settings.cache_ttl_s
-    responses = response_cache.ResponseCache(ttl_s)
+    responses = cache.ResponseCache(ttl_s)
     return dependencies.Services(
         settings=settings,
         unrestricted_db=db,
         blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
         parser=parser.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
-        notifier=notifier.Notifier(last_seqs),
-        stream_chunks=single_flight.SingleFlight(),
-        visible_jobs=visible_jobs.VisibleJobs(db),
+        notifier=cache.Notifier(last_seqs),
+        stream_chunks=cache.SingleFlight(),
+        visible_jobs=cache.VisibleJobs(db),
         response_cache=responses,
-        recent_events=recent_events.RecentEvents(
-            db, api_events.encode, ttl_s, responses.invalidate
-        ),
-        key_cache=single_flight.SingleFlight(KEY_TTL_S),
-        throttle=throttle.Throttle(),
+        recent_events=cache.RecentEvents(db, api_events.encode, ttl_s, responses.invalidate),
+        key_cache=cache.SingleFlight(KEY_TTL_S),
+        throttle=dependencies.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),
     )
 
@@ -128,12 +117,14 @@ async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
     services: dependencies.Services = app.state.services
     settings = services.settings
     services.parser.warm()
-    reaping = reaper.Reaper(services.unrestricted_db, settings.reap_s, settings.max_attempts)
-    cleaning = janitor.Janitor(
+    reaping = upkeep.Reaper(services.unrestricted_db, settings.reap_s, settings.max_attempts)
+    cleaning = upkeep.Janitor(
         services.unrestricted_db, services.blobs, settings.clean_s, settings.retention_days
     )
-    sending = sender.Sender(settings.webhook_allow_private)
-    delivering = deliverer.Deliverer(services.unrestricted_db, sending, settings.webhook_poll_s)
+    sending = notifications.Sender(settings.webhook_allow_private)
+    delivering = notifications.Deliverer(
+        services.unrestricted_db, sending, settings.webhook_poll_s
+    )
     loops = [asyncio.create_task(each.run()) for each in (services.notifier, delivering)]
     try:
         yield

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from felix.processes import confine, policy
-from server import errors, logs, private_files, settings
+from server import errors, folders, logs, settings
 from server.database import database, schema
 from server.store import blobs, keys
 from server.tuner import tuner, tuner_process
-from server.tuner.cluster import admission, relay_process
+from server.tuner.cluster import admission, link
 from server.tuner.process import engine_process
 from server.tuner.process import limits as job_limits
 
@@ -62,9 +62,7 @@ def run_tuner(
     return 0
 
 
-def _cluster(
-    chosen: settings.Settings, db: database.Database
-) -> relay_process.RelayProcess | None:
+def _cluster(chosen: settings.Settings, db: database.Database) -> link.RelayProcess | None:
     """The link to the cluster that measures; None: this machine does."""
     if chosen.cluster is None:
         return None
@@ -73,7 +71,7 @@ def _cluster(
             "FELIX_CLUSTER is set, and a cluster needs Ray: pip install 'felix-tuner[cluster]'"
         )
     refusals = admission.Admission(db).refusals if chosen.require_worker_keys else None
-    return relay_process.RelayProcess(chosen.cluster, chosen.log_json, refusals)
+    return link.RelayProcess(chosen.cluster, chosen.log_json, refusals)
 
 
 def first_key(chosen: settings.Settings) -> str | None:
@@ -107,7 +105,7 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
         schema.check(db)
     try:
         app = importlib.import_module("server.app")
-        serving = importlib.import_module("server.web.uvicorn_server")
+        serving = importlib.import_module("server.web.connections")
     except ImportError as error:
         raise errors.SettingsError(
             f"the API needs the extra server ({error}): pip install 'felix-tuner[server]'"
@@ -125,7 +123,7 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
 @contextlib.contextmanager
 def _database(chosen: settings.Settings) -> Iterator[database.Database]:
     """The database, in a data folder that is closed to other users."""
-    private_files.tighten(chosen.data_dir)
+    folders.tighten(chosen.data_dir)
     with contextlib.closing(database.Database(chosen.database)) as db:
         yield db
 
@@ -151,13 +149,13 @@ def _announce_key(chosen: settings.Settings, text: str | None) -> None:
     """
     path = chosen.data_dir / KEY_FILE
     if text is not None:
-        private_files.make_folder(path.parent)
+        folders.make_folder(path.parent)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"{text}\n")
         if not chosen.log_json:
             print(f"admin key: {text}", file=sys.stderr)
-    private_files.tighten(path)
+    folders.tighten(path)
     if path.is_file():
         print(f"the admin key is in {path}", file=sys.stderr)
 

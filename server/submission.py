@@ -20,7 +20,7 @@ import anyio.to_thread
 import pydantic
 
 from felix.search import strategies
-from server import errors, job_actions
+from server import actions, errors
 from server.parsing import databases
 from server.parsing import parser as parsing
 from server.store import artifacts, imports, jobs, networks, reuse
@@ -120,7 +120,7 @@ async def submit(
         Forbidden: the priority needs a scope that the key lacks.
         Busy: too many requests wait.
     """
-    job_actions.check_priority(caller, submission.body.priority)
+    actions.check_priority(caller, submission.body.priority)
     earlier = await anyio.to_thread.run_sync(_without_parsing, services, caller, submission)
     if earlier is not None:
         return earlier
@@ -169,7 +169,7 @@ def _without_parsing(
             earlier = jobs.made_before(tx, caller.key.id, submission.idempotency)
             if earlier is not None:
                 return jobs.Made(earlier, False)
-        quota = job_actions.quota(services, caller)
+        quota = actions.quota(services, caller)
         n_bytes = 0 if submission.upload is None else submission.upload.size_bytes
         jobs.check_quota(tx, submission.body.trials, caller.key.id, quota, n_bytes)
     return None
@@ -215,7 +215,7 @@ def _read(
     services: dependencies.Services, caller: auth.Caller, submission: Submission
 ) -> jobs.NewJob:
     parsed = services.parser.parse(submission.workload, submission.body.target, _devices(services))
-    return _new_job(submission, parsed, job_actions.quota(services, caller))
+    return _new_job(submission, parsed, actions.quota(services, caller))
 
 
 def _import(
@@ -251,7 +251,7 @@ def _import(
         tags=tuple(body.tags),
     )
     services.blobs.put(upload.path)
-    quota = job_actions.quota(services, caller)
+    quota = actions.quota(services, caller)
     with caller.write() as tx:
         made = imports.create(
             tx, new, parsed.schedules, caller.key.id, idempotency, quota, upload.size_bytes
@@ -271,7 +271,7 @@ def _parse_and_make(
     if upload is not None:
         workload = dataclasses.replace(workload, content=upload.path.read_bytes())
     parsed = services.parser.parse(workload, submission.body.target, _devices(services))
-    quota = job_actions.quota(services, caller)
+    quota = actions.quota(services, caller)
     new = _new_job(submission, parsed, quota)
     if upload is not None:
         services.blobs.put(upload.path)

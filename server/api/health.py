@@ -9,12 +9,12 @@ import tempfile
 import anyio.to_thread
 import fastapi
 
-from server import disks
-from server.cache import response_cache
+from server import cache, folders
+from server.api import responding
 from server.database import schema
 from server.store import blobs
 from server.store import tuners as store_tuners
-from server.web import auth, dependencies, response_bodies, shared_response
+from server.web import auth, dependencies, response_bodies
 from server.web import metrics as web_metrics
 
 router = fastapi.APIRouter(tags=["health"])
@@ -30,17 +30,17 @@ async def healthz() -> response_bodies.Health:
 async def readyz(services: dependencies.ServicesDep) -> fastapi.Response:
     """The database has this version's schema and all disks take data; else 503 with the reason."""
     read = functools.partial(anyio.to_thread.run_sync, _ready, services)
-    body = await services.response_cache.get(response_cache.Query("ready", ()), read)
-    return fastapi.Response(body, media_type=shared_response.JSON)
+    body = await services.response_cache.get(cache.Query("ready", ()), read)
+    return fastapi.Response(body, media_type=responding.JSON)
 
 
 def _ready(services: dependencies.Services) -> bytes:
     schema.check(services.unrestricted_db)
     if services.unrestricted_db.path is not None:
-        disks.check(services.unrestricted_db.path.parent, "the database")
+        folders.check_disk(services.unrestricted_db.path.parent, "the database")
     if isinstance(services.blobs, blobs.LocalStore):
-        disks.check(services.blobs.folder, "the blob store")
-    disks.check(pathlib.Path(tempfile.gettempdir()), "scratch files")
+        folders.check_disk(services.blobs.folder, "the blob store")
+    folders.check_disk(pathlib.Path(tempfile.gettempdir()), "scratch files")
     with services.unrestricted_db.read() as tx:
         tuners = store_tuners.every(tx, services.settings.stale_s)
     alive = sum(tuner.is_alive for tuner in tuners)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import fastapi
 
-from server import job_actions, key_actions
+from server import actions
 from server.store import keys
 from server.web import auth, dependencies, request_bodies, response_bodies
 
@@ -16,13 +16,13 @@ router = fastapi.APIRouter(prefix="/v1", tags=["keys"])
 @router.get("/me")
 def me(caller: auth.Anyone, services: dependencies.ServicesDep) -> response_bodies.Me:
     """The key behind this request, its quota, and the login's CSRF token."""
-    quota = job_actions.quota(services, caller)
+    quota = actions.quota(services, caller)
     return response_bodies.Me(
         key=response_bodies.Key.model_validate(caller.key),
         quota=response_bodies.Quota(
             max_running_jobs=quota.max_running_jobs,
             max_trials=quota.max_trials,
-            max_upload_bytes=job_actions.upload_limit(services, caller),
+            max_upload_bytes=actions.upload_limit(services, caller),
         ),
         csrf_token=None if caller.login is None else caller.login.csrf,
     )
@@ -45,7 +45,7 @@ def create(
     body: request_bodies.NewKey, caller: auth.Admin, services: dependencies.ServicesDep
 ) -> response_bodies.MadeKey:
     """Make a key; the response is the only place where its text ever is."""
-    made = key_actions.create(services, caller, body)
+    made = actions.create_key(services, caller, body)
     return response_bodies.MadeKey(
         key=response_bodies.Key.model_validate(made.key), text=made.text
     )
@@ -69,7 +69,7 @@ def revoke(
     services: dependencies.ServicesDep,
 ) -> response_bodies.Key:
     """End a key and its logins; it stays listed."""
-    return response_bodies.Key.model_validate(key_actions.revoke(services, caller, key_id))
+    return response_bodies.Key.model_validate(actions.revoke_key(services, caller, key_id))
 
 
 @router.get("/audit")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import fastapi
 
+from server import teams
 from server.store import projects
-from server.teams import projects as team_projects
 from server.web import auth, project_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/projects", tags=["projects"])
@@ -28,7 +28,7 @@ def every(caller: auth.Reader) -> response_bodies.Listed[project_bodies.Project]
 @router.post("", status_code=201)
 def create(body: project_bodies.NewProject, caller: auth.Admin) -> project_bodies.Project:
     """Make a project; its name is permanent."""
-    return project_bodies.Project.model_validate(team_projects.create(caller, body))
+    return project_bodies.Project.model_validate(teams.create_project(caller, body))
 
 
 @router.get("/{name}")
@@ -48,4 +48,4 @@ def change(
     name: _Name, body: project_bodies.ProjectLimits, caller: auth.Admin
 ) -> project_bodies.Project:
     """Replace the limits of a project; a limit that is left out is the service's."""
-    return project_bodies.Project.model_validate(team_projects.change(caller, name, body))
+    return project_bodies.Project.model_validate(teams.limit_project(caller, name, body))

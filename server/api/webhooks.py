@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import fastapi
 
+from server import teams
 from server.store import rows, webhooks
-from server.teams import webhooks as team_webhooks
 from server.web import auth, dependencies, project_bodies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
@@ -32,20 +32,20 @@ def create(
     body: project_bodies.NewWebhook, caller: auth.Manager, services: dependencies.ServicesDep
 ) -> project_bodies.MadeWebhook:
     """Make a webhook; the response is the only place where its secret ever is."""
-    made = team_webhooks.create(services, caller, body)
+    made = teams.create_webhook(services, caller, body)
     return project_bodies.MadeWebhook(webhook=_webhook(made.webhook), secret=made.secret)
 
 
 @router.delete("/{webhook_id}", status_code=204)
 def delete(webhook_id: _Id, caller: auth.Manager) -> None:
     """Remove a webhook and its notifications."""
-    team_webhooks.delete(caller, webhook_id)
+    teams.delete_webhook(caller, webhook_id)
 
 
 @router.post("/{webhook_id}/test", status_code=202)
 def send_test(webhook_id: _Id, caller: auth.Manager) -> project_bodies.Delivery:
     """Send a notification of the type `test`; the list of deliveries says what came of it."""
-    return project_bodies.Delivery.model_validate(team_webhooks.send_test(caller, webhook_id))
+    return project_bodies.Delivery.model_validate(teams.test_webhook(caller, webhook_id))
 
 
 @router.get("/{webhook_id}/deliveries")
@@ -66,7 +66,7 @@ def deliveries(
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202)
 def retry(webhook_id: _Id, delivery_id: _Id, caller: auth.Manager) -> project_bodies.Delivery:
     """Send a notification again, with all its tries."""
-    sent = team_webhooks.retry(caller, webhook_id, delivery_id)
+    sent = teams.retry_delivery(caller, webhook_id, delivery_id)
     return project_bodies.Delivery.model_validate(sent)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import private_files
+from server import folders
 from server.database import visibility
 
 #: How long a statement waits for SQLite's write lock, in milliseconds.
@@ -83,10 +83,10 @@ class Database:
 
 def _make_private(path: pathlib.Path) -> None:
     """SQLite gives the files beside the database the database's mode."""
-    private_files.make_folder(path.parent)
-    private_files.make_file(path)
+    folders.make_folder(path.parent)
+    folders.make_file(path)
     for suffix in ("-wal", "-shm", "-journal"):
-        private_files.tighten(path.with_name(path.name + suffix))
+        folders.tighten(path.with_name(path.name + suffix))
 
 
 def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import files
-from server import errors, private_files
+from server import errors, folders
 
 #: Bytes read or sent at a time.
 CHUNK_BYTES = 1 << 20
@@ -90,18 +90,18 @@ class LocalStore:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        private_files.tighten(folder)
+        folders.tighten(folder)
 
     def put(self, path: pathlib.Path) -> Stored:
         """See `BlobStore.put`."""
         try:
-            private_files.make_folder(self.folder)
+            folders.make_folder(self.folder)
             with files.temporary(self.folder, mode=0o600) as (to, part):
                 stored = _copy(path, to)
                 to.flush()
                 os.fsync(to.fileno())
                 place = self._place(stored.sha256)
-                private_files.make_folder(place.parent)
+                folders.make_folder(place.parent)
                 part.replace(place)
         except OSError as error:
             raise errors.BlobError(f"cannot store a blob: {error.strerror}") from error

@@ -168,7 +168,7 @@ class Engine(Protocol):
 
         Raises:
             LeaseLost: the job is another tuner's.
-            Exception: this attempt failed; `server.tuner.retry` decides what that means.
+            Exception: this attempt failed; `server.tuner.tuner` decides what that means.
         """
         ...
 

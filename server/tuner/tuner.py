@@ -11,6 +11,7 @@ The end of a job is decided in the database, in one transaction with its event.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -22,10 +23,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from felix import errors as engine_errors
-from server import errors, reaper, settings, states
+from server import errors, settings, states, upkeep
 from server.database import database
 from server.store import artifacts, blobs, leases, networks, rows, tuners
-from server.tuner import claimed_job, engine, heartbeat, retry
+from server.tuner import claimed_job, engine, heartbeat
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Tuner:
             worker.devices,
             worker.reports,
         )
-        self._reaper = reaper.Reaper(db, service_settings.reap_s, service_settings.max_attempts)
+        self._reaper = upkeep.Reaper(db, service_settings.reap_s, service_settings.max_attempts)
         keys = ", ".join(self._target_keys()) or "nothing"
         _log.info(
             "tuner %d is ready for %s",
@@ -258,7 +259,7 @@ class Tuner:
         )
 
     def _failed(self, claimed: claimed_job.ClaimedJob, error: Exception) -> states.State:
-        decision = retry.decide(error, claimed.attempts, self._settings.max_attempts)
+        decision = decide(error, claimed.attempts, self._settings.max_attempts)
         _log.error(
             "job %d: %s: %s",
             claimed.job.id,
@@ -272,3 +273,35 @@ class Tuner:
                 tx, claimed.fence, decision.error, decision.message, decision.retry_after_s
             )
         )
+
+
+#: Errors that a later attempt may not meet.
+PASSING = (
+    engine_errors.MeasureError,
+    engine_errors.OutputError,
+    errors.BlobError,
+    OSError,
+    MemoryError,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What to write about a failed attempt; `retry_after_s` None: never again."""
+
+    error: str
+    message: str
+    retry_after_s: float | None
+
+
+def decide(error: BaseException, attempts: int, max_attempts: int) -> Decision:
+    """What to do after attempt number `attempts` (from 1) ended with this error."""
+    message = " ".join(str(error).split())[:2000] or type(error).__name__
+    is_ours = not isinstance(error, engine_errors.FelixError)
+    if not isinstance(error, PASSING) and not is_ours:
+        return Decision(type(error).__name__, message, None)
+    if is_ours:
+        message = f"{type(error).__name__}: {message}"
+    if attempts >= max_attempts:
+        return Decision("infrastructure", f"{message} (attempt {attempts}, the last)", None)
+    return Decision("infrastructure", message, min(60.0, 2.0**attempts))

@@ -1,30 +1,74 @@
-"""What every route can reach: the store, the blobs, the parser, the settings.
-
-Made once by `server.app.create_app`; routes take it as a parameter:
-
-    def route(services: dependencies.ServicesDep) -> ...
-"""
+"""What every route can reach: store, blobs, parser, settings; and the throttle of logins."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import threading
+import time
+from collections.abc import Callable
 from typing import Annotated
 
 import anyio
 import fastapi
 
-from server import settings, states
-from server.cache import (
-    notifier,
-    recent_events,
-    response_cache,
-    single_flight,
-    visible_jobs,
-)
+from server import cache as caches
+from server import errors, settings, states
 from server.database import database
 from server.parsing import parser as parsing
 from server.store import blobs, rows
-from server.web import throttle
+
+#: Addresses remembered; the oldest are forgotten first.
+MAX_ADDRESSES = 10_000
+
+
+class Throttled(errors.ServiceError):
+    """Too many failed logins from this address: wait a minute."""
+
+    status = 429
+    retry_after_s = 60
+
+
+class Throttle:
+    """Counts failures by address in a sliding window.
+
+    Args:
+        limit: failures within the window before an address has to wait.
+        window_s: length of the window.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        limit: int = 10,
+        window_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit, self._window_s, self._clock = limit, window_s, clock
+        self._failures: collections.OrderedDict[str, list[float]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, address: str) -> None:
+        """Refuse an address that failed too often.
+
+        Raises:
+            Throttled
+        """
+        with self._lock:
+            if len(self._recent(address)) >= self._limit:
+                raise Throttled()
+
+    def failed(self, address: str) -> None:
+        """Count a failure."""
+        with self._lock:
+            self._failures[address] = [*self._recent(address), self._clock()]
+            self._failures.move_to_end(address)
+            while len(self._failures) > MAX_ADDRESSES:
+                self._failures.popitem(last=False)
+
+    def _recent(self, address: str) -> list[float]:
+        since = self._clock() - self._window_s
+        return [at for at in self._failures.get(address, []) if at > since]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,15 +89,15 @@ class Services:
     unrestricted_db: database.Database
     blobs: blobs.BlobStore
     parser: parsing.Parser
-    notifier: notifier.Notifier
+    notifier: caches.Notifier
     #: by visible job and sequence number
-    stream_chunks: single_flight.SingleFlight[StreamChunk]
-    visible_jobs: visible_jobs.VisibleJobs
-    response_cache: response_cache.ResponseCache
-    recent_events: recent_events.RecentEvents
+    stream_chunks: caches.SingleFlight[StreamChunk]
+    visible_jobs: caches.VisibleJobs
+    response_cache: caches.ResponseCache
+    recent_events: caches.RecentEvents
     #: API keys that were checked a moment ago, by the sha256 of their text
-    key_cache: single_flight.SingleFlight[rows.Key]
-    throttle: throttle.Throttle
+    key_cache: caches.SingleFlight[rows.Key]
+    throttle: Throttle
     #: requests that parse at the same time; more of them wait, and some are refused
     parse_limiter: anyio.CapacityLimiter
 

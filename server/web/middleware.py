@@ -1,23 +1,20 @@
-"""Around every request: an id, security headers, a log line, a metric, and the last catch.
-
-The policy for pages under `/dashboard` allows scripts and styles of this service and inline ones
-that carry the request's nonce (`nonce(request)`); everything else may load nothing.
-A header that a response sets itself is not replaced.
-"""
+"""Around every request: where it comes from, who may send a body, an id, headers, a log line."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import fastapi
-from starlette import datastructures, types
+from starlette import datastructures, exceptions, responses, types
 
+from server import errors
+from server.web import auth, dependencies, problems
 from server.web import metrics as web_metrics
-from server.web import problems
 
 _log = logging.getLogger("server.access")
 
@@ -130,3 +127,157 @@ class Envelope:
                 "request": scope["felix_request_id"],
             },
         )
+
+
+#: Largest body of a caller who is known, except for `UNLIMITED`.
+MAX_BODY_BYTES = 20 << 20
+#: Routes that read under the limit of the caller's key.
+UNLIMITED = frozenset({"/v1/jobs/upload"})
+
+#: Largest body of a login.
+MAX_LOGIN_BYTES = 64 << 10
+LOGIN_PAGE = "/dashboard/login"
+#: Routes that take a body from anybody.
+_LOGINS = frozenset({("POST", "/v1/session"), ("POST", LOGIN_PAGE)})
+
+#: No route reads a body with these.
+_BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_CLOSE = {"Connection": "close"}
+
+
+class KnownCallers:
+    """ASGI middleware: identifies the caller before a body is read.
+
+    Args:
+        app: the application.
+        services: its parts.
+    """
+
+    def __init__(self, app: types.ASGIApp, services: dependencies.Services) -> None:
+        self._app, self._services = app, services
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] in _BODILESS or not _has_body(scope):
+            await self._app(scope, receive, send)
+            return
+        if (scope["method"], scope["path"]) in _LOGINS:
+            await self._app(scope, _limited(scope, receive, MAX_LOGIN_BYTES), send)
+            return
+        request = fastapi.Request(scope)
+        refusal = await self._refusal(request)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+        elif scope["path"] in UNLIMITED:
+            await self._app(scope, receive, send)
+        else:
+            await self._app(scope, _limited(scope, receive, MAX_BODY_BYTES), send)
+
+    async def _refusal(self, request: fastapi.Request) -> responses.Response | None:
+        """The response to a caller who is not known; None for one who is."""
+        try:
+            if await auth.identify(request, self._services) is not None:
+                return None
+            raise errors.Unauthenticated(auth.MISSING_KEY)
+        except problems.EXPECTED as error:
+            is_unknown = isinstance(error, errors.Unauthenticated)
+            if is_unknown and request.url.path.startswith("/dashboard"):
+                return responses.RedirectResponse(LOGIN_PAGE, 303, _CLOSE)
+            response = await problems.of_expected(request, error)
+            response.headers.update(_CLOSE)
+            return response
+
+
+def _has_body(scope: types.Scope) -> bool:
+    headers = datastructures.Headers(scope=scope)
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _limited(scope: types.Scope, receive: types.Receive, limit_bytes: int) -> types.Receive:
+    """A `receive` that refuses a body larger than the limit, announced or not."""
+    announced = datastructures.Headers(scope=scope).get("content-length", "")
+    expected = int(announced[:18]) if announced.isdecimal() else 0
+    counted = 0
+
+    async def limited() -> types.Message:
+        nonlocal counted
+        if expected > limit_bytes:
+            raise _too_large(limit_bytes)
+        message = await receive()
+        counted += len(message.get("body", b""))
+        if counted > limit_bytes:
+            raise _too_large(limit_bytes)
+        return message
+
+    return limited
+
+
+def _too_large(limit_bytes: int) -> exceptions.HTTPException:
+    where = ": send files to /v1/jobs/upload" if limit_bytes == MAX_BODY_BYTES else ""
+    return exceptions.HTTPException(413, f"a body may have {limit_bytes} bytes{where}", _CLOSE)
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class TrustedProxies:
+    """ASGI middleware: puts the client's address and scheme in place of a trusted proxy's.
+
+    Args:
+        app: the application.
+        trusted: addresses of proxies.
+    """
+
+    def __init__(self, app: types.ASGIApp, trusted: Collection[Network]) -> None:
+        self._app, self._trusted = app, trusted
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        """Serve one request."""
+        peer = parse_address(scope["client"][0]) if scope.get("client") else None
+        if scope["type"] == "http" and peer is not None and is_trusted(peer, self._trusted):
+            headers = datastructures.Headers(scope=scope)
+            hops = ",".join(headers.getlist("x-forwarded-for")).split(",")
+            client = _first_untrusted(peer, hops, self._trusted)
+            scheme = headers.get("x-forwarded-proto", "").strip().lower()
+            scope = {**scope, "client": (str(client), 0)}
+            if scheme in ("http", "https"):
+                scope["scheme"] = scheme
+        await self._app(scope, receive, send)
+
+
+def parse_address(text: str) -> Address | None:
+    """An address, which may have a port or brackets; None if it is none.
+
+    An IPv4 address that came over an IPv6 socket is the IPv4 address.
+    """
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def is_trusted(address: Address, trusted: Collection[Network]) -> bool:
+    """Whether an address is one of the proxies."""
+    return any(address in network for network in trusted)
+
+
+def _first_untrusted(peer: Address, hops: list[str], trusted: Collection[Network]) -> Address:
+    """The last hop that is none of ours; the farthest of ours if there is no such address."""
+    client = peer
+    for hop in reversed(hops):
+        address = parse_address(hop)
+        if address is None:
+            break
+        client = address
+        if not is_trusted(address, trusted):
+            break
+    return client

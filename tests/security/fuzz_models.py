@@ -182,7 +182,7 @@ class _Child:
 
 def _serve(pipe: Any, folder: str) -> None:
     from felix import without_torch  # noqa: F401
-    from server.parsing import child
+    from server.parsing import child as parsing_child
 
     os.environ["FELIX_API_KEY"] = KEY
     sys.dont_write_bytecode = True  # of what is imported when it is first used
@@ -199,7 +199,7 @@ def _serve(pipe: Any, folder: str) -> None:
         request, content = pipe.recv()
         opened.clear()
         try:
-            answer = child.answer(request, content)
+            answer = parsing_child.answer(request, content)
         except Exception as error:  # what the service's child would die of
             answer = {"raised": type(error).__name__, "text": str(error)[:500]}
         pipe.send({**answer, "opened": list(opened)})

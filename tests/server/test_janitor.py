@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server import errors, janitor
+from server import errors, upkeep
 from server.database import database, models
 from server.store import artifacts, blobs, control, events, jobs, keys, projects, rows
 from tests.server.conftest import on_both_databases
@@ -56,8 +56,8 @@ def test_files_stay_for_ever_unless_someone_says_otherwise(
     store: blobs.LocalStore,
 ) -> None:
     old = finished(db, store, 10_000)
-    assert janitor.clean(db, store, None) == [] and files(db, old) == ["job.zip"]
-    assert janitor.clean(db, store, 10_001) == [] and janitor.clean(db, store, 9_999) == [old.id]
+    assert upkeep.clean(db, store, None) == [] and files(db, old) == ["job.zip"]
+    assert upkeep.clean(db, store, 10_001) == [] and upkeep.clean(db, store, 9_999) == [old.id]
 
 
 def test_old_files_go_and_the_rest_of_the_job_stays(
@@ -67,7 +67,7 @@ def test_old_files_go_and_the_rest_of_the_job_stays(
     limit(db, retention_days=30)
     old, recent = finished(db, store, 31), finished(db, store, 29)
     tagged = finished(db, store, 31, tags=(artifacts.KEEP_TAG,))
-    assert janitor.clean(db, store, 1) == [old.id]  # the project's days count, not the service's
+    assert upkeep.clean(db, store, 1) == [old.id]  # the project's days count, not the service's
     assert files(db, old) == [] and files(db, recent) == files(db, tagged) == ["job.zip"]
     assert stored(store) == 1  # all three have the same content
     now = service_fakes.get(db, old.id)
@@ -75,7 +75,7 @@ def test_old_files_go_and_the_rest_of_the_job_stays(
     last = api_rows.all_events(db, old.id)[-1]
     assert last.type == events.Type.REMOVED
     assert last.payload == {"names": ["job.zip"], "size_bytes": len(api_rows.CONTENT)}
-    assert janitor.clean(db, store, 1) == []
+    assert upkeep.clean(db, store, 1) == []
 
 
 def test_a_content_goes_with_its_last_file(
@@ -85,11 +85,11 @@ def test_a_content_goes_with_its_last_file(
     jobs_ = [finished(db, store, 40) for _ in range(2)]
     with db.write() as tx:
         control.change(tx, jobs_[1].id, tags=[artifacts.KEEP_TAG])
-    janitor.clean(db, store, 30)
+    upkeep.clean(db, store, 30)
     assert stored(store) == 1
     with db.write() as tx:
         control.change(tx, jobs_[1].id, tags=[])
-    janitor.clean(db, store, 30)
+    upkeep.clean(db, store, 30)
     assert stored(store) == 0
 
 
@@ -116,7 +116,7 @@ def test_jobs_that_have_not_ended_keep_their_files(
                 created_at=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
             )
         )
-    assert janitor.clean(db, store, 1) == []
+    assert upkeep.clean(db, store, 1) == []
     with db.write() as tx:
         assert artifacts.remove_files(tx, job.id).names == ()  # even if it is asked to
     assert files(db, job) == ["input"]
@@ -134,7 +134,7 @@ def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
     path = tmp_path / "again"
     path.write_bytes(api_rows.CONTENT)
     content = store.put(path)
-    assert janitor.clean(db, store, 30) == [old.id] and stored(store) == 0
+    assert upkeep.clean(db, store, 30) == [old.id] and stored(store) == 0
     new = artifacts.NewArtifact(
         name="again",
         kind="bundle",

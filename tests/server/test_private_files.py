@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from server import private_files
+from server import folders
 from server.database import database
 from server.store import blobs
 
@@ -72,7 +72,7 @@ def test_a_shared_folder_is_not_taken_from_the_others(
 ) -> None:
     tmp_path.chmod(0o1777)
     with caplog.at_level(logging.WARNING, "server"):
-        private_files.tighten(tmp_path)
+        folders.tighten(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
     assert "other users can read" in caplog.text
 

@@ -21,8 +21,7 @@ from server import settings as service_settings
 from server.database import database, schema
 from server.parsing import parser
 from server.store import blobs, keys
-from server.web import uvicorn_server
-from server.web.edge import connections
+from server.web import connections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ def serving(
         schema.upgrade(db)
         with db.write() as tx:
             key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
-        config = uvicorn_server.config(app.create_app(settings), settings, limits)
+        config = connections.config(app.create_app(settings), settings, limits)
         server = stack.enter_context(run(config))
         yield Live(settings.port, db, settings, key, server)
 
@@ -72,7 +71,7 @@ def serving(
 @contextlib.contextmanager
 def run(config: uvicorn.Config) -> Iterator[uvicorn.Server]:
     """Serve in a thread while the block runs."""
-    server = uvicorn_server._Server(config)
+    server = connections._Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

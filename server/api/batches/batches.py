@@ -10,10 +10,9 @@ import fastapi
 import pydantic
 
 from felix import errors as engine_errors
-from server import errors, job_actions, submission
-from server.api import paging
+from server import actions, errors, submission, teams
+from server.api import responding
 from server.store import jobs, requests
-from server.teams import batches as team_batches
 from server.web import auth, dependencies, problems, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -45,7 +44,7 @@ async def submit(
         if earlier is not None:
             response.headers["Location"] = f"/v1/batches/{earlier.id}"
             response.status_code = 200
-            return _body(team_batches.get(caller, earlier.id))
+            return _body(teams.batch(caller, earlier.id))
     items = [
         await _submit(services, caller, item, _item_key(idempotency, number))
         for number, item in enumerate(body.jobs)
@@ -57,7 +56,7 @@ async def submit(
             tx, "batch.create", f"batch {batch.id}", n_jobs=len(items), n_refused=n_refused
         )
     response.headers["Location"] = f"/v1/batches/{batch.id}"
-    return _body(team_batches.get(caller, batch.id))
+    return _body(teams.batch(caller, batch.id))
 
 
 @router.get("")
@@ -69,9 +68,9 @@ def every(
     after: request_bodies.After = None,
 ) -> response_bodies.Page[response_bodies.Batch]:
     """Batches of this key (an admin's: of all), newest first, with their jobs as they stand."""
-    listed = team_batches.page(caller, limit + 1, after)
+    listed = teams.page_of_batches(caller, limit + 1, after)
     following = listed[limit - 1].row.id if len(listed) > limit else None
-    paging.link(request, response, following)
+    responding.link(request, response, following)
     items = [_body(batch) for batch in listed[:limit]]
     return response_bodies.Page(items=items, next=following)
 
@@ -81,7 +80,7 @@ def get(
     batch_id: _Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> response_bodies.Batch:
     """A batch of this key (an admin's: of any), with its jobs as they stand."""
-    return _body(team_batches.get(caller, batch_id))
+    return _body(teams.batch(caller, batch_id))
 
 
 async def _submit(
@@ -93,7 +92,7 @@ async def _submit(
     """`job_id` of the job, or the problem that refused it."""
     try:
         job = request_bodies.NewJob.model_validate(item)
-        submission.refuse_long(job, job_actions.upload_limit(services, caller))
+        submission.refuse_long(job, actions.upload_limit(services, caller))
         made = await submission.submit(
             services, caller, submission.from_json(job, idempotency_key)
         )
@@ -104,7 +103,7 @@ async def _submit(
     return {"job_id": made.job.id}
 
 
-def _body(batch: team_batches.Batch) -> response_bodies.Batch:
+def _body(batch: teams.Batch) -> response_bodies.Batch:
     items = [response_bodies.BatchItem.model_validate(item) for item in batch.items]
     row = batch.row
     return response_bodies.Batch(id=row.id, created_at=row.created_at, items=items)

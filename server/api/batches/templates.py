@@ -9,10 +9,9 @@ import fastapi
 import pydantic
 from fastapi import exceptions
 
-from server import job_actions, submission
+from server import actions, submission, teams
 from server.api.jobs import estimates
 from server.store import requests
-from server.teams import templates as team_templates
 from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/templates", tags=["templates"])
@@ -31,7 +30,7 @@ def save(
     services: dependencies.ServicesDep,
 ) -> response_bodies.Template:
     """Save the body of `POST /v1/jobs` under a name of this key; an earlier one is replaced."""
-    template = team_templates.save(services, caller, name, body)
+    template = teams.save_template(services, caller, name, body)
     return response_bodies.Template.model_validate(template)
 
 
@@ -50,7 +49,7 @@ def every(
 @router.delete("/{name}", status_code=204)
 def delete(name: _Name, caller: auth.Submitter, services: dependencies.ServicesDep) -> None:
     """Remove a template of this key; its jobs stay."""
-    team_templates.delete(caller, name)
+    teams.delete_template(caller, name)
 
 
 @router.post("/{name}/jobs", status_code=201, responses=request_bodies.MADE_JOB)
@@ -68,8 +67,8 @@ async def submit(
     """
     with caller.read() as tx:
         template = requests.get_template(tx, caller.key.id, name)
-    body = _job(team_templates.merged(template.job, changes.job))
-    submission.refuse_long(body, job_actions.upload_limit(services, caller))
+    body = _job(teams.merged_with_template(template.job, changes.job))
+    submission.refuse_long(body, actions.upload_limit(services, caller))
     made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
     return estimates.made_body(services, caller, response, made)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fastapi
 
-from server import job_actions
+from server import actions
 from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["control"])
 
-_Action = job_actions.Action
+_Action = actions.Action
 
 
 @router.post("/pause")
@@ -58,5 +58,5 @@ def retry(
 def _move(
     services: dependencies.Services, caller: auth.Caller, job_id: int, action: _Action
 ) -> response_bodies.Job:
-    job = job_actions.move(services, caller, job_id, action)
+    job = actions.move_job(services, caller, job_id, action)
     return response_bodies.Job.model_validate(job)

@@ -11,8 +11,9 @@ import fastapi
 from sqlalchemy import orm
 
 from server import errors
+from server.api import responding
 from server.store import jobs, networks, plot_points, rows
-from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
+from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(tags=["curves"])
 
@@ -31,7 +32,7 @@ async def curve(
     def read(tx: orm.Session) -> response_bodies.Curve:
         return _curves(tx, [job_id], task)[0]
 
-    return await shared_response.respond(services, caller, ("curve", task), (job_id,), read)
+    return await responding.respond(services, caller, ("curve", task), (job_id,), read)
 
 
 @router.get("/v1/jobs/{job_id}/network/curve", response_model=response_bodies.Curve)
@@ -49,7 +50,7 @@ async def network_curve(
             raise errors.NotFound(f"job {job_id} builds no network")
         return _curve(job, plot_points.network_curve(tx, job_id), job.unscheduled_us)
 
-    return await shared_response.respond(services, caller, "network curve", (job_id,), read)
+    return await responding.respond(services, caller, "network curve", (job_id,), read)
 
 
 @router.get("/v1/curves", response_model=response_bodies.Listed[response_bodies.Curve])
@@ -67,7 +68,7 @@ async def curves(
     def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Curve]:
         return response_bodies.Listed(items=_curves(tx, job_ids, task))
 
-    return await shared_response.respond(services, caller, ("curves", task), job_ids, read)
+    return await responding.respond(services, caller, ("curves", task), job_ids, read)
 
 
 @router.get("/v1/jobs/{job_id}/predicted")

@@ -11,7 +11,7 @@ import fastapi
 from sqlalchemy import orm
 from starlette import responses
 
-from server import errors, job_actions, states, submission
+from server import actions, errors, states, submission
 from server.api.jobs import estimates
 from server.parsing import databases
 from server.store import artifacts, job_lists, jobs, rows
@@ -47,7 +47,7 @@ async def import_database(
     It becomes a job that has ended, of kind `database`, with a task for each program. Jobs of
     these programs measure its fastest schedules first.
     """
-    limit = job_actions.upload_limit(services, caller)
+    limit = actions.upload_limit(services, caller)
     async with uploads.receive(request, limit) as file:
         made = await submission.import_database(services, caller, file, idempotency_key)
     return estimates.made_body(services, caller, response, made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fastapi
 from sqlalchemy import orm
 
-from server import job_actions, states, submission
+from server import actions, states, submission
 from server.store import jobs, networks, queue, rows
 from server.web import auth, dependencies, request_bodies, response_bodies
 
@@ -17,7 +17,7 @@ async def estimate(
     body: request_bodies.NewJob, caller: auth.Submitter, services: dependencies.ServicesDep
 ) -> response_bodies.Estimate:
     """What a job would take if it were submitted now; nothing is queued."""
-    submission.refuse_long(body, job_actions.upload_limit(services, caller))
+    submission.refuse_long(body, actions.upload_limit(services, caller))
     new = await submission.read(services, caller, submission.from_json(body, None))
     work = queue.Work(
         target_key=new.target_key,

@@ -20,10 +20,10 @@ import fastapi
 from fastapi import sse
 from starlette import responses
 
-from server import errors, states
-from server.cache import recent_events, visible_jobs
+from server import cache, errors, states
+from server.api import responding
 from server.store import events, jobs, rows
-from server.web import auth, dependencies, request_bodies, shared_response
+from server.web import auth, dependencies, request_bodies
 from server.web import response_bodies as response_models
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
@@ -62,7 +62,7 @@ async def after(
     last_seq = new[-1].seq if new else after_seq
     items = b",".join(event.encoded for event in new)
     return fastapi.Response(
-        b'{"items":[%b],"last_seq":%d}' % (items, last_seq), media_type=shared_response.JSON
+        b'{"items":[%b],"last_seq":%d}' % (items, last_seq), media_type=responding.JSON
     )
 
 
@@ -77,10 +77,10 @@ def _older(
     seq: int,
     limit: int,
     types: Sequence[events.Type],
-) -> list[recent_events.EncodedEvent]:
+) -> list[cache.EncodedEvent]:
     with caller.read() as tx:
         older = events.after(tx, job_id, seq, limit, types)
-    return [recent_events.EncodedEvent(event.seq, event.type, encode(event)) for event in older]
+    return [cache.EncodedEvent(event.seq, event.type, encode(event)) for event in older]
 
 
 #: How the API's document describes a stream: what each of its events has.
@@ -139,7 +139,7 @@ async def follow(
     services: dependencies.Services,
     caller: auth.Caller,
     format_: Format,
-    job_id: visible_jobs.VisibleJob,
+    job_id: cache.VisibleJob,
     seq: int,
 ) -> AsyncIterator[bytes]:
     """The events of a job after a number, as they come, until it has ended and all are sent."""

@@ -7,18 +7,11 @@ from typing import Annotated
 import fastapi
 from sqlalchemy import orm
 
-from server import job_actions, states, submission
-from server.api import paging
+from server import actions, states, submission
+from server.api import responding
 from server.api.jobs import estimates
 from server.store import job_lists, jobs, reuse
-from server.web import (
-    auth,
-    dependencies,
-    request_bodies,
-    response_bodies,
-    shared_response,
-    uploads,
-)
+from server.web import auth, dependencies, request_bodies, response_bodies, uploads
 
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -43,7 +36,7 @@ async def submit(
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Job:
     """Queue a job for an operator of the catalogue or a serialized program."""
-    submission.refuse_long(body, job_actions.upload_limit(services, caller))
+    submission.refuse_long(body, actions.upload_limit(services, caller))
     made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
     return estimates.made_body(services, caller, response, made)
 
@@ -57,7 +50,7 @@ async def upload(
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Job:
     """Queue a job for an ONNX model or a TIR file."""
-    async with uploads.receive(request, job_actions.upload_limit(services, caller)) as file:
+    async with uploads.receive(request, actions.upload_limit(services, caller)) as file:
         from_upload = submission.from_upload(file, idempotency_key)
         made = await submission.submit(services, caller, from_upload)
     return estimates.made_body(services, caller, response, made)
@@ -107,7 +100,7 @@ def find(
     """Jobs by number, newest first. Several states mean any of them, several tags all of them."""
     with caller.read() as tx:
         page = job_lists.page(tx, chosen, limit, after, oldest_first)
-    paging.link(request, response, page.next)
+    responding.link(request, response, page.next)
     items = [response_bodies.Job.model_validate(job) for job in page.jobs]
     return response_bodies.Page(items=items, next=page.next)
 
@@ -121,7 +114,7 @@ async def get(
     def read(tx: orm.Session) -> response_bodies.Job:
         return estimates.job_body(tx, services, jobs.get(tx, job_id))
 
-    return await shared_response.respond(services, caller, "job", (job_id,), read)
+    return await responding.respond(services, caller, "job", (job_id,), read)
 
 
 @router.get("/{job_id}/similar")
@@ -144,7 +137,7 @@ def change(
     services: dependencies.ServicesDep,
 ) -> response_bodies.Job:
     """Change name, note, priority or tags, in any state."""
-    return response_bodies.Job.model_validate(job_actions.change(services, caller, job_id, body))
+    return response_bodies.Job.model_validate(actions.change_job(services, caller, job_id, body))
 
 
 @router.delete("/{job_id}", status_code=204)
@@ -152,4 +145,4 @@ def delete(
     job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
 ) -> None:
     """Remove an ended job with trials, events and artifacts."""
-    job_actions.delete(services, caller, job_id)
+    actions.delete_job(services, caller, job_id)

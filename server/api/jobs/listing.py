@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import fastapi
 from starlette import responses
 
-from server.api import csv_cells
+from server.api import responding
 from server.api.jobs import jobs as job_routes
 from server.store import job_lists, rows
 from server.web import auth
@@ -59,7 +59,7 @@ def _cell(job: rows.Job, name: str) -> object:
     value = getattr(job, name)
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    return csv_cells.safe(" ".join(value) if name == "tags" else value)
+    return responding.safe_cell(" ".join(value) if name == "tags" else value)
 
 
 def _written(lines: Iterable[Iterable[object]]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fastapi
 from sqlalchemy import orm
 
+from server.api import responding
 from server.store import jobs
-from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
+from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
 
@@ -24,7 +25,7 @@ async def every(
             items=[response_bodies.Task.model_validate(task) for task in tasks]
         )
 
-    return await shared_response.respond(services, caller, "tasks", (job_id,), read)
+    return await responding.respond(services, caller, "tasks", (job_id,), read)
 
 
 @router.get("/{number}/code")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import fastapi
 from starlette import responses
 
-from server.api import csv_cells, paging
+from server.api import responding
 from server.store import jobs, rows, trials
 from server.web import auth, decisions, dependencies, request_bodies
 from server.web import response_bodies as response_models
@@ -63,7 +63,7 @@ def page(
         jobs.get(tx, job_id)
         selected = trials.page(tx, job_id, chosen, limit, after or 0)
         tasks = jobs.tasks(tx, job_id)
-    paging.link(request, response, selected.next)
+    responding.link(request, response, selected.next)
     items = [decisions.body(tasks, trial) for trial in selected.trials]
     return response_models.Page(items=items, next=selected.next)
 
@@ -165,7 +165,7 @@ def _cell(trial: rows.Trial, name: str) -> object:
         return value.isoformat()
     if name == "is_best":
         return int(value)
-    return csv_cells.safe(value)
+    return responding.safe_cell(value)
 
 
 def _json_lines(

@@ -15,7 +15,7 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors, key_actions
+from server import actions, errors
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.store import keys, projects, rows
@@ -78,7 +78,7 @@ async def create(
             _page, request, viewer, services, _Form(texts, chosen, wrong)
         )
     try:
-        made = await anyio.to_thread.run_sync(key_actions.create, services, viewer, body)
+        made = await anyio.to_thread.run_sync(actions.create_key, services, viewer, body)
     except (errors.NotFound, errors.InvalidRequest) as error:
         field = "project" if isinstance(error, errors.NotFound) else "device_kinds"
         wrong = {field: str(error)}
@@ -97,7 +97,7 @@ async def revoke(
 ) -> fastapi.Response:
     """End a key and its logins."""
     await logins.checked_form(request, viewer)
-    await anyio.to_thread.run_sync(key_actions.revoke, services, viewer, key_id)
+    await anyio.to_thread.run_sync(actions.revoke_key, services, viewer, key_id)
     return responses.RedirectResponse(KEYS, 303)
 
 

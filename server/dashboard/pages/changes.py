@@ -7,7 +7,7 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors, job_actions
+from server import actions, errors
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.web import auth, dependencies, request_bodies
@@ -36,7 +36,7 @@ async def change(
         first = error.errors()[0]
         where = ", ".join(map(str, first["loc"]))
         raise errors.InvalidRequest(f"{where}: {first['msg']}") from error
-    await anyio.to_thread.run_sync(job_actions.change, services, viewer, job_id, changes)
+    await anyio.to_thread.run_sync(actions.change_job, services, viewer, job_id, changes)
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
 
 
@@ -50,7 +50,7 @@ async def delete(
     """Remove an ended job with all it has."""
     await logins.checked_form(request, viewer)
     _check(viewer)
-    await anyio.to_thread.run_sync(job_actions.delete, services, viewer, job_id)
+    await anyio.to_thread.run_sync(actions.delete_job, services, viewer, job_id)
     return responses.RedirectResponse(logins.HOME, 303)
 
 

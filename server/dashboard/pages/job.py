@@ -15,7 +15,7 @@ import markupsafe
 from sqlalchemy import orm
 from starlette import responses
 
-from server import errors, job_actions, states
+from server import actions, errors, states, teams
 from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
 from server.store import (
@@ -30,7 +30,6 @@ from server.store import (
     trials,
 )
 from server.store import tuners as store_tuners
-from server.teams import templates as team_templates
 from server.web import auth, decisions, dependencies, request_bodies
 
 router = fastapi.APIRouter(
@@ -109,7 +108,7 @@ def overview(
         network=network,
         artifacts=files,
         similar=similar,
-        can_save=viewer.can("submit") and team_templates.can_be_template(head["job"]),
+        can_save=viewer.can("submit") and teams.can_be_template(head["job"]),
         parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
     )
 
@@ -281,12 +280,12 @@ async def act(
 ) -> fastapi.Response:
     """Pause, resume, stop, cancel or retry, then show the job."""
     await logins.checked_form(request, viewer)
-    if verb not in set(job_actions.Action):
+    if verb not in set(actions.Action):
         raise errors.NotFound("there is no such action")
     if not viewer.can("submit"):
         raise errors.Forbidden("this needs a key with the scope submit")
-    action = job_actions.Action(verb)
-    await anyio.to_thread.run_sync(job_actions.move, services, viewer, job_id, action)
+    action = actions.Action(verb)
+    await anyio.to_thread.run_sync(actions.move_job, services, viewer, job_id, action)
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
 
 
@@ -354,7 +353,7 @@ def time_parts(breakdown: Mapping[str, Any] | None, elapsed_s: float) -> list[Pa
 
 def allowed(viewer: auth.Caller, job: rows.Job) -> list[tuple[str, str, str]]:
     """What this viewer can do with the job now: verb, label, meaning."""
-    if not job_actions.may_change(viewer, job):
+    if not actions.may_change(viewer, job):
         return []
     return [
         (verb, label, meaning)
@@ -375,7 +374,7 @@ def _head(
         "job": job,
         "tasks": jobs.tasks(tx, job_id),
         "actions": allowed(viewer, job),
-        "may_change": job_actions.may_change(viewer, job),
+        "may_change": actions.may_change(viewer, job),
         "is_live": job.state not in states.ENDED,
         "waits_for": store_tuners.missing(tuners, job.target_key),
     }

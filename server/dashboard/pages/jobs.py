@@ -9,7 +9,7 @@ from typing import Annotated
 
 import fastapi
 
-from server import job_actions, states
+from server import actions, states
 from server.dashboard import render
 from server.dashboard.pages import job as job_page
 from server.database import keyset
@@ -144,7 +144,7 @@ def table(
 def verbs(viewer: auth.Caller, job: rows.Job) -> list[str]:
     """What this viewer can do with the job now, in a selection of several."""
     names = [verb for verb, _, _ in job_page.allowed(viewer, job)]
-    is_deletable = job.state in states.ENDED and job_actions.may_change(viewer, job)
+    is_deletable = job.state in states.ENDED and actions.may_change(viewer, job)
     return [*names, "delete"] if is_deletable else names
 
 

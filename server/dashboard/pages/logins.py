@@ -10,7 +10,7 @@ from starlette import responses
 
 from server import errors
 from server.dashboard import render
-from server.web import auth, dependencies, throttle
+from server.web import auth, dependencies
 
 router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
 
@@ -38,7 +38,7 @@ async def log_in(request: fastapi.Request, services: dependencies.ServicesDep) -
     after, key = inside(str(fields.get("next", HOME))), str(fields.get("key", "")).strip()
     try:
         token, _, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, key)
-    except (errors.Unauthenticated, errors.Forbidden, throttle.Throttled) as error:
+    except (errors.Unauthenticated, errors.Forbidden, dependencies.Throttled) as error:
         problem = str(error)
         return render.page(request, "login.html", None, error.status, after=after, problem=problem)
     response = responses.RedirectResponse(after, 303, {"Cache-Control": "no-store"})

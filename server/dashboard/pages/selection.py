@@ -13,7 +13,7 @@ import anyio.to_thread
 import fastapi
 from starlette import responses
 
-from server import errors, job_actions
+from server import actions, errors
 from server.dashboard import render
 from server.dashboard.pages import compare, logins
 from server.store import jobs, rows
@@ -114,9 +114,9 @@ def _refusal(services: dependencies.Services, viewer: auth.Caller, verb: str, nu
         if number > request_bodies.MAX_INT:
             raise errors.NotFound(f"there is no job {number}")
         if verb == "delete":
-            job_actions.delete(services, viewer, number)
+            actions.delete_job(services, viewer, number)
         else:
-            job_actions.move(services, viewer, number, job_actions.Action(verb))
+            actions.move_job(services, viewer, number, actions.Action(verb))
     except errors.ServiceError as error:
         return str(error)
     return ""

@@ -22,7 +22,7 @@ from fastapi import exceptions
 from starlette import datastructures, responses
 
 from felix.search import strategies
-from server import errors, job_actions, submission
+from server import actions, errors, submission
 from server.dashboard import fields, job_form, render
 from server.dashboard.pages import logins
 from server.parsing import parser
@@ -166,7 +166,7 @@ async def _submit_template(
         )
     except pydantic.ValidationError as error:
         raise _Refused(job_form.wrong(error.errors())) from error
-    submission.refuse_long(body, job_actions.upload_limit(services, viewer))
+    submission.refuse_long(body, actions.upload_limit(services, viewer))
     from_form = submission.from_json(body, job_form.idempotency_key(body, texts))
     return await _queue(viewer, services, from_form, [])
 
@@ -186,7 +186,7 @@ async def _submit_file(
     file = (await request.form()).get("file")
     if not isinstance(file, datastructures.UploadFile) or not file.filename:
         raise _Refused({"file": "is needed: a model or a program"})
-    async with _received(file, body, job_actions.upload_limit(services, viewer)) as upload:
+    async with _received(file, body, actions.upload_limit(services, viewer)) as upload:
         key = job_form.idempotency_key(body, {**texts, "sha256": upload.sha256})
         return await _queue(viewer, services, submission.from_upload(upload, key), ["file"])
 
@@ -211,7 +211,7 @@ async def _queue(
     sources: list[str],
 ) -> jobs.Made:
     """Submit; a refusal is put at the field that it is about."""
-    quota = job_actions.quota(services, viewer)
+    quota = actions.quota(services, viewer)
     if new.body.trials is not None and new.body.trials > quota.max_trials:
         raise _Refused(
             {"trials": f"must be at most {quota.max_trials}: this key may ask for no more"}
@@ -258,7 +258,7 @@ def _page(
     operators = services.parser.operators()
     with viewer.read() as tx:
         tuners = store_tuners.every(tx, services.settings.stale_s)
-    quota = job_actions.quota(services, viewer)
+    quota = actions.quota(services, viewer)
     return render.page(
         request,
         "submit.html",
@@ -278,7 +278,7 @@ def _page(
         strategies=strategies.NAMES,
         default_trials=submission.DEFAULT_TRIALS,
         max_trials=quota.max_trials,
-        max_upload_bytes=job_actions.upload_limit(services, viewer),
+        max_upload_bytes=actions.upload_limit(services, viewer),
         form_id=secrets.token_urlsafe(16),
         can_submit=viewer.can("submit"),
     )

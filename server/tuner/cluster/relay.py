@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -16,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from felix import errors
-from felix.measure.cluster import messages, pool
+from felix import errors, target
+from felix.measure.cluster import kinds, messages, pool
 from felix.measure.pool import candidates
-from server.tuner.cluster import calls, node_devices
+from felix.target import Hardware
+from server.parsing import devices
+from server.tuner.cluster import calls
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +108,7 @@ class Relay:
     def nodes(self) -> list[dict[str, Any]]:
         """What the tuner judges: fit nodes, as `server.store.tuners.Node`."""
         return [
-            {"name": member.name, "kinds": node_devices.kinds_of(member), "key": member.key}
+            {"name": member.name, "kinds": kinds_of(member), "key": member.key}
             for member in list(self._members.values())
             if member.unfit is None
         ]
@@ -183,7 +186,7 @@ class Relay:
     def _device(self, member: pool.Member, lack: str | None) -> dict[str, Any]:
         assert member.about is not None
         if member.name not in self._described:
-            self._described[member.name] = node_devices.described(member.about)
+            self._described[member.name] = described(member.about)
         status = self._statuses.get(member.name, {})
         fault = member.unfit or self._silence(member) or status.get("broken") or lack
         return self._described[member.name] | {
@@ -192,7 +195,7 @@ class Relay:
             "versions": dict(member.about.get("versions", {})),
             "fault": fault,
             "unconfined": None,
-            "now": node_devices.readings(status.get("now")),
+            "now": readings(status.get("now")),
         }
 
     def _silence(self, member: pool.Member) -> str | None:
@@ -288,3 +291,41 @@ def _measured(reply: Any) -> calls.Value:
     if not isinstance(text, str) or len(text) > messages.MAX_TEXT_BYTES:
         raise errors.MeasureError("a node replied with what is no message, or too large")
     return text, binaries
+
+
+_MAX_CHARACTERS = 100
+
+
+def described(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A device as tuners describe theirs, from what its node says about it."""
+    return devices.described(
+        str(about["name"]),
+        target.parse(about["target"]),
+        Hardware(**about["hardware"]),
+        int(about["memory_bytes"]),
+    )
+
+
+def kinds_of(member: pool.Member) -> list[str]:
+    """The kinds of a node's device: the one that it states, and that of its target."""
+    stated = {member.kind} if member.kind else set()
+    if member.about is None:
+        return sorted(stated)
+    return sorted(stated | {_kind_of(str(member.about["target"]))})
+
+
+@functools.lru_cache(maxsize=256)
+def _kind_of(text: str) -> str:
+    return kinds.of(target.parse(text))
+
+
+def readings(said: Any) -> dict[str, Any]:
+    """What a node says of clock, power and driver, which may be anything."""
+    said = said if isinstance(said, dict) else {}
+    numbers = {
+        name: float(said[name])
+        for name in ("clock_ghz", "power_w")
+        if isinstance(said.get(name), int | float)
+    }
+    driver = said.get("driver")
+    return numbers | {"driver": str(driver)[:_MAX_CHARACTERS] if driver else None}

@@ -1,4 +1,4 @@
-"""The process that alone talks to a cluster: `relay_process` starts it.
+"""The process that alone talks to a cluster: `link` starts it.
 
     python -m server.tuner.cluster.relay_main FD HOST:PORT LOG_JSON NEEDS_KEYS
 

@@ -23,9 +23,10 @@ from felix.processes import policy
 from server import errors, states
 from server.store import networks, tuners
 from server.tuner import claimed_job, engine, reports
-from server.tuner.cluster import relay_process
-from server.tuner.process import confinement, messages, untrusted_file, zygote
+from server.tuner.cluster import link
 from server.tuner.process import limits as job_limits
+from server.tuner.process import messages, zygote
+from server.tuner.process import rights as process_rights
 
 _log = logging.getLogger(__name__)
 _Verb = messages.Verb
@@ -61,11 +62,11 @@ class EngineProcess:
         log_json: bool = False,
         confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO,
         factory: str = FACTORY,
-        cluster: relay_process.RelayProcess | None = None,
+        cluster: link.RelayProcess | None = None,
     ) -> None:
         self._limits = limits
         self._zygote = zygote.Zygote(factory, log_json)
-        self._start = confinement.Start(True, confine_gpu)
+        self._start = process_rights.Start(True, confine_gpu)
         self._cluster, self._generation = cluster, 0
         self._child = self._forked()
         self._is_ready = False
@@ -91,7 +92,7 @@ class EngineProcess:
     def _described(self) -> list[dict[str, Any]]:
         """The devices, with the reason where nothing can be measured now."""
         if self._cluster is None:
-            listed = confinement.described(self._devices, self._start)
+            listed = process_rights.described(self._devices, self._start)
         else:
             listed = self._cluster.devices()
         return reports.with_faults(listed, self._conditions)
@@ -135,7 +136,7 @@ class EngineProcess:
             if claimed.instruction is states.Instruction.LEASE_LOST:
                 raise errors.LeaseLost() from None
             raise errors.Cancelled() from None
-        untrusted_file.copy(made, path)
+        messages.copy_untrusted(made, path)
         (codes,) = exported.arguments
         return [
             engine.Code(task=task, schedule=schedule, source=source, assembly=assembly)
@@ -149,7 +150,7 @@ class EngineProcess:
         made = self._child.folder / path.name
         try:
             built = self._converse(claimed, ("network", claimed.job, made))
-            untrusted_file.copy(made, path)
+            messages.copy_untrusted(made, path)
         except job_limits.Deaf:
             if claimed.instruction is states.Instruction.LEASE_LOST:
                 raise errors.LeaseLost() from None
@@ -194,14 +195,14 @@ class EngineProcess:
     def _begin(self) -> None:
         """Make the first engine; beside a GPU it is the one that `confinement.choose` says."""
         if rights.nvidia_devices() and self._cluster is None:
-            chosen = confinement.choose(self._start.run_workers, self._refused)
+            chosen = process_rights.choose(self._start.run_workers, self._refused)
             if chosen == self._start and self._is_ready:
                 return
             self._start = chosen
             self._replace()
         self._wait_until_ready()
 
-    def _refused(self, start: confinement.Start) -> str | None:
+    def _refused(self, start: process_rights.Start) -> str | None:
         """Why an engine that starts so is of no use beside the GPU; None if it is."""
         if start != self._start:
             self._start = start
@@ -210,7 +211,7 @@ class EngineProcess:
             self._wait_until_ready()
         except zygote.EngineDied as error:
             return str(error)
-        return confinement.fault(self._devices)
+        return process_rights.fault(self._devices)
 
     def _forked(self) -> zygote.Child:
         if self._cluster is None:

@@ -15,6 +15,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import os
+import pathlib
+import stat
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -106,7 +109,7 @@ def call(claimed: claimed_job.ClaimedJob, message: Message) -> Any:
 
 
 def error_of(name: str, message: str) -> Exception:
-    """The error that an engine's process reports, of a class that `server.tuner.retry` knows."""
+    """The error that an engine's process reports, of a class that `server.tuner.tuner` knows."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.FelixError):
         return kind(message)
@@ -124,3 +127,34 @@ def name_of(error: BaseException) -> str:
 
 def _trial(fields: dict[str, Any]) -> trials.NewTrial:
     return trials.NewTrial(**{**fields, "decisions": tuple(fields["decisions"])})
+
+
+#: A larger file is no artifact, in bytes.
+MAX_FILE_BYTES = 4 << 30
+_CHUNK_BYTES = 1 << 20
+
+
+def copy_untrusted(made: pathlib.Path, path: pathlib.Path) -> None:
+    """Copy a plain file to `path` and remove it; what it links to is never read.
+
+    Raises:
+        EngineFailure: there is no such file, or it is none that an engine writes.
+        OSError: `path` cannot be written.
+    """
+    try:
+        # A pipe would wait for a writer.
+        source = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise EngineFailure(f"the engine left no artifact: {error.strerror}") from error
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise EngineFailure("what the engine left is no artifact")
+        with open(path, "wb") as to:
+            left = status.st_size  # it may grow meanwhile
+            while left and (chunk := os.read(source, min(left, _CHUNK_BYTES))):
+                to.write(chunk)
+                left -= len(chunk)
+    finally:
+        os.close(source)
+    made.unlink(missing_ok=True)

@@ -8,16 +8,21 @@ So an engine keeps the devices and files of a GPU's driver, which they need.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import importlib.util
+import json
+import logging
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from felix import errors, files
 from felix.measure.pool import rights
-from felix.processes import policy
+from felix.processes import policy, trial
+from server import errors as service_errors
 
 #: Of one engine: pipes of its pools and their workers, and a driver opens devices many times.
 OPEN_FILES = 4096
@@ -127,3 +132,86 @@ def _loaded_libraries() -> Iterator[str]:
     with open("/proc/self/maps") as maps:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     yield from {each[5] for each in fields if len(each) == 6 and each[5].startswith("/")}
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """Whether an engine is confined, and what is asked of the run workers of its pools."""
+
+    is_confined: bool
+    run_workers: policy.ConfineGpu
+    #: Why it is not confined; None if it is.
+    reason: str | None = None
+
+
+def packed(folder: pathlib.Path, start: Start) -> bytes:
+    """What `unpacked` reads in the process that forks engines."""
+    return json.dumps([str(folder), start.is_confined, start.run_workers]).encode()
+
+
+def unpacked(packet: bytes) -> tuple[pathlib.Path, Start]:
+    """The folder of an engine and how it starts."""
+    folder, is_confined, run_workers = json.loads(packet)
+    return pathlib.Path(folder), Start(is_confined, policy.ConfineGpu(run_workers))
+
+
+def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) -> Start:
+    """How engines start on this machine, which has an NVIDIA GPU.
+
+    Args:
+        chosen: the setting.
+        attempt: makes an engine that starts so; returns why it or its GPU does not work, or None.
+
+    Raises:
+        SettingsError: engines have to be confined, and the GPU does not work in one that is.
+    """
+    if chosen is policy.ConfineGpu.OFF:
+        return _unconfined(chosen, "FELIX_CONFINE_GPU is off")
+    confined = Start(True, chosen)
+    anyhow = Start(False, policy.ConfineGpu.AUTO)
+    outcome = trial.decide(lambda is_confined: attempt(confined if is_confined else anyhow))
+    reason = outcome.reason or ""
+    if outcome.verdict is trial.Verdict.BROKEN:
+        _log.error(
+            "the GPU cannot be used, confined or not: %s",
+            reason,
+            extra={"action": "device_broken"},
+        )
+    if outcome.verdict is not trial.Verdict.IN_THE_WAY:
+        return confined
+    if chosen is policy.ConfineGpu.ON:
+        raise service_errors.SettingsError(
+            "confinement is required (FELIX_CONFINE_GPU=on or FELIX_REQUIRE_CONFINEMENT), and the "
+            f"GPU does not work in a confined engine: {reason}. Run the service as a user other "
+            "than root, or allow unconfined engines: FELIX_CONFINE_GPU=auto"
+        )
+    return _unconfined(
+        policy.ConfineGpu.AUTO, f"the GPU does not work in a confined one: {reason}"
+    )
+
+
+def fault(devices: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why nothing can be measured on the GPU that an engine should have; None if it can."""
+    gpus = [device for device in devices if device["kind"] == "cuda"]
+    if not gpus:
+        return "its driver finds no GPU"
+    return next((str(gpu["fault"]) for gpu in gpus if gpu.get("fault")), None)
+
+
+def described(devices: Sequence[Mapping[str, Any]], start: Start) -> list[dict[str, Any]]:
+    """The devices of an engine, each with the reason if clients' programs run unconfined there."""
+    if start.is_confined:
+        return [dict(device) for device in devices]
+    return [{**device, "unconfined": start.reason} for device in devices]
+
+
+def _unconfined(run_workers: policy.ConfineGpu, reason: str) -> Start:
+    _log.warning(
+        "engines are not confined beside the NVIDIA GPU: %s",
+        reason,
+        extra={"action": "confinement_missing"},
+    )
+    return Start(False, run_workers, reason)

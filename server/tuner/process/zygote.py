@@ -18,7 +18,7 @@ from typing import Any
 
 from felix.measure.pool import worker
 from felix.processes import environment, tree
-from server.tuner.process import confinement, messages, rights
+from server.tuner.process import messages, rights
 
 #: How long a process may take to end, and what it has started, in seconds.
 _END_S = 10.0
@@ -126,7 +126,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def fork(self, start: confinement.Start, cluster: socket.socket | None = None) -> Child:
+    def fork(self, start: rights.Start, cluster: socket.socket | None = None) -> Child:
         """A new engine's process; it says when it is ready.
 
         Args:
@@ -142,7 +142,7 @@ class Zygote:
         with theirs, cluster or contextlib.nullcontext():
             fds = [theirs.fileno()] + ([] if cluster is None else [cluster.fileno()])
             try:
-                socket.send_fds(self._control, [confinement.packed(folder, start)], fds)
+                socket.send_fds(self._control, [rights.packed(folder, start)], fds)
             except OSError:
                 pass  # it died just now: so does the pipe
         return Child(ours, folder)

@@ -34,7 +34,7 @@ import psutil
 
 from felix.processes import confine, syscalls, tree
 from server import logs
-from server.tuner.process import confinement, engine_main, rights
+from server.tuner.process import engine_main, rights
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
             tree.remove(folder)
         if not packet:
             return
-        folder, start = confinement.unpacked(packet)
+        folder, start = rights.unpacked(packet)
         _fork(control, fds, folder, start, make_engine)
 
 
@@ -95,7 +95,7 @@ def _fork(
     control: socket.socket,
     fds: list[int],
     folder: pathlib.Path,
-    start: confinement.Start,
+    start: rights.Start,
     make_engine: Callable[..., engine_main.RemoteEngine],
 ) -> None:
     zygote_pid = os.getpid()

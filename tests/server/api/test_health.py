@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from felix import files
-from server import disks
+from server import folders
 from tests.server.conftest import Service
 
 
@@ -22,10 +22,10 @@ def full(folder: pathlib.Path) -> Iterator[None]:
     Mounting needs rights; without them the writes go to a device that is always full.
     """
     folder.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={2 * disks.LEAST_BYTES}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={2 * folders.LEAST_BYTES}", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode == 0:
         try:
-            (folder / "filling").write_bytes(bytes(disks.LEAST_BYTES + disks.LEAST_BYTES // 2))
+            (folder / "filling").write_bytes(bytes(folders.LEAST_BYTES + folders.LEAST_BYTES // 2))
             yield
         finally:
             subprocess.run(["umount", str(folder)], check=True)

@@ -488,13 +488,13 @@ def test_who_may_see_all_projects() -> None:
     }
     assert users == {
         "app.py",
-        "job_actions.py",
+        "actions.py",
         "api/health.py",
         "web/auth.py",
         "web/dependencies.py",
         "database/visibility.py",
         "store/control.py",
-        "store/across_jobs/retention.py",
-        "store/across_jobs/queue.py",
+        "store/artifacts.py",
+        "store/queue.py",
         "submission.py",
     }

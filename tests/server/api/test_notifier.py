@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from server.cache import notifier
+from server import cache
 
 
 def test_waiting_streams_share_a_query() -> None:
@@ -17,7 +17,7 @@ def test_waiting_streams_share_a_query() -> None:
         return newest
 
     async def play() -> None:
-        made = notifier.Notifier(last_seqs, every_s=0.01)
+        made = cache.Notifier(last_seqs, every_s=0.01)
         running = asyncio.create_task(made.run())
         waiting = [asyncio.create_task(made.newer(1, 5, 5.0)) for _ in range(20)]
         waiting.append(asyncio.create_task(made.newer(2, 2, 5.0)))

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from server import app, errors
+from server import app, cache, errors
 from server.api.jobs import events as api_events
-from server.cache import recent_events, single_flight
 from server.database import columns, database, models
 from server.store import control, events, keys, leases
 from server.web import auth, response_bodies
@@ -36,7 +35,7 @@ def test_callers_of_one_key_share_a_value_for_a_moment() -> None:
         raise errors.NotFound()
 
     async def play() -> None:
-        shared: single_flight.SingleFlight[int] = single_flight.SingleFlight(ttl_s=0.05)
+        shared: cache.SingleFlight[int] = cache.SingleFlight(ttl_s=0.05)
         leaver = asyncio.create_task(shared.get("a", compute))
         await asyncio.sleep(0)
         others = [asyncio.create_task(shared.get("a", compute)) for _ in range(10)]
@@ -55,7 +54,7 @@ def test_callers_of_one_key_share_a_value_for_a_moment() -> None:
 
 def test_a_value_from_before_a_change_is_not_shared_after_it() -> None:
     async def play() -> None:
-        shared: single_flight.SingleFlight[str] = single_flight.SingleFlight(ttl_s=60.0)
+        shared: cache.SingleFlight[str] = cache.SingleFlight(ttl_s=60.0)
         may_end = asyncio.Event()
 
         async def slow() -> str:
@@ -252,7 +251,7 @@ def test_a_cached_key_is_forgotten_when_it_is_revoked(service: Service) -> None:
 def test_a_window_has_what_the_database_has(
     service: Service, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    monkeypatch.setattr(recent_events, "LENGTH", length)
+    monkeypatch.setattr(cache, "LENGTH", length)
     job = api_rows.finished(service.db, service.blobs)
     types: list[tuple[events.Type, ...]] = [(), (events.Type.TRIAL, events.Type.STATE)]
     for chosen in types:
@@ -269,8 +268,8 @@ def test_a_window_has_what_the_database_has(
 
 
 def test_a_window_grows_and_stays_short(db: database.Database, monkeypatch: Any) -> None:
-    monkeypatch.setattr(recent_events, "LENGTH", 4)
-    monkeypatch.setattr(recent_events, "JOBS", 2)
+    monkeypatch.setattr(cache, "LENGTH", 4)
+    monkeypatch.setattr(cache, "JOBS", 2)
     numbers = [api_rows.queued(db).id for _ in range(3)]
     encoded = []
 
@@ -285,7 +284,7 @@ def test_a_window_grows_and_stays_short(db: database.Database, monkeypatch: Any)
 
     async def play() -> None:
         invalidated: list[int] = []
-        windows = recent_events.RecentEvents(db, encode, 0.0, invalidated.append)
+        windows = cache.RecentEvents(db, encode, 0.0, invalidated.append)
         first = numbers[0]
         for count, since, last in ((0, 0, 1), (2, 0, 3), (3, 2, 6), (9, 11, 15)):
             append(first, count)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from server import errors, reaper, states
+from server import errors, states, upkeep
 from server.database import columns, database, models
 from server.store import control, events, job_lists, jobs, leases, progress, trials
 from tests.support import service_fakes
@@ -147,13 +147,13 @@ def test_a_job_whose_tuners_die_fails_in_the_end(db: database.Database) -> None:
     job = service_fakes.create(db)
     for attempt in range(1, 4):
         service_fakes.claim(db, lease_s=-1)
-        assert reaper.reap(db, max_attempts=3) == [
+        assert upkeep.reap(db, max_attempts=3) == [
             leases.Reaped(job.id, State.QUEUED if attempt < 3 else State.FAILED)
         ]
     after = service_fakes.get(db, job.id)
     assert (after.error, after.attempts) == ("lease_expired", 3)
     assert after.message is not None and "attempt 3" in after.message
-    assert reaper.reap(db, max_attempts=3) == []
+    assert upkeep.reap(db, max_attempts=3) == []
     with db.write() as tx:
         fresh = control.retry(tx, job.id)
     assert (fresh.state, fresh.attempts, fresh.error) == (State.QUEUED, 0, None)
@@ -215,7 +215,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
                 with db.write() as tx:
                     leases.beat(tx, fence, -1)
                 while (
-                    not reaper.reap(db, 1000) and service_fakes.get(db, job_id).worker_id == worker
+                    not upkeep.reap(db, 1000) and service_fakes.get(db, job_id).worker_id == worker
                 ):
                     time.sleep(0.005)
                 try:  # and wakes as a zombie

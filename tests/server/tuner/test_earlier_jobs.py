@@ -15,7 +15,7 @@ from felix.sketch import sketch as sketching
 from felix.sketch.sketch import Sketch
 from felix.task import Task
 from server.store import reuse
-from server.tuner import earlier_jobs
+from server.tuner import felix_engine
 from tests.support.templates import naive_gemm
 
 
@@ -75,7 +75,7 @@ def test_kernels_of_templates_and_imported_traces_are_tried_first() -> None:
     signature, texts = trace_text.read(trace.schedule(row).trace.simplified(True))
     record = _record(task, template, (8, 32, 1, 4))
     claimed: Any = _Claimed([record], [_Import(signature, texts)])
-    earlier = earlier_jobs.EarlierJobs(claimed, [task])
+    earlier = felix_engine.EarlierJobs(claimed, [task])
     assert earlier.first_schedules(task, [trace, template]) == [
         (template.key, (8, 32, 1, 4)),
         (trace.key, tuple(row)),
@@ -93,7 +93,7 @@ def test_schedules_of_other_extents_are_adapted(spec: str) -> None:
     )
     sketches = sketching.sketches(task)
     claimed: Any = _Claimed([], [], [similar])
-    found = earlier_jobs.EarlierJobs(claimed, [task]).first_schedules(task, sketches)
+    found = felix_engine.EarlierJobs(claimed, [task]).first_schedules(task, sketches)
     (chosen,) = {key for key, _ in found}
     (adapted,) = [each for each in sketches if each.key == chosen]
     assert str(adapted.variant) == str(sketch.variant)
@@ -102,4 +102,4 @@ def test_schedules_of_other_extents_are_adapted(spec: str) -> None:
     broken = dataclasses.replace(similar, record="{}")
     elsewhere = dataclasses.replace(similar, program=workloads.softmax((8, 8)).to_json())
     claimed = _Claimed([], [], [broken, elsewhere])
-    assert earlier_jobs.EarlierJobs(claimed, [task]).first_schedules(task, sketches) == []
+    assert felix_engine.EarlierJobs(claimed, [task]).first_schedules(task, sketches) == []

@@ -13,7 +13,7 @@ from felix import workloads
 from felix.measure import payload
 from server.database import database
 from server.store import control, events, jobs, leases, plot_points, progress, rows, trials
-from server.tuner import claimed_job, engine, event_recorder, session
+from server.tuner import claimed_job, engine, run_records
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 
 TARGET = "llvm -num-cores 2"
@@ -144,7 +144,7 @@ def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
 def test_infinite_losses_become_null(db: database.Database) -> None:
     submit(db)
     at = service_fakes.claim_next(db)
-    report = event_recorder.EventRecorder(at, ["key"], {})
+    report = run_records.EventRecorder(at, ["key"], {})
     lost = engine_events.Trained(
         n_records=4, loss_before=math.inf, loss_after=math.nan, accepted=False
     )
@@ -174,7 +174,7 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
 def test_a_skipped_task_is_a_warning_by_name() -> None:
     claimed = mock.Mock()
     skipped = engine_events.Skipped(task="resize", task_index=1, reason="an index is unknown")
-    event_recorder.EventRecorder(claimed, ["a", "b"], {})(skipped)
+    run_records.EventRecorder(claimed, ["a", "b"], {})(skipped)
     claimed.warn.assert_called_once_with("task 'resize' is skipped: an index is unknown")
     claimed.begin_step.assert_called_once_with("a step of tuning")
 
@@ -182,7 +182,7 @@ def test_a_skipped_task_is_a_warning_by_name() -> None:
 def test_a_session_stores_tensors(db: database.Database) -> None:
     torch = pytest.importorskip("torch")
     tensors = {"model/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3)}
-    content = session._write(tensors)
+    content = run_records._write(tensors)
     assert content is not None
-    assert torch.equal(session._read(content)["model/weight"], tensors["model/weight"])
-    assert session._write({}) is None and session._read(None) == {}
+    assert torch.equal(run_records._read(content)["model/weight"], tensors["model/weight"])
+    assert run_records._write({}) is None and run_records._read(None) == {}

@@ -12,7 +12,7 @@ from felix import errors as engine_errors
 from server import errors, states
 from server.database import database
 from server.store import artifacts, blobs, control, jobs, leases, progress, trials, tuners
-from server.tuner import retry, tuner
+from server.tuner import tuner
 from tests.server.tuner.conftest import meanwhile
 from tests.support import service_fakes
 
@@ -145,7 +145,7 @@ def test_errors_of_the_machine_are_tried_again_and_end(
     working: tuner.Tuner,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
+    monkeypatch.setattr(tuner, "decide", _at_once(tuner.decide))
     job = service_fakes.create(db)
     engine.error, engine.n_before_error = OSError("no space left"), 0
     for state in (State.QUEUED, State.QUEUED, State.FAILED):
@@ -163,7 +163,7 @@ def test_attempts_count_from_the_last_progress(
     working: tuner.Tuner,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
+    monkeypatch.setattr(tuner, "decide", _at_once(tuner.decide))
     job = service_fakes.create(db, trials=8)
     engine.error = OSError("no space left")
     for number in range(1, 7):  # twice as many attempts as without progress
@@ -173,11 +173,11 @@ def test_attempts_count_from_the_last_progress(
         assert (after.state, after.n_trials, after.attempts) == (State.QUEUED, number, 1)
 
 
-def _at_once(decide: Callable[..., retry.Decision]) -> Callable[..., retry.Decision]:
-    def decided(*args: object) -> retry.Decision:
+def _at_once(decide: Callable[..., tuner.Decision]) -> Callable[..., tuner.Decision]:
+    def decided(*args: object) -> tuner.Decision:
         decision = decide(*args)
         again_s = None if decision.retry_after_s is None else 0.0
-        return retry.Decision(decision.error, decision.message, again_s)
+        return tuner.Decision(decision.error, decision.message, again_s)
 
     return decided
 
@@ -237,6 +237,6 @@ def test_checkpoints_travel(
     ],
 )
 def test_the_retry_policy(error: Exception, attempts: int, again: bool) -> None:
-    decision = retry.decide(error, attempts, max_attempts=3)
+    decision = tuner.decide(error, attempts, max_attempts=3)
     assert (decision.retry_after_s is not None) == again
     assert decision.message

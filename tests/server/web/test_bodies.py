@@ -11,7 +11,7 @@ from concurrent import futures
 
 import pytest
 
-from server.web.edge import bodies
+from server.web import middleware
 from tests.support import live_service
 from tests.support.live_service import Live
 
@@ -117,10 +117,10 @@ def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
     assert min(slowest_s) < 0.3
 
 
-@pytest.mark.parametrize("path", ["/v1/session", bodies.LOGIN_PAGE])
+@pytest.mark.parametrize("path", ["/v1/session", middleware.LOGIN_PAGE])
 def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
     """Announced, and counted while it comes."""
-    large = bodies.MAX_LOGIN_BYTES + 1
+    large = middleware.MAX_LOGIN_BYTES + 1
     kind = "application/json" if path == "/v1/session" else "application/x-www-form-urlencoded"
     with live.connect() as connection:
         connection.sendall(head(path, large, kind=kind).encode())
@@ -128,19 +128,19 @@ def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
     with live.connect() as connection:
         connection.sendall(head(path, None, kind=kind).encode())
         with contextlib.suppress(OSError):
-            for _ in range(bodies.MAX_LOGIN_BYTES // 4096 + 2):
+            for _ in range(middleware.MAX_LOGIN_BYTES // 4096 + 2):
                 connection.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
         assert b" 413 " in live_service.read_to_end(connection)
 
 
 def test_a_known_caller_has_larger_bodies(live: Live) -> None:
-    body = b'{"workload": "' + b"x" * (bodies.MAX_LOGIN_BYTES * 2) + b'"}'
+    body = b'{"workload": "' + b"x" * (middleware.MAX_LOGIN_BYTES * 2) + b'"}'
     more = f"{live.authorization}Connection: close\r\n"
     with live.connect() as connection:
         connection.sendall(head("/v1/jobs", len(body), more).encode() + body)
         assert b" 422 " in live_service.read_to_end(connection)
     with live.connect() as connection:
-        connection.sendall(head("/v1/jobs", bodies.MAX_BODY_BYTES + 1, more).encode())
+        connection.sendall(head("/v1/jobs", middleware.MAX_BODY_BYTES + 1, more).encode())
         assert b" 413 " in live_service.read_to_end(connection)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.web.edge import connections
+from server.web import connections
 from tests.support import live_service
 from tests.support.live_service import Live
 

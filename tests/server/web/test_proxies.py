@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.store import keys
-from server.web.edge import proxies
+from server.web import middleware
 from tests.support import live_service
 
 LOGIN = json.dumps({"key": "felix_0123456789ab_wrong"})
@@ -97,13 +97,13 @@ def scope_behind(peer: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
     async def nothing(*_: Any) -> Any:
         return None
 
-    trusted = [proxies.ipaddress.ip_network("10.0.0.0/8")]
+    trusted = [middleware.ipaddress.ip_network("10.0.0.0/8")]
     scope = {
         "type": "http",
         "client": (peer, 1),
         "scheme": "http",
         "headers": [(name.encode(), value.encode()) for name, value in headers],
     }
-    asyncio.run(proxies.TrustedProxies(app, trusted)(scope, nothing, nothing))
+    asyncio.run(middleware.TrustedProxies(app, trusted)(scope, nothing, nothing))
     result: dict[str, Any] = scopes[0]
     return result

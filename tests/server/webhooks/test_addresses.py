@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from server.webhooks import addresses
+from server import notifications
 
 PRIVATE = [
     "127.0.0.1", "127.8.8.8", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254",
@@ -23,16 +23,16 @@ PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:f
 
 @pytest.mark.parametrize("text", PRIVATE)
 def test_addresses_that_are_not_public(text: str) -> None:
-    assert not addresses.is_public(ipaddress.ip_address(text))
+    assert not notifications.is_public(ipaddress.ip_address(text))
     host = f"[{text}]" if ":" in text else text
-    with pytest.raises(addresses.Refused, match="must be public"):
-        addresses.check_url(f"https://{host}/hook", allow_private=False)
-    assert addresses.check_url(f"http://{host}/hook", allow_private=True).path == "/hook"
+    with pytest.raises(notifications.Refused, match="must be public"):
+        notifications.check_url(f"https://{host}/hook", allow_private=False)
+    assert notifications.check_url(f"http://{host}/hook", allow_private=True).path == "/hook"
 
 
 @pytest.mark.parametrize("text", PUBLIC)
 def test_public_addresses(text: str) -> None:
-    assert addresses.is_public(ipaddress.ip_address(text))
+    assert notifications.is_public(ipaddress.ip_address(text))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_public_addresses(text: str) -> None:
     ],
 )
 def test_addresses_that_are_no_webhooks(url: str) -> None:
-    with pytest.raises(addresses.Refused):
-        addresses.check_url(url, allow_private=False)
+    with pytest.raises(notifications.Refused):
+        notifications.check_url(url, allow_private=False)
 
 
 def pinned(resolved: Sequence[str], allow_private: bool = False) -> str:
@@ -64,14 +64,14 @@ def pinned(resolved: Sequence[str], allow_private: bool = False) -> str:
         return resolved
 
     url = httpx.URL("https://a.example/hook")
-    return asyncio.run(addresses.pinned(url, resolve, allow_private))
+    return asyncio.run(notifications.pinned(url, resolve, allow_private))
 
 
 def test_a_name_is_refused_if_any_of_its_addresses_is_not_public() -> None:
     assert pinned(["93.184.216.34", "8.8.8.8"]) == "93.184.216.34"
     for private in PRIVATE:
         for candidates in ([private], ["93.184.216.34", private]):
-            with pytest.raises(addresses.Refused, match="not public"):
+            with pytest.raises(notifications.Refused, match="not public"):
                 pinned(candidates)
     assert pinned(["127.0.0.1"], allow_private=True) == "127.0.0.1"
     with pytest.raises(OSError):
@@ -81,6 +81,6 @@ def test_a_name_is_refused_if_any_of_its_addresses_is_not_public() -> None:
 @pytest.mark.parametrize("text", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1"])
 def test_other_spellings_of_an_address_are_resolved_and_then_refused(text: str) -> None:
     """The resolver reads them as 127.0.0.1, which is what is checked."""
-    with pytest.raises((addresses.Refused, OSError)):
-        url = addresses.check_url(f"https://{text}/", allow_private=False)
-        asyncio.run(addresses.pinned(url, addresses.resolve, allow_private=False))
+    with pytest.raises((notifications.Refused, OSError)):
+        url = notifications.check_url(f"https://{text}/", allow_private=False)
+        asyncio.run(notifications.pinned(url, notifications.resolve, allow_private=False))

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from server import notifications
 from server.database import database, models
 from server.store import control, jobs, keys, leases, projects, rows, webhooks
-from server.webhooks import deliverer, sender
 from tests.server.conftest import on_both_databases
 from tests.support import service_fakes
 
@@ -73,15 +73,15 @@ async def to_this_machine(host: str, port: int) -> Sequence[str]:
     return ["127.0.0.1"]
 
 
-def sending(allow_private: bool = True, try_s: float = 5.0) -> sender.Sender:
-    return sender.Sender(allow_private, to_this_machine, lambda: NOW_S, try_s)
+def sending(allow_private: bool = True, try_s: float = 5.0) -> notifications.Sender:
+    return notifications.Sender(allow_private, to_this_machine, lambda: NOW_S, try_s)
 
 
-def send_all(db: database.Database, by: sender.Sender, rounds: int = 20) -> int:
+def send_all(db: database.Database, by: notifications.Sender, rounds: int = 20) -> int:
     """Send until nothing is due."""
 
     async def play() -> int:
-        loop = deliverer.Deliverer(db, by)
+        loop = notifications.Deliverer(db, by)
         count = 0
         for _ in range(rounds):
             sent = await loop.send_due()
@@ -130,12 +130,12 @@ def test_each_change_of_state_is_reported_once_and_signed(
     assert [body["id"] for body in bodies] == [f"job-{job.id}-{seq}" for seq in (1, 2, 3)]
     assert bodies[2]["job"]["name"] == "mine" and bodies[2]["job"]["reason"] == "trials"
     for path, headers, body in receiver.requests:
-        fields = dict(part.split("=") for part in headers[sender.SIGNATURE].split(","))
+        fields = dict(part.split("=") for part in headers[notifications.SIGNATURE].split(","))
         signed = f"{int(NOW_S)}.".encode() + body
         expected = hmac.new(made.secret.encode(), signed, hashlib.sha256).hexdigest()
         assert fields == {"t": str(int(NOW_S)), "v1": expected}
         assert headers["Host"] == f"ci.example:{receiver.port}" and path == "/hook?x=1"
-        assert headers[sender.EVENT_ID] == json.loads(body)["id"]
+        assert headers[notifications.EVENT_ID] == json.loads(body)["id"]
     assert {each.state for each in listed(db, made)} == {"delivered"}
     assert made.secret not in repr(made) and made.secret not in repr(listed(db, made))
 
@@ -178,16 +178,18 @@ def test_a_receiver_that_fails_is_tried_later_each_time_and_then_given_up(
     service_fakes.create(db)
     receiver.status = 500
     waits = []
-    for attempt in range(1, deliverer.MAX_ATTEMPTS + 1):
+    for attempt in range(1, notifications.MAX_ATTEMPTS + 1):
         assert send_all(db, sending()) == 1, attempt
         assert send_all(db, sending()) == 0  # not before its time
         (each,) = listed(db, made)
         assert (each.attempts, each.last_status) == (attempt, 500)
-        waits.append(deliverer.retry_after_s(attempt))
+        waits.append(notifications.retry_after_s(attempt))
         age(db, (waits[-1] or 0.0) + 1.0)
     assert each.state == "dead" and waits[-1] is None
     assert waits[:4] == [10.0, 20.0, 40.0, 80.0] and max(w for w in waits if w) == 7200.0
-    assert {headers[sender.EVENT_ID] for _, headers, _ in receiver.requests} == {each.event_id}
+    assert {headers[notifications.EVENT_ID] for _, headers, _ in receiver.requests} == {
+        each.event_id
+    }
     receiver.status = 204
     with db.write() as tx:
         webhooks.retry(tx, made.webhook.id, each.id)
@@ -204,7 +206,7 @@ def test_two_servers_send_a_notification_once(
     service_fakes.create(db)
 
     async def play() -> list[int]:
-        servers = [deliverer.Deliverer(db, sending()) for _ in range(3)]
+        servers = [notifications.Deliverer(db, sending()) for _ in range(3)]
         return list(await asyncio.gather(*(each.send_due() for each in servers)))
 
     assert sum(asyncio.run(play())) == 6
@@ -220,9 +222,9 @@ def test_what_a_server_that_died_had_taken_is_sent_by_another(
     made = make(db, receiver)
     service_fakes.create(db)
     with db.write() as tx:
-        (taken,) = webhooks.lease(tx, 10, deliverer.LEASE_S)
+        (taken,) = webhooks.lease(tx, 10, notifications.LEASE_S)
     assert send_all(db, sending()) == 0
-    age(db, deliverer.LEASE_S + 1.0)
+    age(db, notifications.LEASE_S + 1.0)
     assert send_all(db, sending()) == 1
     with db.write() as tx:  # the first was not dead but slow: it changes nothing any more
         webhooks.note(tx, taken, webhooks.Reply(None, "late"), None)
@@ -244,7 +246,7 @@ def test_one_webhook_that_hangs_does_not_hold_up_the_others(
         return [each.state for each in listed(db, made)]
 
     async def play() -> None:
-        loop = asyncio.create_task(deliverer.Deliverer(db, sending(), 0.05).run())
+        loop = asyncio.create_task(notifications.Deliverer(db, sending(), 0.05).run())
         until_s = time.monotonic() + 40.0
         while states(quick) != ["delivered"] * 3 and time.monotonic() < until_s:
             await asyncio.sleep(0.02)
@@ -257,7 +259,7 @@ def test_one_webhook_that_hangs_does_not_hold_up_the_others(
     assert states(quick) == ["delivered"] * 3 and states(hanging) == ["pending"] * 3
 
 
-def reply(due_url: str, by: sender.Sender) -> webhooks.Reply:
+def reply(due_url: str, by: notifications.Sender) -> webhooks.Reply:
     due = webhooks.Due(1, 1, "job-1-1", due_url, "{}", "whsec_x")
     return asyncio.run(by.send(due))
 
@@ -277,7 +279,7 @@ def test_a_name_is_resolved_once_for_a_try(receiver: Receiver) -> None:
         resolved_hosts.append(host)
         return ["127.0.0.1"] if len(resolved_hosts) == 1 else ["127.0.0.2"]
 
-    by = sender.Sender(True, rebinding, lambda: NOW_S)
+    by = notifications.Sender(True, rebinding, lambda: NOW_S)
     assert reply(f"http://no-such-host.invalid:{receiver.port}/", by).status == 200
     assert resolved_hosts == ["no-such-host.invalid"]
 
@@ -331,7 +333,7 @@ def test_the_documented_check_of_a_signature() -> None:
     names: dict[str, Any] = {}
     exec(code, names)
     is_genuine, body = names["is_genuine"], b'{"id":"job-1-1"}'
-    header = sender.signature("whsec_x", body, int(NOW_S))
+    header = notifications.signature("whsec_x", body, int(NOW_S))
     assert is_genuine("whsec_x", header, body, NOW_S + 299.0)
     assert not is_genuine("whsec_x", header, body, NOW_S + 301.0)
     assert not is_genuine("whsec_x", header, body + b" ", NOW_S)

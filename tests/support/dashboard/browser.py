@@ -23,7 +23,7 @@ from server import app
 from server import settings as service_settings
 from server.database import database, schema
 from server.store import blobs, keys
-from server.web import uvicorn_server
+from server.web import connections
 from tests.support import live_service
 
 #: How long the machine may take for something that takes a second when it is idle.
@@ -61,7 +61,7 @@ MARKS = [
 def serving(application: fastapi.FastAPI) -> Iterator[str]:
     """The application on a free port of this machine; its address."""
     settings = service_settings.Settings(port=live_service.free_port())
-    with live_service.run(uvicorn_server.config(application, settings)):
+    with live_service.run(connections.config(application, settings)):
         yield settings.address
 
 

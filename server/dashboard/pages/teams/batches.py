@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import fastapi
 
-from server import states
+from server import states, teams
 from server.dashboard import render
 from server.dashboard.pages import jobs as jobs_page
 from server.dashboard.pages.teams import forms
 from server.store import jobs, keys
-from server.teams import batches as team_batches
 from server.web import request_bodies
 
 router = fastapi.APIRouter(
@@ -28,7 +27,7 @@ def every(
     request: fastapi.Request, viewer: forms.Submitter, after: request_bodies.After = None
 ) -> fastapi.Response:
     """Batches, newest first, and how far they are."""
-    listed = team_batches.page(viewer, LIMIT + 1, after)
+    listed = teams.page_of_batches(viewer, LIMIT + 1, after)
     with viewer.read() as tx:
         owners = keys.names(tx, (batch.row.key_id for batch in listed))
     return render.page(
@@ -47,7 +46,7 @@ def one(
     request: fastapi.Request, batch_id: request_bodies.Id, viewer: forms.Submitter
 ) -> fastapi.Response:
     """A batch: each of its jobs, or why it was refused."""
-    batch = team_batches.get(viewer, batch_id)
+    batch = teams.batch(viewer, batch_id)
     numbers = [item.job_id for item in batch.items if item.job_id is not None]
     with viewer.read() as tx:
         by_number = {job.id: job for job in jobs.some(tx, numbers)}

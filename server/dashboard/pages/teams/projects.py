@@ -14,12 +14,11 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors
+from server import errors, teams
 from server.dashboard import render
 from server.dashboard.pages import access, logins
 from server.dashboard.pages.teams import forms
 from server.store import keys, projects, rows
-from server.teams import projects as team_projects
 from server.web import auth, dependencies, project_bodies
 
 router = fastapi.APIRouter(
@@ -52,7 +51,7 @@ async def create(
         body = project_bodies.NewProject.model_validate(
             {"name": texts.get("name", ""), **_limits(texts)}
         )
-        made = await anyio.to_thread.run_sync(team_projects.create, viewer, body)
+        made = await anyio.to_thread.run_sync(teams.create_project, viewer, body)
     except (pydantic.ValidationError, errors.Conflict) as error:
         filled = forms.Filled(texts, wrong=_wrong(error))
         return await anyio.to_thread.run_sync(_list, request, viewer, services, filled)
@@ -84,7 +83,7 @@ async def change(
     except pydantic.ValidationError as error:
         filled = forms.Filled(texts, wrong=_wrong(error))
         return await anyio.to_thread.run_sync(_one, request, name, viewer, services, filled)
-    await anyio.to_thread.run_sync(team_projects.change, viewer, name, body)
+    await anyio.to_thread.run_sync(teams.limit_project, viewer, name, body)
     return responses.RedirectResponse(f"{PROJECTS}/{name}", 303)
 
 

@@ -9,12 +9,11 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors
+from server import errors, teams
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.dashboard.pages.teams import forms
 from server.store import requests
-from server.teams import templates as team_templates
 from server.web import dependencies, request_bodies
 
 router = fastapi.APIRouter(
@@ -56,8 +55,8 @@ async def save(
             "the name of a template has letters, digits and . _ -, begins with a letter or a "
             "digit, and is at most 100 characters long"
         ) from error
-    body = await anyio.to_thread.run_sync(team_templates.request_of, viewer, job_id)
-    await anyio.to_thread.run_sync(team_templates.save, services, viewer, name, body)
+    body = await anyio.to_thread.run_sync(teams.request_of, viewer, job_id)
+    await anyio.to_thread.run_sync(teams.save_template, services, viewer, name, body)
     return responses.RedirectResponse(TEMPLATES, 303)
 
 
@@ -67,5 +66,5 @@ async def delete(
 ) -> fastapi.Response:
     """Remove a template; its jobs stay."""
     await logins.checked_form(request, viewer)
-    await anyio.to_thread.run_sync(team_templates.delete, viewer, name)
+    await anyio.to_thread.run_sync(teams.delete_template, viewer, name)
     return responses.RedirectResponse(TEMPLATES, 303)

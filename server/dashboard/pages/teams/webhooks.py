@@ -12,12 +12,11 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors
+from server import errors, teams
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.dashboard.pages.teams import forms
 from server.store import keys, webhooks
-from server.teams import webhooks as team_webhooks
 from server.web import auth, dependencies, project_bodies, request_bodies
 
 router = fastapi.APIRouter(
@@ -52,7 +51,7 @@ async def create(
         body = project_bodies.NewWebhook.model_validate(
             {"url": texts.get("url", ""), "states": ticked}
         )
-        made = await anyio.to_thread.run_sync(team_webhooks.create, services, viewer, body)
+        made = await anyio.to_thread.run_sync(teams.create_webhook, services, viewer, body)
     except pydantic.ValidationError as error:
         wrong = forms.wrong_of(error)
     except (errors.InvalidRequest, errors.QuotaExceeded) as error:
@@ -97,7 +96,7 @@ async def send_test(
 ) -> fastapi.Response:
     """Send a notification that reports nothing."""
     await logins.checked_form(request, viewer)
-    await anyio.to_thread.run_sync(team_webhooks.send_test, viewer, webhook_id)
+    await anyio.to_thread.run_sync(teams.test_webhook, viewer, webhook_id)
     return responses.RedirectResponse(f"{WEBHOOKS}/{webhook_id}", 303)
 
 
@@ -107,7 +106,7 @@ async def delete(
 ) -> fastapi.Response:
     """Remove a webhook and its notifications."""
     await logins.checked_form(request, viewer)
-    await anyio.to_thread.run_sync(team_webhooks.delete, viewer, webhook_id)
+    await anyio.to_thread.run_sync(teams.delete_webhook, viewer, webhook_id)
     return responses.RedirectResponse(WEBHOOKS, 303)
 
 
@@ -120,7 +119,7 @@ async def retry(
 ) -> fastapi.Response:
     """Send a notification again."""
     await logins.checked_form(request, viewer)
-    await anyio.to_thread.run_sync(team_webhooks.retry, viewer, webhook_id, delivery_id)
+    await anyio.to_thread.run_sync(teams.retry_delivery, viewer, webhook_id, delivery_id)
     return responses.RedirectResponse(f"{WEBHOOKS}/{webhook_id}", 303)
 
 

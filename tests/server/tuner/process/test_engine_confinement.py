@@ -21,14 +21,7 @@ from server import commands, errors, settings
 from server.database import database
 from server.store import blobs, events
 from server.tuner import tuner
-from server.tuner.process import (
-    confinement,
-    engine_process,
-    limits,
-    messages,
-    rights,
-    untrusted_file,
-)
+from server.tuner.process import engine_process, limits, messages, rights
 from tests.support import engine_fakes, service_fakes
 from tests.support.hostile import besieged, taken_engine
 
@@ -119,7 +112,7 @@ def test_beside_a_gpu_whose_driver_works_confined_engines_are(
 ) -> None:
     with beside_a_gpu(policy.ConfineGpu.AUTO) as engine:
         (device,) = engine.devices()
-        assert engine._start == confinement.Start(True, policy.ConfineGpu.AUTO)
+        assert engine._start == rights.Start(True, policy.ConfineGpu.AUTO)
         assert device["kind"] == "cuda" and device["unconfined"] is None
     assert not caplog.records
 
@@ -149,7 +142,7 @@ def test_a_gpu_that_does_not_work_leaves_engines_confined(
     with beside_a_gpu(policy.ConfineGpu.ON) as engine:
         (device,) = engine.devices()
         assert device["kind"] == "llvm"
-        assert engine._start == confinement.Start(True, policy.ConfineGpu.ON)
+        assert engine._start == rights.Start(True, policy.ConfineGpu.ON)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "cannot be used, confined or not: its driver finds no GPU" in line
 
@@ -211,7 +204,7 @@ def test_only_a_plain_file_is_taken_from_an_engine(tmp_path: pathlib.Path, make:
     assert callable(make)
     make(tmp_path / "made")
     with pytest.raises(messages.EngineFailure, match="artifact"):
-        untrusted_file.copy(tmp_path / "made", tmp_path / "artifact")
+        messages.copy_untrusted(tmp_path / "made", tmp_path / "artifact")
 
 
 def test_an_artifact_is_no_larger_than_it_was(
@@ -219,12 +212,12 @@ def test_an_artifact_is_no_larger_than_it_was(
 ) -> None:
     made = tmp_path / "made"
     made.write_bytes(b"artifact")
-    untrusted_file.copy(made, tmp_path / "artifact")
+    messages.copy_untrusted(made, tmp_path / "artifact")
     assert (tmp_path / "artifact").read_bytes() == b"artifact" and not made.exists()
     made.write_bytes(b"artifact")
-    monkeypatch.setattr(untrusted_file, "MAX_BYTES", 7)
+    monkeypatch.setattr(messages, "MAX_BYTES", 7)
     with pytest.raises(messages.EngineFailure, match="no artifact"):
-        untrusted_file.copy(made, tmp_path / "artifact")
+        messages.copy_untrusted(made, tmp_path / "artifact")
 
 
 def test_on_a_gpu_an_engine_keeps_what_its_pools_need(

@@ -17,7 +17,7 @@ from felix import workloads
 from server import settings, states
 from server.database import database
 from server.store import artifacts, blobs, events, jobs, trials
-from server.tuner import retry, tuner
+from server.tuner import tuner
 from server.tuner.process import engine_process, limits
 from tests.support import engine_fakes, service_fakes
 
@@ -54,8 +54,8 @@ def submit(db: database.Database) -> int:
 def test_random_kills_of_engines(
     db: database.Database, tmp_path: pathlib.Path, factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = retry.Decision("infrastructure", "killed", 0.0)
-    monkeypatch.setattr(retry, "decide", lambda *_: at_once)
+    at_once = tuner.Decision("infrastructure", "killed", 0.0)
+    monkeypatch.setattr(tuner, "decide", lambda *_: at_once)
     rng = random.Random(3)
     engine = engine_process.EngineProcess(limits.Limits.of(CHOSEN), factory=factory)
     working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, CHOSEN)

@@ -1,7 +1,4 @@
-"""Removes files that projects keep no longer: a loop of its own in every API server.
-
-Several at once do no harm: the job's row is locked while its files are removed.
-"""
+"""Loops that keep the store in order: jobs of lost tuners, files that are kept no longer."""
 
 from __future__ import annotations
 
@@ -12,9 +9,48 @@ import sqlalchemy as sa
 
 from felix import errors as engine_errors
 from server.database import database
-from server.store import artifacts, blobs
+from server.store import artifacts, blobs, leases
 
 _log = logging.getLogger(__name__)
+
+
+def reap(db: database.Database, max_attempts: int) -> list[leases.Reaped]:
+    """End expired leases, once."""
+    with db.read() as tx:  # mostly there is none, and no need of a write lock
+        if not leases.any_expired(tx):
+            return []
+    with db.write() as tx:
+        reaped = leases.reap(tx, max_attempts)
+    for each in reaped:
+        _log.warning(
+            "the lease of job %d expired; it is %s now",
+            each.job_id,
+            each.state,
+            extra={"action": "reap", "job": each.job_id, "state": str(each.state)},
+        )
+    return reaped
+
+
+class Reaper:
+    """The thread; `close` ends it."""
+
+    def __init__(self, db: database.Database, every_s: float, max_attempts: int) -> None:
+        self._db, self._every_s, self._max_attempts = db, every_s, max_attempts
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._every_s):
+            try:
+                reap(self._db, self._max_attempts)
+            except sa.exc.SQLAlchemyError as error:
+                _log.warning("reaping failed: %s", error, extra={"action": "reap_failed"})
 
 
 def clean(db: database.Database, store: blobs.BlobStore, default_days: int | None) -> list[int]:

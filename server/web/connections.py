@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import functools
 import http
 import ipaddress
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+import fastapi
+import uvicorn
 from uvicorn.protocols.http import httptools_impl
 
-from server.web.edge import proxies
+from server import settings as settings_module
+from server.web import middleware
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class Limits:
     max_connections: int
     max_per_address: int
     #: proxies, which bring many clients: `max_per_address` is not for them
-    trusted: tuple[proxies.Network, ...] = ()
+    trusted: tuple[middleware.Network, ...] = ()
     head_s: float = 10.0
     head_bytes: int = 64 << 10
     #: a body is judged by what came within such a window
@@ -91,8 +96,8 @@ class Connections:
 
     def _group(self, address: str) -> str:
         """What counts as one address: of IPv6 a network of 64 bits; empty: not counted."""
-        parsed = proxies.parse_address(address)
-        if parsed is None or proxies.is_trusted(parsed, self.limits.trusted):
+        parsed = middleware.parse_address(address)
+        if parsed is None or middleware.is_trusted(parsed, self.limits.trusted):
             return ""
         if isinstance(parsed, ipaddress.IPv6Address):
             return str(ipaddress.ip_network((parsed, 64), strict=False))
@@ -214,3 +219,47 @@ class Connection(httptools_impl.HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+#: Connections that are still open so long after that are cut.
+GRACE_S = 5
+
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        app = self.config.app
+        assert isinstance(app, fastapi.FastAPI)
+        app.state.services.notifier.close_soon()
+        super().handle_exit(sig, frame)
+
+
+def config(
+    app: fastapi.FastAPI,
+    settings: settings_module.Settings,
+    limits: Limits | None = None,
+) -> uvicorn.Config:
+    """How uvicorn serves the application; the limits are those of the settings, if None."""
+    limits = limits or Limits(
+        max_connections=settings.max_connections,
+        max_per_address=settings.max_connections_per_address,
+        trusted=settings.trusted_proxies,
+    )
+    protocol: Any = Connections(limits).protocol()
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=protocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+def run(app: fastapi.FastAPI, settings: settings_module.Settings) -> None:
+    """Serve until a signal ends it."""
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again
+        _Server(config(app, settings)).run()

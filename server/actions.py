@@ -1,7 +1,4 @@
-"""What a caller does to a job: ownership and quota are checked, the audit entry is written.
-
-Routes of the API and forms of the dashboard call these, so that both refuse and record the same.
-"""
+"""What callers do to jobs and keys: rights and quota are checked, the audit entry is written."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import orm
 
 from server import errors, states
-from server.store import artifacts, control, jobs, projects, rows
+from server.store import artifacts, control, jobs, keys, projects, rows
 from server.web import auth, dependencies, request_bodies
 
 #: Higher goes first.
@@ -40,7 +37,7 @@ _VERBS: Mapping[Action, Callable[[orm.Session, int], rows.Job]] = types.MappingP
 )
 
 
-def move(
+def move_job(
     services: dependencies.Services, caller: auth.Caller, job_id: int, action: Action
 ) -> rows.Job:
     """Pause, resume, cancel, stop or retry a job.
@@ -60,7 +57,7 @@ def move(
         return job
 
 
-def change(
+def change_job(
     services: dependencies.Services,
     caller: auth.Caller,
     job_id: int,
@@ -80,7 +77,7 @@ def change(
         return job
 
 
-def delete(services: dependencies.Services, caller: auth.Caller, job_id: int) -> None:
+def delete_job(services: dependencies.Services, caller: auth.Caller, job_id: int) -> None:
     """Remove an ended job with all it has, and the contents that no other job has.
 
     Raises:
@@ -149,3 +146,38 @@ def _owns(caller: auth.Caller, job: rows.Job) -> bool:
 
 def _first(limit: int | None, default: int) -> int:
     return default if limit is None else limit
+
+
+def create_key(
+    services: dependencies.Services, caller: auth.Caller, body: request_bodies.NewKey
+) -> keys.Made:
+    """Make a key; its text is in the result and nowhere else.
+
+    Raises:
+        NotFound: there is no such project.
+        InvalidRequest: kinds of devices are missing, or of no use.
+    """
+    new = keys.NewKey(
+        can_read="read" in body.scopes,
+        can_submit="submit" in body.scopes,
+        can_admin="admin" in body.scopes,
+        can_priority="priority" in body.scopes,
+        can_worker="worker" in body.scopes,
+        **body.model_dump(exclude={"scopes"}),
+    )
+    with caller.write() as tx:
+        made = keys.create(tx, new)
+        caller.audit(tx, "key.create", f"key {made.key.id}", scopes=sorted(set(body.scopes)))
+    return made
+
+
+def revoke_key(services: dependencies.Services, caller: auth.Caller, key_id: int) -> rows.Key:
+    """End a key and its logins; it stays listed.
+
+    Raises:
+        NotFound
+    """
+    with caller.write() as tx:
+        key = keys.revoke(tx, key_id)
+        caller.audit(tx, "key.revoke", f"key {key_id}")
+        return key

@@ -1,15 +1,15 @@
-"""Files and folders that only the service's user can read, whatever the umask is.
-
-Folders are made with mode 0700 and files with 0600. What is there already and is wider is
-tightened when it is opened, and a log line says so.
-"""
+"""Files and folders that only the service's user can read, on disks that take data."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pathlib
 import stat
+
+from felix import files
+from server import errors
 
 _log = logging.getLogger(__name__)
 
@@ -56,3 +56,29 @@ def tighten(path: pathlib.Path) -> None:
         path,
         extra={"action": "tightened"},
     )
+
+
+#: Less than this is as good as nothing: a job's rows and its artifact need more.
+LEAST_BYTES = 1 << 20
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def check_disk(folder: pathlib.Path, what: str) -> None:
+    """Write a file of `LEAST_BYTES` and remove it.
+
+    Args:
+        folder: where.
+        what: the folder in words, for the message: a path is nobody's business.
+
+    Raises:
+        DiskUnusable: the disk is full, or cannot be written.
+    """
+    try:
+        make_folder(folder)
+        with files.temporary(folder, mode=0o600) as (file, _):
+            file.write(bytes(LEAST_BYTES))
+            file.flush()
+    except OSError as error:
+        reason = "is full" if error.errno in _FULL else f"cannot be written ({error.strerror})"
+        raise errors.DiskUnusable(f"the disk of {what} {reason}") from error

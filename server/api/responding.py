@@ -1,8 +1,4 @@
-"""Responses that all clients polling the same address share, read and encoded once a moment.
-
-Only for what depends on the address alone, not on the caller: scopes, and whether it may see the
-jobs, are checked before, for each request.
-"""
+"""How routes respond: encoded once for all clients that ask the same, in pages, as CSV cells."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import fastapi
 import pydantic
 from sqlalchemy import orm
 
-from server.cache import response_cache
+from server import cache
 from server.web import auth, dependencies
 
 JSON = "application/json"
@@ -36,7 +32,7 @@ async def respond(
         NotFound: the caller sees no such job, or as `read` does.
     """
     visible = await services.visible_jobs.check(caller.sees, job_ids)
-    query = response_cache.Query(what, visible)
+    query = cache.Query(what, visible)
     encode = functools.partial(anyio.to_thread.run_sync, _read_encoded, caller, read)
     body = await services.response_cache.get(query, encode)
     return fastapi.Response(body, media_type=JSON)
@@ -46,3 +42,21 @@ def _read_encoded(caller: auth.Caller, read: Callable[[orm.Session], pydantic.Ba
     with caller.read() as tx:
         content = read(tx)
     return content.model_dump_json().encode()
+
+
+def link(request: fastapi.Request, response: fastapi.Response, after: int | None) -> None:
+    """Name the next page, if there is one."""
+    if after is not None:
+        url = request.url.include_query_params(after=after)
+        response.headers["Link"] = f'<{url.path}?{url.query}>; rel="next"'
+
+
+#: A cell that begins like this is a formula to a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def safe_cell(value: object) -> object:
+    """A value for a cell: what would be a formula is a text that begins with `'`."""
+    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
+        return f"'{value}"
+    return value

@@ -1,3 +1,0 @@
-"""What the requests to one API server share."""
-
-from __future__ import annotations
