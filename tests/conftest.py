@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import subprocess
 from collections.abc import Generator
 
 import pytest
 
-from tests.support import share
+from tests.support import share, warm
 
 #: Tests that wait for processes rather than compute: first, so that others compute meanwhile, and
 #: no worker is left with them at the end.
@@ -36,3 +37,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         gc.set_threshold(_COLLECT_AFTER)
+
+
+def pytest_configure() -> None:
+    """Programs of ours are forks of a process that has loaded the libraries."""
+    subprocess.Popen = warm.Popen  # type: ignore[misc]
+
+
+def pytest_unconfigure() -> None:
+    """End that process."""
+    warm.forks.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Programs of a test marked `fresh_processes` start anew."""
+    warm.forks.are_used = item.get_closest_marker("fresh_processes") is None
+    return (yield)

@@ -1,10 +1,17 @@
-"""Which tests run: `make check` for a change, and the share of the long ones in `make test`."""
+"""What runs tests: which ones for a change, the share of long ones, programs that are forks."""
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from tests.support import share, touched
+from tests.support import share, touched, warm
 
 
 @pytest.mark.parametrize(
@@ -58,3 +65,57 @@ def test_slow_says_why(request: pytest.FixtureRequest, reasons: tuple[str, ...])
     item = pytest.Function.from_parent(request.node.parent, name="x", callobj=lambda: None)
     item.add_marker(pytest.mark.slow(*reasons))
     assert share.without_reason([item]) == ([] if any(reasons) else [item.nodeid])
+
+
+_PROGRAM = """
+import json, os, sys
+print(json.dumps([sys.argv, os.getcwd(), os.environ["HERE"], os.getppid(), os.getsid(0)]))
+print(sys.stdin.read(), file=sys.stderr)
+sys.exit("torch" not in sys.modules or 7)
+"""
+
+
+def test_a_fork_is_the_program_that_is_asked_for(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_PROGRAM)
+    for command in (["-c", _PROGRAM], [str(script)]):
+        process = warm.Popen(
+            [sys.executable, *command, "option"],
+            warm=True,
+            cwd=tmp_path,
+            env=os.environ | {"HERE": "here"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        said, errors = process.communicate("asked", timeout=60)
+        argv = [command[0], "option"]
+        expected = [argv, str(tmp_path), "here", os.getpid(), process.pid]
+        assert (json.loads(said), errors, process.returncode) == (expected, "asked\n", 7)
+
+
+def test_a_fork_is_ended_as_any_child() -> None:
+    command = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"]
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        process = warm.Popen(command, warm=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with process:
+            assert process.stdout is not None and process.stdout.readline() == b"1\n"
+            assert process.poll() is None
+            process.send_signal(number)
+        assert process.returncode == -number
+
+
+def test_only_modules_of_ours_are_forked() -> None:
+    assert warm.is_warm([sys.executable, "-m", "felix", "tune"])
+    assert not warm.is_warm([sys.executable, "-m", "ray"])
+    assert not warm.is_warm([sys.executable, "-c", "import felix"])
+    assert not warm.is_warm("felix")
+    here = dict(os.environ)
+    assert warm.forks.can_be(here) and not warm.forks.can_be(here | {"LD_PRELOAD": "x.so"})
+
+
+@pytest.mark.fresh_processes
+def test_a_test_may_start_everything_anew() -> None:
+    assert not warm.forks.can_be(dict(os.environ))

@@ -200,6 +200,7 @@ def test_copies_for_processes_do_not_yield_to_kernels() -> None:
     assert len(calls) > n_calls
 
 
+@pytest.mark.fresh_processes
 def test_a_job_is_searched_in_processes(
     monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]], tmp_path: pathlib.Path
 ) -> None:

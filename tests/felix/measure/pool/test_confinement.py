@@ -32,6 +32,9 @@ from tests.support import tir_programs
 from tests.support.cuda import library
 from tests.support.hostile import besieged
 
+#: What the memory and the environment of a worker hold is what its start left there.
+pytestmark = pytest.mark.fresh_processes
+
 N = 8
 #: The pipe of a worker, and a function that sends a message as one.
 _PIPE = "[int(n) for n in os.listdir('/proc/self/fd') if int(n) > 2][0]"

@@ -1,0 +1,262 @@
+"""Python programs that need not load PyTorch and TVM: forks of a process that has.
+
+Tests start some hundred programs of ours (workers of pools, search processes, command lines),
+each of which would import for seconds. `Popen` is `subprocess.Popen`, except that what `is_warm`
+says is a fork of one process of this module, with the program's arguments, environment, folder and
+files; it becomes a child of the caller as any other. `conftest` puts it in the place of
+`subprocess.Popen`; a test marked `fresh_processes` starts all anew.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import json
+import os
+import pathlib
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from felix.processes import environment
+
+ROOT = pathlib.Path(__file__).parents[2]
+#: Packages whose modules are forked when run by `python -m`.
+PACKAGES = ("felix", "server", "costmodel")
+#: What the process loads.
+LOADED = (
+    "torch",
+    "tvm",
+    "tvm.s_tir.meta_schedule",
+    "felix.cli.main",
+    "felix.tuning.tune",
+    "felix.measure.pool.local",
+)
+#: Variables that programs and libraries read as they start; with other ones they start anew.
+READ_AT_START = ("CUDA_", "LD_", "MALLOC_", "PYTHONHASHSEED", "TORCH_", "TVM_")
+_PR_SET_CHILD_SUBREAPER = 36
+_PACKET_BYTES = 1 << 17
+#: Descriptors are moved here before they get their numbers.
+_FREE_FD = 500
+
+_Popen = subprocess.Popen
+_libc = ctypes.CDLL(None)
+
+
+class _Forks:
+    """The process that is forked, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._read_at_start = _read_at_start(os.environ)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        #: Whether programs are forked; not in a test that is about their start.
+        self.are_used = True
+
+    def can_be(self, env: dict[str, str]) -> bool:
+        """Whether a program of this environment may be one; a fork of this process has none."""
+        is_like = _read_at_start(env) == self._read_at_start
+        return self.are_used and is_like and os.getpid() == self._owner
+
+    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        """Pid of a new child of this process that does what is requested."""
+        with self._lock:
+            if self._control is None:
+                self._start()
+            assert self._control is not None
+            # The child's parent ends at once, and this process adopts the child.
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                packet = json.dumps(request | {"parent": os.getpid()}).encode()
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                self._control.sendmsg([packet], rights)
+                answer = self._control.recv(_PACKET_BYTES)
+            finally:
+                _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert answer, "the process that is forked has ended"
+        return int(answer)
+
+    def close(self) -> None:
+        """End it."""
+        if self._control is not None and self._process is not None:
+            self._control.close()
+            self._process.wait()
+        self._control = self._process = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                env=os.environ | environment.ONE_THREAD | {"PYTHONPATH": str(ROOT)},
+                cwd=ROOT,
+                pass_fds=[theirs.fileno()],
+            )
+        self._control = ours
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+
+
+forks = _Forks()
+
+
+class Popen(_Popen):  # type: ignore[type-arg]
+    """`subprocess.Popen`, with `warm` to have a program of the caller's forked, too."""
+
+    def __init__(self, args: Any, *rest: Any, warm: bool = False, **options: Any) -> None:
+        self._asked = warm
+        super().__init__(args, *rest, **options)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        start = super()._execute_child  # type: ignore[misc]
+        given = inspect.signature(start).bind(*arguments).arguments
+        env = {os.fsdecode(k): os.fsdecode(v) for k, v in (given["env"] or os.environ).items()}
+        is_meant = _is_plain(given) and (self._asked or is_warm(given["args"]))
+        if not (is_meant and forks.can_be(env)):
+            start(*arguments)
+            return
+        ends = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
+        targets = {number: fd if fd >= 0 else number for number, fd in ends.items()}
+        targets |= {fd: fd for fd in given["pass_fds"]}
+        request = {
+            "argv": [os.fspath(each) for each in given["args"][1:]],
+            "env": env,
+            "cwd": os.fspath(given["cwd"] or os.getcwd()),
+            "fds": list(targets),
+            "session": given["start_new_session"],
+            "cores": sorted(os.sched_getaffinity(0)),
+        }
+        self.pid = forks.fork(request, list(targets.values()))
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def is_warm(args: Any) -> bool:
+    """Whether a command is `python -m` of a module of ours."""
+    if isinstance(args, str | bytes | os.PathLike) or list(args[:2]) != [sys.executable, "-m"]:
+        return False
+    return args[2].partition(".")[0] in PACKAGES
+
+
+def _is_plain(given: dict[str, Any]) -> bool:
+    return given["preexec_fn"] is None and given["umask"] < 0 and given["process_group"] < 0
+
+
+def main(descriptor: int) -> None:
+    """Load what programs need; fork one for each request, until there are no more."""
+    control = socket.socket(fileno=descriptor)
+    gc.disable()
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    n_threads = len(os.listdir("/proc/self/task"))
+    assert n_threads == 1, f"{n_threads} threads: a fork would have one of them"
+    while True:
+        packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 64)
+        if not packet:
+            return
+        first = os.fork()
+        if first == 0:
+            if os.fork() == 0:
+                _be(json.loads(packet), fds, control)
+            os._exit(0)
+        os.waitpid(first, 0)
+        for fd in fds:
+            os.close(fd)
+
+
+def _be(request: dict[str, Any], fds: list[int], control: socket.socket) -> None:
+    """Be the program that is requested; does not return."""
+    code = 1
+    try:
+        while os.getppid() != request["parent"]:
+            time.sleep(0.0002)
+        if request["session"]:
+            os.setsid()
+        control.send(str(os.getpid()).encode())
+        control.close()
+        _become(request, fds)
+        code = _exit_code(request["argv"])
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> None:
+    """Have the environment, folder, cores and files of a program."""
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE_FD) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(moved, request["fds"], strict=True):
+        os.dup2(fd, number, inheritable=number < 3)
+        os.close(fd)
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    os.sched_setaffinity(0, request["cores"])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = paths + [path for path in sys.path if path not in before]
+    sys.argv[:] = request["argv"]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _exit_code(argv: list[str]) -> int:
+    """Run `-m MODULE`, `-c TEXT` or a file with arguments, as Python does."""
+    try:
+        if argv[0] == "-m":
+            sys.argv[:] = argv[1:]
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        elif argv[0] == "-c":
+            sys.argv[:] = ["-c", *argv[2:]]
+            sys.path.insert(0, "")
+            module = type(sys)("__main__")
+            sys.modules["__main__"] = module
+            exec(compile(argv[1], "<string>", "exec"), module.__dict__)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+            runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        print(left.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
