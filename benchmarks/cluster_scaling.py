@@ -2,7 +2,7 @@
 
     python benchmarks/cluster_scaling.py [--postgres URL] [--turns 3] [--quick]
 
-Nothing here needs a GPU. Five parts, one after another:
+Nothing here needs a GPU. Three parts, one after another:
 
 - *overhead*: milliseconds that a candidate costs more through a real Ray cluster on this machine
   (a head with a token, nodes, this process as tuner) than in this process, in batches of 8
@@ -10,8 +10,6 @@ Nothing here needs a GPU. Five parts, one after another:
 - *throughput*: candidates a second of one tuner's real pool over 1 to 1,000 simulated devices that
   take 40 ms for each, beside the rate that is linear in the devices. The nodes are threads of this
   process, and what they do counts to `CPU ms`, the process' CPU time for a candidate;
-- *jobs*: the real round loop of `felix.tune` on simulated devices;
-- *files*: what writing, reading and removing a library takes in the folder for temporary files;
 - *stores*: what a trial takes, one transaction each, by one tuner and by eight at once.
   `--postgres` names a server where databases may be made.
 
@@ -26,23 +24,19 @@ import os
 import pathlib
 import statistics
 import sys
-import tempfile
-import time
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common
-from benchmarks.support.simulated import bounds, jobs, nodes, overhead, stores, throughput
+from benchmarks.support.simulated import bounds, nodes, overhead, stores, throughput
 
 RUN_S = 0.040
 BUILD_S = 0.040
 DEVICES = (1, 2, 4, 8, 16, 64, 256, 1000)
 #: Candidates for each device; fewer where the pool is the bound and every one costs its time.
 N_EACH, N_EACH_OF_MANY, MANY = 50, 4, 256
-JOB_DEVICES = (1, 2, 8)
-_FILES = 200
 
 
 def main() -> int:
@@ -52,8 +46,6 @@ def main() -> int:
     data = common.header("cluster_scaling") | {"costs": bounds.costs()}
     data["overhead"] = overhead.measure(turns, 16 if args.quick else 64)
     data["throughput"] = _throughput(turns, args.quick)
-    data["jobs"] = _jobs(args.quick)
-    data["files"] = _files()
     data["stores"] = stores.measure(args.postgres, 20 if args.quick else 300)
     data["machine"] = common.machine()
     common.write(args.out, data)
@@ -80,26 +72,6 @@ def _throughput(turns: int, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _jobs(quick: bool) -> list[dict[str, Any]]:
-    times = nodes.Times(build_s=BUILD_S, run_s=RUN_S, prepare_s=RUN_S)
-    texts, trials = (jobs.WORKLOADS[:1], 16) if quick else (jobs.WORKLOADS, 256)
-    jobs.tuned(texts, 16, 1, 1, 4, times)  # what a process pays once, and the formula cache
-    return [jobs.tuned(texts, trials, 0, n, 8 * n, times) for n in JOB_DEVICES]
-
-
-def _files() -> dict[str, float]:
-    """Milliseconds of writing, reading and removing a library."""
-    content = bytes(overhead.BINARY_BYTES[-1])
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        for number in range(_FILES):
-            path = pathlib.Path(folder, str(number))
-            path.write_bytes(content)
-            path.read_bytes()
-            path.unlink()
-        return {"bytes": len(content), "ms": 1e3 * (time.perf_counter() - start) / _FILES}
-
-
 def render(data: dict[str, Any]) -> str:
     """The tables of a results file."""
     return "\n\n".join(
@@ -114,8 +86,6 @@ def render(data: dict[str, Any]) -> str:
                     for row in data["throughput"]
                 ],
             ),
-            "One job of `felix.tune` on such devices, ms a candidate of the tuner's thread:",
-            _jobs_table(data["jobs"]),
             "A trial in the store:",
             common.table(
                 ["store", "tuners", "trials 1/s", "ms", "CPU ms of the tuner"],
@@ -124,8 +94,6 @@ def render(data: dict[str, Any]) -> str:
                     for row in data["stores"]
                 ],
             ),
-            f"A library of {data['files']['bytes'] >> 10} KiB is written, read and removed in "
-            f"{data['files']['ms']:.2g} ms.",
             "Capacity of each part, candidates a second, for jobs of one task:",
             bounds.table(data),
         ]
@@ -157,18 +125,6 @@ def _overhead_table(data: dict[str, Any]) -> str:
     )
     head = ["compared", "without Ray", "with Ray", "added", "a build call", "a run call of 8"]
     return common.table(head, rows)
-
-
-def _jobs_table(rows: list[dict[str, Any]]) -> str:
-    parts = ("extract", "search", "schedule", "train", "build_wait", "measure", "other")
-    head = ["devices", "candidates 1/s", *(part.replace("_", " ") for part in parts), "CPU ms"]
-    return common.table(
-        head,
-        [
-            [row["devices"], row["rate"], *(row["ms"][part] for part in parts), row["cpu_ms"]]
-            for row in rows
-        ],
-    )
 
 
 def _arguments() -> argparse.Namespace:

@@ -17,8 +17,6 @@ Tools:
                time limit of a build alone is raised from 30 to 180 s, because every build worker
                imports TVM's tensor intrinsics first (20 s and more) and may fail on a busy
                machine
-  stock-light  the same without that import, in the tuner and in the workers, and with the `llvm`
-               rules, which do not need it: what a user of stock TVM could gain with effort
   torch        PyTorch eager, where it is installed: a part of every comparison
 
 All pieces run kernels with a thread for each available core, stock's runner and the comparison
@@ -46,8 +44,8 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks.support import common, cpu_pieces
-from benchmarks.support.cpu_pieces import COMPARE, TOOLS, TORCH
+from benchmarks.support import common, cpu_pieces, ratios
+from benchmarks.support.cpu_pieces import COMPARE, STOCK, TOOLS, TORCH
 from felix.target import cpu
 
 WORKLOADS = {
@@ -86,7 +84,7 @@ def main() -> int:
     work = common.PARTS / args.name
     if args.fresh:
         shutil.rmtree(work, ignore_errors=True)
-    settings = {"trials": args.trials, "stock_batch": args.stock_batch}
+    settings = {"trials": args.trials}
     if (stored := _load(work / "settings.json")) not in (None, settings):
         print(f"{work} holds a run with {stored}: use another --name or --fresh", file=sys.stderr)
         return 2
@@ -105,59 +103,40 @@ def main() -> int:
     result = _collect(work, args, settings)
     if result["runs"]:
         common.write(common.RESULTS / "cpu-tuning" / f"{args.name}.json", result)
-    print(render(result))
+    print(table_of_workloads(result), render(result), sep="\n\n")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def render(result: dict[str, Any]) -> str:
-    """The tables, in Markdown."""
-    keys = (
-        "workload",
-        "tool",
-        "n_seeds",
-        "wall_s",
-        "process_s",
-        "cold_us",
-        "warm_us",
-        "wall_ratio",
-        "process_ratio",
-        "cold_ratio",
-        "warm_ratio",
-    )
-    return "\n\n".join(
-        [
-            f"Medians over seeds, {result['settings']['trials']} trials; ratios are to Felix, "
-            "above 1 where Felix is faster:",
-            common.table(
-                ["workload", "tool", "seeds", "wall s", "process s", "cold us", "warm us",
-                 "wall ratio", "process ratio", "cold ratio", "warm ratio"],
-                [[entry[key] for key in keys] for entry in result["summary"]],
-            ),
-            "Every run:",
-            common.table(
-                ["workload", "seed", "tool", "wall s", "process s", "measured", "ran",
-                 "cold us", "warm us"],
-                [_row(run, tool) for run in result["runs"] for tool in TOOLS if tool in run],
-            ),
-        ]
-    )  # fmt: skip
+def render(*results: dict[str, Any]) -> str:
+    """Stock and PyTorch over Felix: geometric means of the workloads of each file."""
+    rows = []
+    for data in results:
+        for tool in (STOCK, TORCH):
+            entries = {e["workload"]: e for e in _summaries(data["runs"]) if e["tool"] == tool}
+            if not entries:
+                continue
+            cold = {name: [entry["cold_ratio"]] for name, entry in entries.items()}
+            means = [
+                str(ratios.single({name: each[key] for name, each in entries.items()}))
+                if None not in (each[key] for each in entries.values())
+                else "-"
+                for key in ("wall_ratio", "cold_ratio", "warm_ratio")
+            ]
+            wall, *latencies = means
+            made = [len(entries), data["machine"]["cpu"], tool]
+            rows.append([*made, wall, latencies[0], *ratios.ends(cold), latencies[1]])
+    head = ["workloads", "CPU", "over Felix", "wall time", "latency", "least", "most"]
+    return common.table([*head, "with warm caches"], rows)
 
 
-def _row(run: dict[str, Any], tool: str) -> list[Any]:
-    piece, compared = run[tool], run.get(COMPARE, {}).get(tool, {})
-    return [
-        run["workload"],
-        run["seed"],
-        tool,
-        piece["wall_s"],
-        piece["process_s"],
-        piece["n_measured"],
-        piece["n_ran"],
-        compared.get("cold_us"),
-        compared.get("warm_us"),
-    ]
+def table_of_workloads(data: dict[str, Any]) -> str:
+    """Medians over seeds, for who ran it."""
+    keys = ("workload", "tool", "n_seeds", "wall_s", "cold_us", "warm_us", "wall_ratio")
+    keys += ("cold_ratio", "warm_ratio")
+    rows = [[entry[key] for key in keys] for entry in _summaries(data["runs"])]
+    return common.table([key.replace("_", " ") for key in keys], rows)
 
 
 # ---------------------------------------------------------------- pieces, from outside
@@ -169,15 +148,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--products", action="store_true", help="GEMMs and convolutions; results: cpu_products"
     )
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=["felix", "stock"])
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument(
-        "--stock-batch",
-        type=int,
-        default=64,
-        help="num_trials_per_iter of ms.tune_tir; 64 is its default",
-    )
     parser.add_argument(
         "--only",
         nargs="+",
@@ -267,13 +240,15 @@ def _collect(
             done = {piece: value for piece, value in pieces.items() if value is not None}
             if done:
                 runs.append({"workload": workload, "seed": seed, **done})
-    summary = [entry for name in WORKLOADS for entry in _summary(name, runs)]
     return common.header("cpu_tuning") | {
         "settings": settings,
         "workloads": {name: WORKLOADS[name] for name in {run["workload"] for run in runs}},
-        "summary": summary,
         "runs": runs,
     }
+
+
+def _summaries(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entry for name in WORKLOADS for entry in _summary(name, runs)]
 
 
 def _summary(workload: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,9 +8,7 @@ Per workload and target, in one process and run:
   (choosing and writing the decisions is not counted);
 - *formulas*: `sketch.formulas.exact` of a batch of the same candidates, and of a batch of
   `BATCH` rows made by repeating them, one thread, per candidate;
-- extraction of formulas: every sketch with an empty cache, and again from the cache;
-- for GEMM: a descent of 8 seeds x 200 steps over all sketches at once;
-- the peak memory of the process.
+- what makes the formulas of a sketch, with an empty cache.
 
 Durations in seconds, per-candidate times in microseconds. It reports and never judges: the exit
 code is 0 whatever the numbers are.
@@ -19,10 +17,8 @@ code is 0 whatever the numbers are.
 from __future__ import annotations
 
 import argparse
-import collections
 import os
 import pathlib
-import resource
 import statistics
 import sys
 import tempfile
@@ -44,7 +40,6 @@ WORKLOADS = {
 TARGETS = {"llvm": "llvm", "cuda": "cuda -arch=sm_80"}
 #: Rows of the large batch: what a round of the search evaluates at once.
 BATCH = 2048
-SEEDS, STEPS = 8, 200
 
 
 def main() -> int:
@@ -62,7 +57,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FELIX_CACHE_DIR"] = cache
         result["entries"] = [measure(name, kind, n) for name in names for kind in TARGETS]
-    result["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(render(result))
     if out is not None:
         common.write(out, result)
@@ -76,64 +70,33 @@ def measure(name: str, kind: str, n: int) -> dict[str, Any]:
     from felix import workloads
 
     task = workloads.parse(WORKLOADS[name], TARGETS[kind])
-    start = time.perf_counter()
     sketches = felix.trace_sketches(task)
-    space_s = time.perf_counter() - start
     cold = [_seconds(lambda s=sketch: s.formulas.default) for sketch in sketches]
-    cached = [
-        _seconds(lambda s=sketch: s.formulas.default) for sketch in felix.trace_sketches(task)
-    ]
-    more = [_one_more_structure(sketch) for sketch in felix.trace_sketches(task)]
     compared = [_compare(task, sketch, n) for sketch in sketches]
     entry = {
         "workload": WORKLOADS[name],
         "target": kind,
         "n_sketches": len(sketches),
-        "design_space_s": space_s,
         "extract_cold_s": cold,
-        "extract_cached_s": cached,
-        "extract_structure_s": more,
-        "sketches": compared,
         **_totals(compared),
     }
-    if name == "gemm":
-        entry["descent"] = _descent(task, sketches)
     return entry
 
 
 def render(result: dict[str, Any]) -> str:
-    """The tables, in Markdown."""
-    speed, cost, descents = [], [], []
-    for entry in result["entries"]:
-        label = [entry["workload"], entry["target"]]
-        keys = ("n_sketches", "tvm_us", "batch_us", "large_batch_us", "ratio", "large_batch_ratio")
-        speed.append([*label, *(entry[key] for key in keys)])
-        cost.append(
-            [
-                *label,
-                max(entry["extract_cold_s"]),
-                statistics.mean(entry["extract_cold_s"]),
-                max(entry["extract_cached_s"]),
-                max(filter(None, entry["extract_structure_s"]), default=None),
-            ]
-        )
-        if "descent" in entry:
-            times = entry["descent"]
-            descents.append([*label, times["n_sketches"], times["first_s"], times["again_s"]])
-    n, batch = result["candidates_per_sketch"], result["batch"]
-    return "\n\n".join(
+    """The table of a results file."""
+    rows = [
         [
-            "Features, us per candidate:",
-            common.table(["workload", "target", "sketches", "TVM", f"formulas, batch {n}",
-                          f"formulas, batch {batch}", "ratio", f"ratio, batch {batch}"], speed),
-            "Formula extraction, s per sketch:",
-            common.table(["workload", "target", "cold, worst", "cold, mean", "cached, worst",
-                          "one more structure, worst"], cost),
-            f"Descent of {SEEDS} seeds x {STEPS} steps over all sketches, s:",
-            common.table(["workload", "target", "sketches", "first", "again"], descents),
-            f"Peak memory: {result['peak_memory_mib']:.0f} MiB",
+            entry["workload"],
+            entry["target"],
+            entry["n_sketches"],
+            *(entry[key] for key in ("tvm_us", "large_batch_us", "large_batch_ratio")),
+            statistics.mean(entry["extract_cold_s"]),
         ]
-    )  # fmt: skip
+        for entry in result["entries"]
+    ]
+    head = ["workload", "target", "sketches", "TVM us", "formulas us", "TVM / formulas"]
+    return common.table([*head, "formulas of a sketch s"], rows)
 
 
 def _compare(task: Any, sketch: Any, n: int) -> dict[str, Any]:
@@ -189,34 +152,6 @@ def _tvm(task: Any, sketch: Any, rows: Any) -> dict[str, Any]:
     }
 
 
-def _one_more_structure(fresh: Any) -> float | None:
-    """Extraction of a structure beyond the default one; None if the sketch has no others.
-
-    Args:
-        fresh: a sketch without compiled formulas.
-    """
-    from felix import errors
-    from felix.sketch import coordinates
-
-    default = coordinates.structure(fresh.variables, [-1] * len(fresh.variables))
-    before = os.environ["FELIX_CACHE_DIR"]
-    for seed in range(1, 20 if default else 0):
-        row = fresh.tvm_sample(seed)
-        structure = default if row is None else coordinates.structure(fresh.variables, row)
-        if structure == default:
-            continue
-        with tempfile.TemporaryDirectory() as empty:
-            os.environ["FELIX_CACHE_DIR"] = empty
-            try:
-                fresh.formulas.default  # noqa: B018  (it says which rows there are)
-                return _seconds(lambda s=structure: fresh.formulas.of_structure(s))
-            except errors.UnsupportedSchedule:
-                continue
-            finally:
-                os.environ["FELIX_CACHE_DIR"] = before
-    return None
-
-
 def _totals(compared: list[dict[str, Any]]) -> dict[str, float]:
     mean = {
         key: statistics.mean(entry[key] for entry in compared)
@@ -226,37 +161,6 @@ def _totals(compared: list[dict[str, Any]]) -> dict[str, float]:
         **mean,
         "ratio": mean["tvm_us"] / mean["batch_us"],
         "large_batch_ratio": mean["tvm_us"] / mean["large_batch_us"],
-    }
-
-
-def _descent(task: Any, sketches: list[Any]) -> dict[str, Any]:
-    """8 seeds of every sketch, each under its commonest structure."""
-    import torch
-
-    from costmodel import registry
-    from felix.features import spec
-    from felix.search import descent, scoring
-    from felix.sketch import coordinates
-
-    torch.set_num_threads(1)
-    model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
-    scorer = scoring.Scorer(sketches, model.eval().requires_grad_(False))
-    entries = []
-    for index, sketch in enumerate(sketches):
-        rows = sketch.sample(64, seed=0)
-        structures = [coordinates.structure(sketch.variables, row) for row in rows]
-        common_one = collections.Counter(structures).most_common(1)[0][0]
-        starts = rows[[s == common_one for s in structures]][:SEEDS]
-        entries.append(descent.Entry(index, common_one, starts))
-        scorer.of_structure(index, common_one)
-    runner = descent.Descent(scorer, descent.DescentOptions(steps=STEPS))
-    return {
-        "model": info.source,
-        "n_sketches": len(sketches),
-        "seeds": SEEDS,
-        "steps": STEPS,
-        "first_s": _seconds(lambda: runner.run(entries)),
-        "again_s": _seconds(lambda: runner.run(entries)),
     }
 
 

@@ -21,33 +21,34 @@ import argparse
 import itertools
 import json
 import pathlib
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import torch
+from benchmarks.support import common, ratios
 
-from benchmarks.networks import transformers
-from benchmarks.support import common
-from felix import frontend, target
-from felix.frontend.programs.groups import has_product
-from felix.known_results import store
-from felix.network import groups, judging, outcomes
-from felix.tuning import options
+if TYPE_CHECKING:
+    import torch
+
+    from felix.known_results import store
+    from felix.network import groups, outcomes
 
 NETWORKS = ("vit_b32", "bert_base", "llama")
 DTYPES = ("float32", "bfloat16")
-WAYS = (frontend.Fusion.RULES, frontend.Fusion.FUSEOPS, frontend.Fusion.PLANNED)
+#: Values of `felix.frontend.Fusion`: the fixed rules, TVM's, by cost.
+RULES, FUSEOPS, PLANNED = WAYS = ("rules", "fuseops", "planned")
 #: Rows of a vocabulary; an embedding takes few of them, whatever their number.
 _VOCABULARY = 1024
 
 
 def main() -> int:
     """Measure what is missing, write the results and print the tables."""
+    from felix import target
+    from felix.known_results import store
+
     args = _arguments()
     full = target.parse(args.target)
     known = store.Store(args.work / "known.sqlite")
@@ -73,42 +74,33 @@ def main() -> int:
     return 0
 
 
-def render(data: Mapping[str, Any]) -> str:
-    """Sums and ratios of each network, and every group, in Markdown."""
-    sums = [
+def render(*results: Mapping[str, Any]) -> str:
+    """Sums and ratios of each network and device."""
+    body = [
         [
+            data["device"],
             each["network"],
             each["dtype"],
-            *(value for way in WAYS for value in (_calls(each, way), _sum_us(each, way))),
-            *(ratio(each, way) for way in (frontend.Fusion.FUSEOPS, frontend.Fusion.RULES)),
+            *(_calls(each, way) for way in WAYS),
+            _sum_us(each, PLANNED),
+            *(ratio(each, way) for way in (FUSEOPS, RULES)),
         ]
+        for data in results
         for each in data["entries"]
     ]
-    head = [
-        "network",
-        "type",
-        *(text for way in WAYS for text in (f"{way} calls", f"{way} us")),
-        "fuseops / planned",
-        "rules / planned",
+    entries = {f"{d['device']} {_label(e)}": e for d in results for e in d["entries"]}
+    means = [
+        ratios.single({name: ratio(entry, way) for name, entry in entries.items()})
+        for way in (FUSEOPS, RULES)
     ]
-    rows = [
-        [each["network"], each["dtype"], way, group["name"], group["calls"], group["latency_us"]]
-        for each in data["entries"]
-        for way in WAYS
-        for group in each["groups"][way]
-    ]
-    every = common.table(["network", "type", "groups by", "group", "calls", "us a call"], rows)
-    return f"{common.table(head, sums)}\n\nEvery group that is compared:\n\n{every}"
+    head = ["device", "network", "type", *(f"{way} calls" for way in WAYS), "planned us"]
+    table = common.table([*head, "fuseops / planned", "rules / planned"], body)
+    return f"{table}\n\nGeometric means: fuseops {means[0]}, rules {means[1]}."
 
 
 def ratio(entry: Mapping[str, Any], way: str) -> float:
     """The sum of a way over that of planned groups: above 1 where these are faster."""
-    return _sum_us(entry, way) / _sum_us(entry, frontend.Fusion.PLANNED)
-
-
-def geometric_mean(data: Mapping[str, Any], way: str) -> float:
-    """Of the ratios of all networks and types."""
-    return statistics.geometric_mean(ratio(each, way) for each in data["entries"])
+    return _sum_us(entry, way) / _sum_us(entry, PLANNED)
 
 
 def _label(entry: Mapping[str, Any]) -> str:
@@ -126,6 +118,12 @@ def _sum_us(entry: Mapping[str, Any], way: str) -> float:
 def _measured(
     name: str, dtype: str, args: argparse.Namespace, full: Any, known: store.Store
 ) -> dict[str, Any]:
+    import torch
+
+    from felix import frontend
+    from felix.network import groups, judging, outcomes
+    from felix.tuning import options
+
     model, inputs = _network(name, getattr(torch, dtype), args.depth, args.small)
     imported = frontend.import_torch(model, inputs)
     judge = judging.SketchJudge()
@@ -160,6 +158,8 @@ def _measured(
 
 def _parts(compared: Mapping[str, Sequence[groups.Group]]) -> dict[str, list[groups.Group]]:
     """The groups without the products that all ways have."""
+    from felix.frontend.programs.groups import has_product
+
     keys = [{each.task.key for each in of if each.task is not None} for of in compared.values()]
     everywhere = set.intersection(*keys)
 
@@ -193,6 +193,10 @@ def _network(
     name: str, dtype: torch.dtype, depth: int, small: bool
 ) -> tuple[torch.nn.Module, Any]:
     """The first blocks of a network, and its inputs."""
+    import torch
+
+    from benchmarks.networks import transformers
+
     torch.manual_seed(0)
     model: torch.nn.Module
     inputs: tuple[torch.Tensor, ...]

@@ -77,7 +77,6 @@ def main() -> int:
     data = common.header("multi_gpu") | {
         "device": "simulated" if args.simulated else _name(args.devices[0]),
         "workloads": args.workloads,
-        "runs": runs,
         "summary": summary(runs),
     }
     common.write(args.out, data)
@@ -156,28 +155,21 @@ def _mean_us(run: dict[str, Any]) -> float:
     return statistics.geometric_mean([us for us in run["best_us"] if us is not None])
 
 
-def render(data: dict[str, Any]) -> str:
-    """The tables of a results file."""
-    rows = data["summary"]
-    head = ["devices", "turns", "job s", "speed-up", "candidates 1/s", "winners us"]
-    fields = ("turns", "seconds", "speed_up", "rate", "latency_us")
-    names = [f"{row['devices']}{', over Ray' * row.get('cluster', False)}" for row in rows]
-    parts = [
-        [name, *(row["ms"][part] for part in PARTS)] for name, row in zip(names, rows, strict=True)
-    ]
-    return "\n\n".join(
+def render(*results: dict[str, Any]) -> str:
+    """Every job, on one device and on several."""
+    rows = [
         [
-            common.table(
-                head,
-                [
-                    [name, *(row[field] for field in fields)]
-                    for name, row in zip(names, rows, strict=True)
-                ],
-            ),
-            "Milliseconds a candidate:",
-            common.table(["devices", *(part.replace("_", " ") for part in PARTS)], parts),
+            data["device"],
+            len(data["workloads"]),
+            f"{row['devices']}{', over Ray' * row.get('cluster', False)}",
+            *(row[field] for field in ("seconds", "speed_up", "rate", "latency_us")),
+            *(row["ms"][part] for part in ("build_work", "run_work")),
         ]
-    )
+        for data in results
+        for row in data["summary"]
+    ]
+    head = ["device", "tasks", "devices", "job s", "speed-up", "candidates 1/s", "winners us"]
+    return common.table([*head, "ms to build one", "ms to run one"], rows)
 
 
 def _name(device: int) -> str:

@@ -151,13 +151,18 @@ def summary(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def render(data: dict[str, Any]) -> str:
     """The table of a results file."""
-    keys = [f"{cache}_{key}" for cache in CACHES for key in ("open_s", "rounds_s", "s")]
     rows = [
-        [row["workload"], row["sketches"], round(row["structures"]), *(row[key] for key in keys)]
+        [
+            row["workload"],
+            row["sketches"],
+            row["cold_s"],
+            f"{row['cold_open_s'] / row['cold_s']:.0%}",
+            row["warm_s"],
+        ]
         for row in data["summary"]
     ]
-    head = [f"{cache} {what}" for cache in CACHES for what in ("open s", "rounds s", "sum s")]
-    return common.table(["workload", "sketches", "structures", *head], rows)
+    head = ["sketches", "cold s", "of which opening", "warm s"]
+    return common.table(["workload", *head], rows)
 
 
 def main() -> int:
@@ -182,7 +187,6 @@ def main() -> int:
         **head,
         "target": TARGET,
         "candidates": N_WARM_UP + args.rounds * N_ROUND,
-        "pieces": pieces,
         "summary": summary(pieces),
     }
     common.write(args.out, data)

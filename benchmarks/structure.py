@@ -58,6 +58,16 @@ def summarize(checks: list[dict[str, Any]]) -> list[list[Any]]:
     return [*rows, ["all", "", len(checks), *(sum(c[key] for c in checks) for key in keys)]]
 
 
+def render(data: dict[str, Any]) -> str:
+    """How many schedules were compared with TVM's, and what differed."""
+    (*_, (_, _, instances, *counts)) = summarize(data["found"])
+    sketches, checked, rejected, mismatched, _ = (f"{count:,}" for count in counts)
+    return (
+        f"{instances} instances, {sketches} sketches, {checked} schedules compared: {mismatched} "
+        f"differ, TVM rejects {rejected}."
+    )
+
+
 def main() -> int:
     """Run, print the table, write the result; 1 if a row differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -16,15 +16,13 @@ import argparse
 import itertools
 import os
 import pathlib
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.networks import cases, compare
+from benchmarks.networks import cases, compare, results
 from benchmarks.support import common
 
 NAME = "networks_branches"
@@ -161,7 +159,7 @@ def main() -> int:
     ]
     failed = cases.run_all(NAME, every, _case, runs, args.out)
     if runs:
-        print(render({"runs": runs}))
+        print(results.render_branches({"runs": runs}))
     return int(bool(failed))
 
 
@@ -199,41 +197,6 @@ def _case(case: dict[str, Any], out: str) -> None:
             "captured": captures,
         },
     )
-
-
-def render(data: Mapping[str, Any]) -> str:
-    """One row a network."""
-    head = [
-        "network",
-        "calls",
-        "branches",
-        "in order us",
-        "with branches us",
-        "in order / with branches",
-        "least",
-        "largest",
-    ]
-    return common.table(head, [_row(run) for run in data["runs"]])
-
-
-def _row(run: Mapping[str, Any]) -> Sequence[Any]:
-    name, captures = cases.label(run), run["captured"]
-    if not captures:
-        return [name, run["calls"], 1, *["-"] * 5]
-    in_order, branched = (
-        statistics.median(each[key] for each in captures) for key in ("in_order_us", "branched_us")
-    )
-    ratios = [each["in_order_us"] / each["branched_us"] for each in captures]
-    return [
-        name,
-        run["calls"],
-        captures[0]["branches"],
-        in_order,
-        branched,
-        statistics.median(ratios),
-        min(ratios),
-        max(ratios),
-    ]
 
 
 if __name__ == "__main__":

@@ -7,18 +7,14 @@ import multiprocessing
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks.networks.results import label
 from benchmarks.support import common
 
 #: Runs a case and writes what it gave to a file.
 Run = Callable[[dict[str, Any], str], None]
-
-
-def label(case: Mapping[str, Any]) -> str:
-    """A case in words: its network, and its element type."""
-    return f"{case['name']}{'-small' if case['small'] else ''}-{case['dtype']}"
 
 
 def run_all(

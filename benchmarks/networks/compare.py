@@ -2,7 +2,6 @@
 
     python -m benchmarks.networks.compare [--networks resnet50 ...] [--dtypes float32 bfloat16]
     python -m benchmarks.networks.compare --limit-s 500 --picture networks-h200.svg
-    python -m benchmarks.networks.compare --restore '*' --limit-s 500
     python -m benchmarks.networks.compare --small --target llvm --seconds 5 10 --out networks.json
 
 A case is a network with a batch size and an element type. It has three pieces, each in a process
@@ -18,15 +17,13 @@ graphs of Felix and stock have copies of inputs and outputs in their time, that 
 has none. TF32 is off.
 
 Pieces that are done stay in the work folder and are not run again; the results file is rewritten
-after each case. --restore takes matching cases (NETWORK-bBATCH-DTYPE) that a results file has, so
-that a run can go on where the work folder is gone. A peer that fails is recorded with its error,
-and does not stop the others. Durations in seconds, latencies in microseconds.
+after each case. A peer that fails is recorded with its error, and does not stop the others.
+Durations in seconds, latencies in microseconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import importlib
 import json
 import multiprocessing
@@ -56,7 +53,6 @@ TURN_S = 1.0
 def main() -> int:
     """Run the pieces that are missing; returns 1 if one failed."""
     args = _arguments()
-    _restore(args)
     end = time.monotonic() + (args.limit_s if args.limit_s is not None else float("inf"))
     failed = []
     for case in _cases(args):
@@ -67,7 +63,7 @@ def main() -> int:
             break
     data = _collect(args)
     if data["runs"]:
-        print(results.render(data))
+        print(results.table_of_peers(data["runs"]), results.render(data), sep="\n\n")
         if args.picture is not None:
             results.picture(data, args.picture)
     else:
@@ -104,13 +100,6 @@ def _arguments() -> argparse.Namespace:
         default=[],
         metavar="CONTENDER",
         help="leave these out, like stock or max-autotune",
-    )
-    parser.add_argument(
-        "--restore",
-        nargs="+",
-        default=[],
-        metavar="CASE",
-        help="take these of the results file, like '*' (none)",
     )
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "networks")
@@ -172,19 +161,6 @@ def _run(request: dict[str, Any], path: pathlib.Path) -> bool:
     process.start()
     process.join()
     return process.exitcode == 0 and path.exists()
-
-
-def _restore(args: argparse.Namespace) -> None:
-    """Put cases of the results file back into the work folder."""
-    if not args.restore or not args.out.exists():
-        return
-    for run in json.loads(args.out.read_text())["runs"]:
-        label = results.label(run)
-        if any(fnmatch.fnmatch(label, pattern) for pattern in args.restore):
-            for piece in PIECES:
-                path = args.work / label / f"{piece}.json"
-                if piece in run and not path.exists():
-                    common.write(path, run[piece])
 
 
 def _collect(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,10 +24,10 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.networks import cases, compare
+from benchmarks.networks import cases, compare, results
 from benchmarks.support import common
 
 NAME = "networks_repeated"
@@ -42,7 +42,7 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     if args.keep and args.out.exists():
         runs = json.loads(args.out.read_text())["runs"]
-    known = {cases.label(run) for run in runs}
+    known = {results.label(run) for run in runs}
     every = [
         {
             "name": name,
@@ -55,10 +55,10 @@ def main() -> int:
         for dtype in args.dtypes
         for name in args.networks
     ]
-    missing = [case for case in every if cases.label(case) not in known]
+    missing = [case for case in every if results.label(case) not in known]
     failed = cases.run_all(NAME, missing, _case, runs, args.out)
     if runs:
-        print(render({"runs": runs}))
+        print(results.render_repeated({"runs": runs}))
     return int(bool(failed))
 
 
@@ -84,12 +84,12 @@ def _case(case: dict[str, Any], out: str) -> None:
     from felix import target
 
     memory = Memory()
-    results = {"first": _optimize(case, case["batches"][0], folder)}
-    results["again"] = _optimize(case, case["batches"][0], folder)
-    results["batch"] = _optimize(case, case["batches"][1], folder)
+    parts = {"first": _optimize(case, case["batches"][0], folder)}
+    parts["again"] = _optimize(case, case["batches"][0], folder)
+    parts["batch"] = _optimize(case, case["batches"][1], folder)
     device = str(target.hardware(target.parse(case["target"])).name)
     common.write(
-        pathlib.Path(out), {**case, **results, "device": device, "peak_gib": memory.end() / _GIB}
+        pathlib.Path(out), {**case, **parts, "device": device, "peak_gib": memory.end() / _GIB}
     )
 
 
@@ -173,47 +173,6 @@ def _used_bytes() -> int:
         except psutil.Error:  # it has ended
             continue
     return total
-
-
-def render(data: Mapping[str, Any]) -> str:
-    """One row a network."""
-    head = [
-        "network",
-        "trials",
-        "first s",
-        "max error",
-        "again s",
-        "again trials",
-        "other batch",
-        "tasks",
-        "known",
-        "similar",
-        "its trials",
-        "its s",
-        "its max error",
-        "peak GiB",
-    ]
-    return common.table(head, [_row(run) for run in data["runs"]])
-
-
-def _row(run: Mapping[str, Any]) -> Sequence[Any]:
-    first, again, batch = run["first"], run["again"], run["batch"]
-    return [
-        cases.label(run),
-        first["trials"],
-        first["wall_s"],
-        first["max_error"],
-        again["wall_s"],
-        again["trials"],
-        batch["batch"],
-        batch["tasks"],
-        batch["known"],
-        batch["similar"],
-        batch["trials"],
-        batch["wall_s"],
-        batch["max_error"],
-        run["peak_gib"],
-    ]
 
 
 if __name__ == "__main__":

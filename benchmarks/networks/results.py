@@ -1,9 +1,9 @@
-"""What `compare` makes of its cases: tables, the sentence of the page, the picture.
+"""What results files of networks say: of `compare`, `repeated` and `branches`; a picture.
 
 The best peer is the fastest of PyTorch eager, eager in a CUDA graph, inductor in its modes and
-ONNX Runtime. Stock MetaSchedule is compared at each number of seconds on its own. Ratios are
-another's latency over Felix's at the last number of seconds. When Felix was ahead of the best peer
-counts everything since its first call: import, tuning, comparing, building.
+ONNX Runtime. Ratios are another's latency over Felix's at the last number of seconds. When Felix
+was ahead of the best peer counts everything since its first call: import, tuning, comparing,
+building.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.support import common
+from benchmarks.support import common, ratios
 
 _PEERS = ("eager", "eager-graph", "inductor", "reduce-overhead", "max-autotune", "onnxruntime")
+Run = Mapping[str, Any]
 
 
-def label(case: Mapping[str, Any]) -> str:
-    """A case as its folder and --restore name it."""
+def label(case: Run) -> str:
+    """A case in words: its network, batch and element type."""
     small = "-small" if case["small"] else ""
+    batch = f"-b{case['batch']}" if "batch" in case and not isinstance(case["batch"], dict) else ""
     way = f"-{case['fusion']}" if case.get("fusion") else ""
-    return f"{case['name']}{small}-b{case['batch']}-{case['dtype']}{way}"
+    return f"{case['name']}{small}{batch}-{case['dtype']}{way}"
 
 
 def point(tool: str, seconds: float) -> str:
@@ -30,7 +32,7 @@ def point(tool: str, seconds: float) -> str:
     return f"{tool} {seconds:g} s"
 
 
-def rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each case of which Felix and a peer were timed."""
     made = []
     for run in runs:
@@ -40,159 +42,99 @@ def rows(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if point("felix", seconds[-1]) not in us or not peers:
             continue
         felix_us, best = us[point("felix", seconds[-1])], min(peers, key=lambda each: peers[each])
+        stock_us = dict(stock).get(seconds[-1])
         took = {each["seconds"]: each["elapsed_s"] for each in run["felix"]["points"]}
         ahead = [took[moment] for moment, latency_us in felix if latency_us < peers[best]]
         made.append(
             {
                 "case": label(run),
                 "dtype": run["dtype"],
-                "batch": run["batch"],
-                **peers,
-                "stock": dict(stock).get(seconds[-1]),
+                "seconds": seconds[-1],
                 "felix": felix_us,
                 "best": best,
+                "best_us": peers[best],
                 "best_ratio": peers[best] / felix_us,
                 "eager_ratio": us["eager"] / felix_us if "eager" in us else None,
+                "stock_ratio": stock_us / felix_us if stock_us else None,
                 "ahead_s": ahead[0] if ahead else None,
-                "stock_ratios": [
-                    dict(stock)[moment] / latency_us
-                    for moment, latency_us in felix
-                    if moment in dict(stock)
-                ],
             }
         )
     return made
 
 
-def curve(run: Mapping[str, Any], tool: str) -> list[tuple[float, float]]:
+def curve(run: Run, tool: str) -> list[tuple[float, float]]:
     """(seconds, latency in us) of a tool's points that were timed."""
     us = run["times"]["latency_us"]
     return [(moment, us[name]) for moment in run["seconds"] if (name := point(tool, moment)) in us]
 
 
-def render(data: Mapping[str, Any]) -> str:
-    """Tables in Markdown: geometric means, every case, the curves, what could not run."""
-    every = rows(data["runs"])
-    if not every:
-        return ""
-    parts = [_means(every), _cases(every), _curves(data["runs"]), _failures(data["runs"])]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _means(every: Sequence[Mapping[str, Any]]) -> str:
-    table = []
-    for dtype, batch in dict.fromkeys((row["dtype"], row["batch"]) for row in every):
-        of_kind = [row for row in every if (row["dtype"], row["batch"]) == (dtype, batch)]
-        best = [row["best_ratio"] for row in of_kind]
-        eager = [row["eager_ratio"] for row in of_kind if row["eager_ratio"] is not None]
-        stock = [ratio for row in of_kind for ratio in row["stock_ratios"]]
-        table.append(
-            [
-                dtype,
-                batch,
-                len(of_kind),
-                statistics.geometric_mean(best),
-                min(best),
-                statistics.geometric_mean(eager) if eager else None,
-                statistics.geometric_mean(stock) if stock else None,
-                min(stock, default=None),
-            ]
-        )
-    head = [
-        "element type",
-        "batch",
-        "networks",
-        "geometric mean of best peer / Felix",
-        "least",
-        "of eager / Felix",
-        "of stock / Felix, all points",
-        "least of them",
-    ]
-    return common.table(head, table)
-
-
-def _cases(every: Sequence[Mapping[str, Any]]) -> str:
-    head = [
-        "network",
-        *_PEERS,
-        "stock",
-        "Felix",
-        "best peer / Felix",
-        "eager / Felix",
-        "ahead after wall s",
-    ]
-    keys = [*_PEERS, "stock", "felix", "best_ratio", "eager_ratio", "ahead_s"]
-    body = [[row["case"], *(row.get(key) for key in keys)] for row in every]
-    return "Latencies of one call in us.\n\n" + common.table(head, body)
-
-
-def _curves(runs: Sequence[Mapping[str, Any]]) -> str:
-    body = []
-    for run in runs:
-        felix, stock = dict(curve(run, "felix")), dict(curve(run, "stock"))
-        took = {each["seconds"]: each for each in run.get("felix", {}).get("points", [])}
-        for moment in run["seconds"]:
-            if moment in felix or moment in stock:
-                details = took.get(moment, {})
-                body.append(
-                    [
-                        label(run),
-                        moment,
-                        felix.get(moment),
-                        stock.get(moment),
-                        details.get("elapsed_s"),
-                        *_ships(details),
-                    ]
-                )
-    head = [
-        "network",
-        "seconds",
-        "Felix us",
-        "stock us",
-        "Felix, wall s",
-        "calls by Felix",
-        "by TVM",
-        "by PyTorch",
-    ]
-    return common.table(head, body) if body else ""
-
-
-def _ships(details: Mapping[str, Any]) -> list[int | None]:
-    """Calls of groups that each contender runs."""
-    groups = details.get("report", {}).get("groups")
-    if groups is None:
-        return [None, None, None]
-    return [
-        sum(group["calls"] for group in groups if group["ships"] == name)
-        for name in ("felix", "tvm", "pytorch")
-    ]
-
-
-def _failures(runs: Sequence[Mapping[str, Any]]) -> str:
-    body = [
-        [label(run), name, reason.replace("|", "\\|")]
-        for run in runs
-        for name, reason in run["times"]["failures"].items()
-    ]
-    return common.table(["network", "contender", "why it did not run"], body) if body else ""
-
-
-def statement(data: Mapping[str, Any]) -> str:
-    """The ratios in a sentence for each element type."""
-    every, sentences = rows(data["runs"]), []
+def render(*results: Run) -> str:
+    """Every case, and geometric means by element type."""
+    every = rows([run for data in results for run in data["runs"]])
+    keys = ("case", "seconds", "felix", "best", "best_us", "best_ratio", "eager_ratio",
+            "stock_ratio", "ahead_s")  # fmt: skip
+    head = ["network", "tuning s", "Felix us", "best peer", "its us", "peer / Felix"]
+    head += ["eager / Felix", "stock / Felix", "ahead after s"]
+    means = []
     for dtype in dict.fromkeys(row["dtype"] for row in every):
-        of_kind = [row for row in every if row["dtype"] == dtype]
-        best = [row["best_ratio"] for row in of_kind]
-        behind = [row["case"] for row in of_kind if row["best_ratio"] < 1]
-        sentences.append(
-            f"In {dtype} the best peer takes {statistics.geometric_mean(best):.2f} times Felix's "
-            f"latency (geometric mean of {len(of_kind)}; {min(best):.2f} to {max(best):.2f}); "
-            + (f"Felix is behind on {', '.join(behind)}." if behind else "Felix is never behind.")
+        best = {row["case"]: row["best_ratio"] for row in every if row["dtype"] == dtype}
+        ends = ratios.ends({name: [ratio] for name, ratio in best.items()})
+        means.append([dtype, len(best), str(ratios.single(best)), *ends])
+    tables = [
+        common.table(["type", "networks", "best peer / Felix", "least", "most"], means),
+        common.table(head, [[row[key] for key in keys] for row in every]),
+    ]
+    return "\n\n".join(tables) if every else ""
+
+
+def table_of_peers(runs: Sequence[Run]) -> str:
+    """The latencies of all contenders, and what could not run, for who ran it."""
+    body = [
+        [label(run), name, us, run["times"]["failures"].get(name, "")]
+        for run in runs
+        for name, us in [
+            *run["times"]["latency_us"].items(),
+            *dict.fromkeys(run["times"]["failures"]).items(),
+        ]
+    ]
+    return common.table(["network", "contender", "us", "why it did not run"], body)
+
+
+def render_repeated(data: Run) -> str:
+    """What `felix.optimize` reuses: one row a network."""
+    head = ["network", "trials", "first s", "again s", "again trials", "other batch", "tasks"]
+    head += ["known", "similar", "its trials", "its s", "max error", "peak GiB"]
+    body = []
+    for run in data["runs"]:
+        first, again, batch = run["first"], run["again"], run["batch"]
+        reused = [batch[key] for key in ("batch", "tasks", "known", "similar", "trials", "wall_s")]
+        called = [first["trials"], first["wall_s"], again["wall_s"], again["trials"]]
+        error = max(first["max_error"], batch["max_error"])
+        body.append([label(run), *called, *reused, error, run["peak_gib"]])
+    return common.table(head, body)
+
+
+def render_branches(data: Run) -> str:
+    """Graphs with and without branches: one row a network."""
+    head = ["network", "calls", "branches", "in order us", "with branches us"]
+    head += ["in order / with branches", "least", "largest"]
+    body: list[list[Any]] = []
+    for run in data["runs"]:
+        captures = run["captured"]
+        if not captures:
+            body.append([label(run), run["calls"], 1, *[None] * 5])
+            continue
+        in_order, branched = (
+            statistics.median(each[key] for each in captures)
+            for key in ("in_order_us", "branched_us")
         )
-    return " ".join(sentences)
+        each = [capture["in_order_us"] / capture["branched_us"] for capture in captures]
+        times = [in_order, branched, statistics.median(each), min(each), max(each)]
+        body.append([label(run), run["calls"], captures[0]["branches"], *times])
+    return common.table(head, body)
 
 
-def picture(data: Mapping[str, Any], path: pathlib.Path) -> None:
+def picture(data: Run, path: pathlib.Path) -> None:
     """For each case the latencies of Felix and stock by seconds, and lines for the peers."""
     import matplotlib
 
@@ -220,7 +162,7 @@ def picture(data: Mapping[str, Any], path: pathlib.Path) -> None:
     pyplot.close(figure)
 
 
-def _panel(axis: Any, run: Mapping[str, Any]) -> None:
+def _panel(axis: Any, run: Run) -> None:
     us = run["times"]["latency_us"]
     for number, name in enumerate(_PEERS):
         if name in us:

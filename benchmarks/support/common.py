@@ -33,7 +33,7 @@ def header(name: str) -> dict[str, Any]:
     """Date, command without the folders of this machine, versions, machine."""
     from costmodel.training import provenance
 
-    facts = provenance.facts(shlex.join(["python", *placeless(_relative(sys.argv))]))
+    facts = provenance.facts(shlex.join(["python", *_program(), *placeless(sys.argv[1:])]))
     return {"benchmark": name, **facts, "machine": machine()}
 
 
@@ -65,7 +65,20 @@ def write(path: pathlib.Path, data: Any) -> None:
     from felix import files
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(path, json.dumps(data, indent=1) + "\n")
+    files.write_atomically(path, as_text(data))
+
+
+def as_text(data: Any) -> str:
+    """JSON with a field a line, and a line for each record of a list."""
+    if not isinstance(data, dict):
+        return json.dumps(data) + "\n"
+    fields = []
+    for key, value in data.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n" + ",\n".join(json.dumps(each) for each in value) + "\n]"
+        fields.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -104,7 +117,10 @@ def placeless(argv: Sequence[str]) -> list[str]:
     return others
 
 
-def _relative(argv: Sequence[str]) -> list[str]:
-    script = pathlib.Path(argv[0]).resolve()
-    is_ours = script.is_relative_to(ROOT)
-    return [str(script.relative_to(ROOT)) if is_ours else script.name, *argv[1:]]
+def _program() -> list[str]:
+    """The module or the script that runs, without the folders of this machine."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        return ["-m", spec.name.removesuffix(".__main__")]
+    script = pathlib.Path(sys.argv[0]).resolve()
+    return [str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name]

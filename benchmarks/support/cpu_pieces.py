@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.support import common
 
-TOOLS = ("felix", "stock", "stock-light")
+STOCK = "stock"
+TOOLS = ("felix", STOCK)
 COMPARE = "compare"
 #: PyTorch in a comparison.
 TORCH = "torch"
@@ -49,7 +50,6 @@ def run(request: dict[str, Any]) -> None:
 
 
 def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    import dataclasses
     import tempfile
 
     import felix
@@ -64,12 +64,8 @@ def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     _write_module(folder / "felix.module", result.best.schedule.mod, task.target)
     return {
         "wall_s": wall_s,
-        "reason": result.reason,
         "n_measured": len(result.records),
         "n_ran": sum(r.measurement.ok for r in result.records),
-        "own_best_us": result.best.latency_us,
-        "curve": result.curve,
-        "breakdown": dataclasses.asdict(result.breakdown),
     }
 
 
@@ -79,20 +75,11 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     from felix import workloads
     from felix.target import cpu
 
-    import_s, initializer = 0.0, None
-    if request["tool"] == "stock":
-        start = time.perf_counter()
-        importlib.import_module("tvm.s_tir.tensor_intrin")
-        import_s = time.perf_counter() - start
-    else:
-        initializer = _without_intrinsics
-        _without_intrinsics()
+    importlib.import_module("tvm.s_tir.tensor_intrin")
     from tvm.s_tir import meta_schedule as ms
 
     task = workloads.parse(request["workload"])
     cores = cpu.available_cores()
-    rules = {"sch_rules": "llvm", "postprocs": "llvm", "mutator_probs": "llvm"}
-    space = ms.space_generator.PostOrderApply(**rules) if initializer else "post-order-apply"
     with tempfile.TemporaryDirectory() as scratch:
         start = time.perf_counter()
         database = ms.tune_tir(
@@ -100,11 +87,7 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
             task.target,
             work_dir=scratch,
             max_trials_global=request["trials"],
-            num_trials_per_iter=request["stock_batch"],
-            builder=ms.builder.LocalBuilder(
-                max_workers=cores, timeout_sec=common.STOCK_BUILD_S, initializer=initializer
-            ),
-            space=space,
+            builder=ms.builder.LocalBuilder(max_workers=cores, timeout_sec=common.STOCK_BUILD_S),
             num_tuning_cores=cores,
             seed=request["seed"] + 1,
         )
@@ -120,20 +103,9 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     _write_module(folder / f"{request['tool']}.module", best.mod, task.target)
     return {
         "wall_s": wall_s,
-        "import_s": import_s,
         "n_measured": len(times),
         "n_ran": len(ran),
-        "own_best_us": min(ran),
     }
-
-
-def _without_intrinsics() -> None:
-    """An empty module in place of TVM's tensor intrinsics; also runs in build workers."""
-    import sys
-    import types
-
-    name = "tvm.s_tir.tensor_intrin"
-    sys.modules.setdefault(name, types.ModuleType(name))
 
 
 def _write_module(path: pathlib.Path, mod: Any, target: Any) -> None:
@@ -181,7 +153,6 @@ def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
         for tool, times in _in_turns(calls | by_layout, flush, cache_bytes).items():
             result = results.setdefault(tool, {})
             result[f"{name}_us"] = statistics.median(times)
-            result[f"{name}_all_us"] = times
     return _with_best_layout(results, by_layout)
 
 
@@ -213,7 +184,7 @@ def _with_best_layout(
         return results
     layouts = {layout: results.pop(layout) for layout in by_layout}
     best = {key: min(times[key] for times in layouts.values()) for key in ("cold_us", "warm_us")}
-    return results | {TORCH: best | {"layouts": layouts}}
+    return results | {TORCH: best}
 
 
 def _outputs(library: Any, args: Any, contents: Any) -> dict[int, Any]:

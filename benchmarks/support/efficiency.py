@@ -19,8 +19,8 @@ FELIX = "felix"
 SHARE = 0.95
 #: What a results file keeps of a piece.
 KEPT = """
-    name workload seed strategy trials wall_s curve finals n_measured build_s variant flops
-    median_us latency_us us
+    name workload seed strategy trials wall_s curve finals n_measured build_s breakdown variant
+    flops median_us latency_us us
 """.split()
 
 Run = Mapping[str, Any]

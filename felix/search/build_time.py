@@ -2,7 +2,7 @@
 
 *On a CPU* statements are those of the largest kernel after unrolling (`code_statements`). 160
 random schedules of five workloads took 0.12 s + 0.37 ms a statement of CPU time to build, to a
-factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
+factor of 1.6 (standard deviation).
 
 *For CUDA* they are those of all kernels, which are one source. A software pipeline writes its body
 (fetches into shared memory, update) out once more for each stage that it drains, 1 + last stage

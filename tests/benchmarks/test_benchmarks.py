@@ -12,12 +12,10 @@ import pytest
 from benchmarks import (
     cpu_tuning,
     cuda_build_time,
-    features,
-    report,
+    fusion,
     search_cost,
 )
-from benchmarks.pages import statements
-from benchmarks.support import common, cpu_pieces, model_tables
+from benchmarks.support import common, cpu_pieces
 from benchmarks.support.service import polling as service_polling
 from felix.target import cpu
 
@@ -53,12 +51,13 @@ def test_summary_takes_medians_over_seeds_and_ratios_to_felix() -> None:
 def test_pytorch_is_compared_by_latency_alone() -> None:
     result = run(0, 20, 100)
     result["compare"]["torch"] = {"cold_us": 9.0, "warm_us": 16.0}
-    summary = cpu_tuning._summary("gemm", [result])
-    torch = summary[-1]
+    torch = cpu_tuning._summary("gemm", [result])[-1]
     assert (torch["tool"], torch["wall_s"], torch["wall_ratio"]) == ("torch", None, None)
     assert (torch["cold_ratio"], torch["warm_ratio"]) == (0.9, 2)
-    said = statements.cpu_tuning({"summary": summary, "settings": {"trials": 64}})
-    assert "PyTorch is 0.90 times Felix's" in said and "warm caches 2.00 times" in said
+    lines = cpu_tuning.render({"runs": [result], "machine": {"cpu": "C"}}).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    assert [row[2] for row in cells] == ["stock", "torch"]
+    assert [row[3][:4] for row in cells] == ["5.00", "-"] and cells[1][5] == "0.90 (gemm)"
 
 
 def test_the_best_layout_of_pytorch_counts() -> None:
@@ -78,10 +77,8 @@ def test_a_seed_without_comparison_does_not_count() -> None:
     del partial["compare"]
     (_, stock) = cpu_tuning._summary("gemm", [run(0, 20, 100), partial])
     assert stock["n_seeds"] == 1 and stock["wall_s"] == 100
-    text = cpu_tuning.render(
-        {"settings": {"trials": 64}, "summary": [stock], "runs": [run(0, 20, 100), partial]}
-    )
-    assert text.count("| felix") == 2
+    text = cpu_tuning.table_of_workloads({"runs": [run(0, 20, 100), partial]})
+    assert "| gemm     | stock |       1 |    100 |" in text
 
 
 def test_comparison_is_missing_until_it_has_every_tool(tmp_path: pathlib.Path) -> None:
@@ -97,33 +94,6 @@ def test_comparison_is_missing_until_it_has_every_tool(tmp_path: pathlib.Path) -
     assert missing()
     put("compare", {"felix": {}, "stock": {}})
     assert not missing()
-    put("stock-light")
-    assert missing()
-
-
-def test_a_page_is_its_template_with_tables_and_sentences(tmp_path: pathlib.Path) -> None:
-    head = {
-        "date": "2030-01-01T00:00:00",
-        "command": "python x.py",
-        "commit": "abc",
-        "versions": {"felix": "1"},
-        "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]},
-    }
-    runs = [run(0, 20, 100)]
-    result = head | {
-        "benchmark": "cpu_tuning",
-        "settings": {"trials": 64},
-        "runs": runs,
-        "summary": cpu_tuning._summary("gemm", runs),
-    }
-    (tmp_path / "cpu_tuning.json").write_text(json.dumps(result))
-    template = "# P\n{{table cpu_tuning}}\nmiddle {{table x}}\n{{says cpu_tuning}}\ntail\n"
-    page = report.fill(template, tmp_path)
-    assert "commit abc" in page and "| gemm" in page and page.endswith("tail\n")
-    assert "middle {{table x}}" in page, "a tag is a line of its own"
-    assert "stock takes 5 to 5 times Felix's wall time" in page
-    with pytest.raises(FileNotFoundError, match=r"features\.json"):
-        report.fill("{{table features}}", tmp_path)
 
 
 def test_build_times_count_what_a_limit_tells() -> None:
@@ -174,50 +144,8 @@ def test_costs_of_a_search_are_medians_over_seeds() -> None:
     (row,) = search_cost.summary(pieces)
     assert (row["cold_open_s"], row["cold_s"], row["warm_open_s"]) == (1.0, 2.0, 0.25)
     data = {"summary": [row], "candidates": 104}
-    assert "| gemm:8,8,8" in search_cost.render(data)
-    assert "takes 2 to 2 CPU seconds" in statements.search_costs(data)
-    assert "50% to 50%" in statements.search_costs(data)
-
-
-def test_tables_of_cost_models() -> None:
-    scores = {"pairwise": 0.9, "top1": 0.8, "top5": None, "spearman": 0.7, "rmse": 0.3, "slope": 1}
-    compared = model_tables.render({"reports": [{"label": "trees", "overall": scores}]})
-    assert "| trees" in compared and "0.900" in compared and "| -" in compared
-    ablated = model_tables.render({"rows": [{"variant": {"name": "no x"}, "mean": scores}]})
-    assert "| no x" in ablated and "1.000" in ablated
-
-
-def test_every_benchmark_with_a_renderer_is_on_a_page() -> None:
-    paths = [next(common.RESULTS.rglob(f"{name}.json")) for name in report.names("table")]
-    benchmarks = {json.loads(path.read_text()).get("benchmark") for path in paths}
-    assert benchmarks - {None} == set(report.RENDER)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1234.5, "1,234"), (0.012345, "0.0123"), (7, "7"), (None, "-")]
-)
-def test_numbers_in_tables(value: Any, text: str) -> None:
-    assert common.table(["a"], [[value]]).splitlines()[-1].split()[1] == text
-
-
-def test_features_table_of_a_sketch_without_structures() -> None:
-    entry = {
-        "workload": "gemm",
-        "target": "llvm",
-        "n_sketches": 1,
-        "tvm_us": 5000.0,
-        "batch_us": 50.0,
-        "large_batch_us": 10.0,
-        "ratio": 100.0,
-        "large_batch_ratio": 500.0,
-        "extract_cold_s": [0.2],
-        "extract_cached_s": [0.01],
-        "extract_structure_s": [None],
-    }
-    text = features.render(
-        {"entries": [entry], "candidates_per_sketch": 8, "batch": 2048, "peak_memory_mib": 500.0}
-    )
-    assert "500" in text and "| -" in text.replace("  ", " ")
+    row = [cell.strip() for cell in search_cost.render(data).splitlines()[-1].split("|")[1:-1]]
+    assert row == ["gemm:8,8,8", "3", "2", "50%", "1.25"]
 
 
 def test_a_slowdown_is_told_with_its_error_by_pairs() -> None:
@@ -237,3 +165,22 @@ def test_commands_name_no_folders() -> None:
     argv = ["x.py", "--work", "/a", "--seeds", "2", "--out=/b", "--workloads", "gemm"]
     assert common.placeless(argv) == ["x.py", "--seeds", "2", "--workloads", "gemm"]
     assert common.placeless(["x.py", "--out"]) == ["x.py"]
+
+
+def test_groups_are_compared_by_the_sums_of_a_network() -> None:
+    def way(us: float) -> list[dict[str, Any]]:
+        return [{"name": "a", "calls": 2, "latency_us": us}]
+
+    groups = {fusion.RULES: way(3.0), fusion.FUSEOPS: way(4.0), fusion.PLANNED: way(2.0)}
+    entry = {"network": "llama", "dtype": "float32", "groups": groups}
+    text = fusion.render({"device": "G", "entries": [entry]})
+    row = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
+    assert row == ["G", "llama", "float32", "2", "2", "2", "4", "2", "1.5"]
+    assert "fuseops 2.00 (2.00 to 2.00), rules 1.50" in text
+
+
+def test_results_are_written_a_record_a_line(tmp_path: pathlib.Path) -> None:
+    data = {"benchmark": "b", "runs": [{"a": 1}, {"a": [2]}], "none": [], "x": {"y": 1}}
+    common.write(tmp_path / "folder" / "x.json", data)
+    text = (tmp_path / "folder" / "x.json").read_text()
+    assert json.loads(text) == data and text.splitlines()[4] == '{"a": [2]}'

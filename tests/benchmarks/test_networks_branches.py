@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.networks import branches
+from benchmarks.networks import branches, results
 
 
 def test_networks_have_the_results_of_their_papers() -> None:
@@ -21,7 +21,7 @@ def test_a_row_has_medians_and_the_extreme_ratios() -> None:
         {"branches": 4, "in_order_us": us, "branched_us": 10.0} for us in (30.0, 20.0, 25.0)
     ]
     run = {"name": "dlrm", "small": False, "dtype": "float32", "calls": 89}
-    (line, chain) = branches.render(
+    (line, chain) = results.render_branches(
         {"runs": [run | {"captured": captured}, run | {"name": "bert", "captured": []}]}
     ).splitlines()[-2:]
     assert [cell.strip() for cell in line.split("|")[1:-1]] == [

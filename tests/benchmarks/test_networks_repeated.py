@@ -9,7 +9,7 @@ import time
 import pytest
 
 import felix
-from benchmarks.networks import repeated
+from benchmarks.networks import repeated, results
 from felix.network import optimize
 from tests.support import networks
 
@@ -38,7 +38,7 @@ def test_the_same_network_is_known_and_another_batch_is_similar(
     other = repeated._optimize(CASE, 2, tmp_path)
     assert (other["known"], other["similar"]) == (0, other["tasks"])
     run = {**CASE, "first": first, "again": again, "batch": other, "peak_gib": 0.5}
-    row = repeated.render({"runs": [run]}).splitlines()[-1]
+    row = results.render_repeated({"runs": [run]}).splitlines()[-1]
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["dcgan-small-float32", "32"]
 
 

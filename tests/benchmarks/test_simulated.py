@@ -187,5 +187,6 @@ def test_the_speed_up_is_of_medians_over_turns() -> None:
     assert over_ray["cluster"] and over_ray["speed_up"] == 0.5
     assert (one["speed_up"], two["speed_up"], two["turns"]) == (1.0, 2.0, 3)
     assert two["latency_us"] == pytest.approx(6.0)
-    assert "Milliseconds a candidate" in multi_gpu.render({"summary": [one, two]})
-    assert "2, over Ray" in multi_gpu.render({"summary": [one, over_ray]})
+    job = {"device": "G", "workloads": ["a", "b"]}
+    text = multi_gpu.render(job | {"summary": [one, two]}, job | {"summary": [one, over_ray]})
+    assert len(text.splitlines()) == 2 + 4 and "| 2, over Ray |" in text

@@ -42,8 +42,9 @@ def test_a_task_is_tuned_left_out_or_failed(
     row = tuned.row(model, {TASK.key: result})
     assert (row["n_tasks"], row["n_tuned"]) == (1, n_tuned)
     assert (row["left_out"], row["failed"]) == (left_out, failed)
-    tables = corpus_table.render_tuned({"models": [row]})
-    assert all(each in tables for each in left_out + failed)
+    table = corpus_table.render_tuned({"models": [row], "device": "x", "wall_s": 1.0})
+    cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[3:-2]]
+    assert cells == list(map(str, (1, 1, n_tuned, len(left_out), len(failed))))
     text = tuned.render({"models": [row], "wall_s": 1.0, "reason": "trials"})
     assert all(each in text for each in left_out + failed)
     assert (
@@ -72,6 +73,6 @@ def test_a_later_run_replaces_its_own_models() -> None:
     data = tuned.joined(data, run("third", 0, ["c"]))
     assert {each["name"]: each["n_tuned"] for each in data["models"]} == {"a": 1, "b": 2, "c": 0}
     assert data["command"] == "first" and data["wall_s"] == 3.0
-    text = corpus_table.tuned_statement(data)
-    assert "3 of 3 models are imported; 3 of their 6 tasks have a result" in text
-    assert "2 of the models by `second` at second. 1 of the models by `third`" in text
+    text = corpus_table.render_tuned(data)
+    assert "| x      |      3 |        3 |     6 |             3 |" in text
+    assert "2 of the models on x by `second` at second. 1 of the models on x by `third`" in text

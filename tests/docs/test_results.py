@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
@@ -14,16 +11,34 @@ from benchmarks import report
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+#: Words that all generated pages of results may have, and one of them.
+N_WORDS, N_WORDS_OF_ONE = 12_000, 4_000
+HEAD = {
+    "date": "2030-01-01T00:00:00",
+    "command": "python x.py",
+    "commit": "abc",
+    "versions": {"felix": "1", "apache-tvm": "2", "torch": "3"},
+    "machine": {"cpu": "C", "cores": 2},
+}
 
 
-def test_pages_are_up_to_date() -> None:
-    command = [sys.executable, "benchmarks/report.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def pages() -> dict[pathlib.Path, str]:
+    """Every page as the results files give it."""
+    return {report.PAGES / name: text for name, text in report.pages().items()}
 
 
-def test_every_results_file_is_shown_and_every_table_has_a_file() -> None:
-    tagged = {f"{name}.json" for kind in ("table", "says") for name in report.names(kind)}
+def test_pages_are_up_to_date(pages: dict[pathlib.Path, str]) -> None:
+    assert report.stale(pages) == []
+
+
+def test_pages_are_short(pages: dict[pathlib.Path, str]) -> None:
+    words = {path.name: len(text.split()) for path, text in pages.items()}
+    assert max(words.values()) <= N_WORDS_OF_ONE and sum(words.values()) <= N_WORDS, words
+
+
+def test_every_results_file_is_shown_and_every_tag_has_a_file() -> None:
+    tagged = {f"{name}.json" for name in report.names("results")}
     tagged |= {f"{name}.svg" for name in report.names("figure")}
     stored = {
         path.name
@@ -34,45 +49,26 @@ def test_every_results_file_is_shown_and_every_table_has_a_file() -> None:
 
 
 def test_every_renderer_has_results() -> None:
-    stored = [json.loads(path.read_text()) for path in RESULTS.rglob("*.json")]
-    assert {data["benchmark"] for data in stored if "benchmark" in data} >= set(report.RENDER)
-
-
-HEAD = {
-    "date": "2030-01-01T00:00:00",
-    "command": "python x.py",
-    "commit": "abc",
-    "versions": {"felix": "1"},
-    "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]},
-}
-
-
-def tuned(name: str, tool: str, wall_ratio: float, cold_ratio: float) -> dict[str, Any]:
-    ratios = {"wall_ratio": wall_ratio, "cold_ratio": cold_ratio}
-    return {"workload": name, "tool": tool, "n_seeds": 3, **ratios}
+    paths = [path for path in RESULTS.rglob("*.json") if "parts" not in path.parts]
+    assert {json.loads(path.read_text()).get("benchmark") for path in paths} == set(report.RENDER)
 
 
 def test_tags_are_replaced_and_the_rest_stays(tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "benchmarks" / "results" / "cpu"
+    folder = tmp_path / "benchmarks" / "results" / "service"
     folder.mkdir(parents=True)
-    summary = [tuned("gemm", "stock", 3.5, 1.05), tuned("softmax", "stock", 15.2, 0.9)]
-    data = HEAD | {"benchmark": "cpu_tuning", "settings": {"trials": 64}, "summary": summary}
-    (folder / "runs.json").write_text(json.dumps(data))
+    times = {"page": {"median_ms": 3.0, "p95_ms": 4.0}}
+    data = {"benchmark": "service-answers", "jobs": 2, "trials": 8, "answers": times}
+    for name in ("sqlite", "other"):
+        (folder / f"{name}.json").write_text(json.dumps(HEAD | data | {"database": name}))
     (folder / "curve.svg").write_text("<svg/>")
-    template = "# P\n\n{{says runs}}\n\n{{figure curve}}\n\n`{{says runs}}` in a line\n"
+    template = "# P\n\n{{results sqlite other}}\n\n{{figure curve}}\n\n`{{figure curve}}` here\n"
     text = report.fill(template, folder.parent)
-    assert "3.5 to 15.2 times Felix's wall time" in text
-    assert "faster on gemm. Felix's winner is slower on softmax." in text
-    assert "![curve](../../benchmarks/results/cpu/curve.svg)" in text
-    assert text.endswith("`{{says runs}}` in a line\n")
+    assert text.count("- `python x.py`: 2030-01-01, commit abc; C, 2 cores; TVM 2, torch 3") == 2
+    assert "2 jobs with 8 trials" in text and "| page     |         3 |" in text
+    assert "![curve](../../benchmarks/results/service/curve.svg)" in text
+    assert text.endswith("`{{figure curve}}` here\n"), "a tag is a line of its own"
 
 
 def test_a_missing_results_file_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
-        report.fill("{{table nothing}}\n", tmp_path)
-
-
-def test_origin_names_command_machine_and_versions() -> None:
-    origin = report._origin(HEAD | {"benchmark": "features", "device": "G"})
-    assert "`python x.py`, 2030-01-01, commit abc" in origin
-    assert "G, C, 2 cores; load average 0.1" in origin and "felix 1" in origin
+        report.fill("{{results nothing}}\n", tmp_path)

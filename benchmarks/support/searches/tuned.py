@@ -54,6 +54,7 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
         "finals": remeasured(result),
         "n_measured": len(result.records),
         "build_s": mean_build_s(result.records),
+        "breakdown": dataclasses.asdict(result.breakdown),
     }
     return piece | ({"variant": result.best.variant, "flops": task.flops} if best else {})
 

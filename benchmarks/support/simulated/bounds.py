@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.support import common
 
-SEARCHES = common.RESULTS / "gpu-search" / "search_efficiency-descent-h200.json"
+SEARCHES = common.RESULTS / "gpu-search" / "search_efficiency-gradient-h200.json"
 GPUS = (1, 8, 64, 1000)
 #: Cores of a host that build, for each of its GPUs.
 CORES_EACH = 16

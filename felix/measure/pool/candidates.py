@@ -24,7 +24,7 @@ class LocalOptions:
     #: be of one model. A CPU is one device whatever this says.
     devices: tuple[int, ...] | Literal["all"] = (0,)
     #: CPU seconds of one build. The best kernels of a GPU compile in 0.1 to 2.5 s, and of 160
-    #: random programs for a CPU the slowest took 2.3 s (`benchmarks/build_time.py`).
+    #: random programs for a CPU the slowest took 2.3 s.
     build_timeout_s: float = 6.0
     #: For checking and timing one candidate together.
     run_timeout_s: float = 10.0

@@ -1,1 +1,0 @@
-"""Templates of the pages in docs/results, and the sentences that state figures there."""
