@@ -16,7 +16,7 @@ from felix.processes import policy
 from felix.task import Task
 from server.parsing import devices
 from server.tuner import warm_pools
-from server.tuner.cluster import calls, link
+from server.tuner.cluster import calls, relayed
 
 #: How long a pool waits for nodes that were there a moment ago, in seconds.
 WAIT_S = 15.0
@@ -114,7 +114,7 @@ class OnCluster:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._cluster = link.RelayedCluster(calls.Calls(connection))
+        self._cluster = relayed.RelayedCluster(calls.Calls(connection))
         options = cluster_pool.ClusterOptions(wait_s=WAIT_S)
         self._pools = warm_pools.Pools(
             lambda task: cluster_pool.ClusterPool(task, self._cluster, options)

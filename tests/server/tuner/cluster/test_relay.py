@@ -20,8 +20,7 @@ from felix.measure.cluster import messages, pool
 from felix.measure.pool import candidates
 from felix.measure.pool.stages import device_stage
 from server.tuner import places
-from server.tuner.cluster import calls, relay
-from server.tuner.cluster import link as cluster_link
+from server.tuner.cluster import calls, relay, relayed
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.support import pool_programs as programs
@@ -53,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAX_DIFFERENCE", "MAX_HOME_DIFFERENCE"):
         monkeypatch.setattr(device_stage, name, 0.99)
     monkeypatch.setattr(relay, "WATCH_S", 0.05)
-    monkeypatch.setattr(cluster_link, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(relayed, "_AGAIN_S", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +271,9 @@ def test_a_link_that_ends_fails_all_that_waits() -> None:
     with pytest.raises(calls.Gone):
         link.ask("devices")
     closed = threading.Event()
-    assert not cluster_link.RelayedLink(link, "first", closed).is_back()
+    assert not relayed.RelayedLink(link, "first", closed).is_back()
     with pytest.raises(candidates.WorkerGone):
-        cluster_link.RelayedLink(link, "first", closed).call("open", "sm_90")
+        relayed.RelayedLink(link, "first", closed).call("open", "sm_90")
 
 
 def test_nobody_waits_for_a_pool_that_is_closed() -> None:
@@ -282,7 +281,7 @@ def test_nobody_waits_for_a_pool_that_is_closed() -> None:
     closed = threading.Event()
     threading.Timer(0.1, closed.set).start()
     with pytest.raises(candidates.WorkerGone, match="closed"):
-        cluster_link.RelayedLink(calls.Calls(ours), "first", closed).call("open", "sm_90")
+        relayed.RelayedLink(calls.Calls(ours), "first", closed).call("open", "sm_90")
     theirs.close()
 
 
