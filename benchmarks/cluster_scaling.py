@@ -14,23 +14,26 @@ Nothing here needs a GPU. Three parts, one after another:
   `--postgres` names a server where databases may be made.
 
 The last table computes what bounds 1 to 1,000 GPUs from these and from costs of searches on an
-H200 (`support.simulated.bounds`). `--quick` measures little of everything, to see that it runs.
+H200 (`SEARCHES`): every part has a capacity in candidates a second, and the smallest bounds the
+whole. `--quick` measures little of everything, to see that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
 import statistics
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common
-from benchmarks.support.simulated import bounds, nodes, overhead, stores, throughput
+from benchmarks.support.simulated import nodes, overhead, stores, throughput
 
 RUN_S = 0.040
 BUILD_S = 0.040
@@ -38,12 +41,21 @@ DEVICES = (1, 2, 4, 8, 16, 64, 256, 1000)
 #: Candidates for each device; fewer where the pool is the bound and every one costs its time.
 N_EACH, N_EACH_OF_MANY, MANY = 50, 4, 256
 
+SEARCHES = common.RESULTS / "gpu-search" / "search_efficiency-gradient-h200.json"
+GPUS = (1, 8, 64, 1000)
+#: Cores of a host that build, for each of its GPUs.
+CORES_EACH = 16
+#: Parts of a run in which its tuner waits.
+_WAITS = ("build_wait_s", "measure_s")
+#: Devices of the row of `throughput` that says what a tuner's pool can do.
+_LOADED = 64
+
 
 def main() -> int:
     """Measure all parts; prints tables and writes the results."""
     args = _arguments()
     turns = 1 if args.quick else args.turns
-    data = common.header("cluster_scaling") | {"costs": bounds.costs()}
+    data = common.header("cluster_scaling") | {"costs": costs()}
     data["overhead"] = overhead.measure(turns, 16 if args.quick else 64)
     data["throughput"] = _throughput(turns, args.quick)
     data["stores"] = stores.measure(args.postgres, 20 if args.quick else 300)
@@ -95,7 +107,7 @@ def render(data: dict[str, Any]) -> str:
                 ],
             ),
             "Capacity of each part, candidates a second, for jobs of one task:",
-            bounds.table(data),
+            _capacity_table(data),
         ]
     )
 
@@ -125,6 +137,60 @@ def _overhead_table(data: dict[str, Any]) -> str:
     )
     head = ["compared", "without Ray", "with Ray", "added", "a build call", "a run call of 8"]
     return common.table(head, rows)
+
+
+def costs() -> dict[str, float]:
+    """Milliseconds a candidate of searches on an H200: medians over searches."""
+    runs = [run for run in json.loads(SEARCHES.read_text())["runs"] if run["strategy"] == "felix"]
+
+    def median(seconds: Any) -> float:
+        return statistics.median(1e3 * seconds(run) / run["n_measured"] for run in runs)
+
+    def computing_s(run: Mapping[str, Any]) -> float:
+        waits = sum(run["breakdown"][name] for name in _WAITS)
+        return float(run["breakdown"]["total_s"] - waits)
+
+    return {
+        "tuner_ms": median(computing_s),
+        "search_ms": median(lambda run: run["breakdown"]["search_s"]),
+        "schedule_ms": median(lambda run: run["breakdown"]["schedule_s"]),
+        "build_ms": median(lambda run: run["breakdown"]["build_work_s"]),
+        "device_ms": median(lambda run: run["breakdown"]["run_work_s"]),
+    }
+
+
+def capacities(data: Mapping[str, Any], n_gpus: int, n_jobs: int) -> dict[str, float]:
+    """Candidates a second that each part can do, the jobs being processes of their own."""
+    spent, loaded = data["costs"], _loaded(data)
+    store = data["stores"][-1]
+    return {
+        "GPUs": n_gpus * 1e3 / spent["device_ms"],
+        f"builders, {CORES_EACH} cores a GPU": n_gpus * CORES_EACH * 1e3 / spent["build_ms"],
+        "search": n_jobs * 1e3 / spent["tuner_ms"],
+        "pools": n_jobs * loaded["rate"],
+        f"store, {store['store']}": store["rate"],
+    }
+
+
+def bound(capacity: Mapping[str, float]) -> str:
+    """The part that can do least."""
+    return min(capacity, key=lambda part: capacity[part])
+
+
+def _capacity_table(data: Mapping[str, Any]) -> str:
+    """Capacities for one job and for a job a GPU, and what bounds each."""
+    rows = []
+    for n_gpus in GPUS:
+        for n_jobs in sorted({1, n_gpus}):
+            capacity = capacities(data, n_gpus, n_jobs)
+            least = bound(capacity)
+            rows.append([n_gpus, n_jobs, *capacity.values(), least.partition(",")[0]])
+    return common.table(["GPUs", "jobs", *capacities(data, 1, 1), "bound"], rows)
+
+
+def _loaded(data: Mapping[str, Any]) -> Mapping[str, float]:
+    row: Mapping[str, float] = next(row for row in data["throughput"] if row["devices"] == _LOADED)
+    return row
 
 
 def _arguments() -> argparse.Namespace:

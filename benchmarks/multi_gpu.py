@@ -25,13 +25,18 @@ import functools
 import pathlib
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common
-from benchmarks.support.simulated import jobs, nodes
+from benchmarks.support.simulated import nodes
+
+if TYPE_CHECKING:
+    import felix
+    from felix.tuning import options, results
 
 #: Parts of a candidate in the table: of the tuner's thread, then of the workers.
 PARTS = (
@@ -46,6 +51,13 @@ PARTS = (
     "run_work",
 )
 
+#: One of each kind of program.
+WORKLOADS = (
+    "gemm:1024,1024,1024",
+    "conv2d:1,56,56,64,64,3,padding=1",
+    "softmax:1536x128",
+    "layer_norm:8192x768",
+)
 #: Trials a task of the job that is not counted.
 WARM_TRIALS = 16
 
@@ -97,7 +109,7 @@ def _on_gpus(args: argparse.Namespace) -> tuple[list[Place], Tune]:
             devices = tuple(args.devices[: place.devices])
             chosen = dataclasses.replace(chosen, devices=devices)
         tasks = [workloads.parse(text, target="cuda") for text in args.workloads]
-        return jobs.run(tasks, trials, turn + 1, chosen)
+        return _job(tasks, trials, turn + 1, chosen)
 
     places = [Place(count) for count in sorted({1, len(args.devices)})]
     if args.cluster:
@@ -111,7 +123,7 @@ def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
     )
 
     def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
-        return jobs.tuned(
+        return _tuned(
             args.workloads,
             trials,
             turn + 1,
@@ -122,6 +134,59 @@ def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
         )
 
     return [Place(count) for count in sorted({1, args.simulated})], tune
+
+
+def _tuned(
+    texts: Sequence[str],
+    trials: int,
+    seed: int,
+    n_devices: int,
+    n_builders: int,
+    times: nodes.Times,
+    search_processes: int | None = None,
+) -> dict[str, Any]:
+    """One job on so many simulated devices."""
+    from felix import workloads
+    from felix.measure.cluster import pool
+    from felix.tuning import options
+
+    cluster = nodes.Cluster(n_devices, n_builders, times)
+    tasks = [workloads.parse(text, target=nodes.TARGET) for text in texts]
+    chosen = options.TuneOptions(
+        pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS),
+        search_processes=search_processes,
+    )
+    return _job(tasks, trials, seed, chosen) | {"devices": n_devices, "busy": cluster.most_busy}
+
+
+def _job(
+    tasks: Sequence[felix.Task], trials: int, seed: int, chosen: options.TuneOptions
+) -> dict[str, Any]:
+    """One job: its seconds, those of its parts, and the latencies that it found."""
+    import felix
+
+    start, start_cpu = time.perf_counter(), time.process_time()
+    result = felix.tune(list(tasks), trials=trials, seed=seed, options=chosen)
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+    measured = sum(len(each.records) for each in result.results)
+    return {
+        "trials": measured,
+        "seconds": seconds,
+        "rate": measured / seconds,
+        "cpu_ms": 1e3 * cpu_s / measured,
+        "ms": _ms(result, measured),
+        "best_us": [each.best_or_none and each.best_or_none.latency_us for each in result.results],
+    }
+
+
+def _ms(result: results.NetworkResult, measured: int) -> dict[str, float]:
+    """Milliseconds a candidate of each part of the tuner's thread, and of the workers."""
+    breakdown = result.breakdown
+    parts = {
+        field.name.removesuffix("_s"): 1e3 * getattr(breakdown, field.name) / measured
+        for field in dataclasses.fields(breakdown)
+    }
+    return parts | {"other": 1e3 * breakdown.other_s / measured}
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -186,7 +251,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--run-ms", type=float, default=40.0, help="of a simulated candidate")
     parser.add_argument("--build-ms", type=float, default=500.0, help="of a simulated build")
     parser.add_argument("--builders", type=int, default=32, help="simulated builds at a time")
-    parser.add_argument("--workloads", nargs="+", default=list(jobs.WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     parser.add_argument("--search-processes", type=int, help="0: none (as many as pay)")
     parser.add_argument("--trials", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)

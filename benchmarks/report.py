@@ -1,6 +1,7 @@
 """Write the pages of docs/results from benchmarks/pages/*.md and the files in benchmarks/results.
 
     python benchmarks/report.py [--check]
+    python benchmarks/report.py --join FILE RESULTS ...
 
 A page's template is prose with lines of one tag each:
 
@@ -9,7 +10,8 @@ A page's template is prose with lines of one tag each:
     {{figure NAME}}       the picture NAME.svg
 
 Results files may lie in folders below benchmarks/results. With --check nothing is written; the
-exit code is 1 if a page is not up to date.
+exit code is 1 if a page is not up to date. With --join FILE becomes one that has all results of
+the others, in their order.
 """
 
 from __future__ import annotations
@@ -67,7 +69,12 @@ def main() -> int:
     """Write the pages, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare")
+    parser.add_argument("--join", nargs="+", metavar="FILE", type=pathlib.Path)
     args = parser.parse_args()
+    if args.join:
+        file, *others = args.join
+        common.write(file, [result for path in others for result in read(path)])
+        return 0
     texts = {PAGES / name: text for name, text in pages().items()}
     if args.check:
         for path in stale(texts):
@@ -102,12 +109,18 @@ def fill(template: str, results: pathlib.Path) -> str:
             place = path.relative_to(results.parent.parent).as_posix()
             return f"![{match['names']}](../../{place})"
         names = match["names"].split()
-        every = [json.loads(_only(results, f"{name}.json").read_text()) for name in names]
+        every = [each for name in names for each in read(_only(results, f"{name}.json"))]
         module, _, function = RENDER[every[0].get("benchmark")].partition(":")
         render = getattr(importlib.import_module(f"benchmarks.{module}"), function)
         return "\n".join(map(_origin, every)) + "\n\n" + str(render(*every))
 
     return TAG.sub(replaced, template)
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The results in a file, one or several."""
+    data = json.loads(path.read_text())
+    return list(data) if isinstance(data, list) else [data]
 
 
 def names(kind: str) -> Iterator[str]:

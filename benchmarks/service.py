@@ -44,7 +44,6 @@ from benchmarks.support.service import full_store
 from benchmarks.support.service import hostile as service_hostile
 from benchmarks.support.service import polling as service_polling
 from benchmarks.support.service import process as service_process
-from benchmarks.support.service import start as service_start
 
 N_JOBS = 200
 N_TRIALS = 500
@@ -71,7 +70,7 @@ def main() -> int:
             "answers": _answers,
             "polling": service_polling.run,
             "hostile": service_hostile.run,
-            "start": service_start.run,
+            "start": service_process.first_point,
         }
         result |= modes[chosen.mode](service, chosen)
     suffix = "" if chosen.database is None else "-postgresql"

@@ -4,7 +4,7 @@
     python benchmarks/template_fuzz.py --workload gemm:100,200,300,dtype=bfloat16 --settings 64
 
 Products, convolutions of one to three dimensions and transposed convolutions are drawn in all
-types, layouts and epilogues (`benchmarks/support/generated/random_workloads.py`), and for each of
+types, layouts and epilogues (`benchmarks/support/random_workloads.py`), and for each of
 them settings of every template that suits it on this GPU, whether the product would prefer it or
 not. They are built side by side by the measuring pool of a tuning run and checked there; a kernel
 that hangs costs itself. Prints counts by outcome and every setting that is not right, writes all
@@ -28,8 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks.support import common
-from benchmarks.support.generated import fuzzing, random_workloads
+from benchmarks.support import common, fuzzing, random_workloads
 
 OUT = common.PARTS / "template_fuzz.json"
 #: Seconds: a kernel takes microseconds, its first call some milliseconds.

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.networks import cases, compare, results
+from benchmarks.networks import compare, repeated, results
 from benchmarks.support import common
 
 NAME = "networks_branches"
@@ -157,7 +157,7 @@ def main() -> int:
         for dtype in args.dtypes
         for name in args.networks
     ]
-    failed = cases.run_all(NAME, every, _case, runs, args.out)
+    failed = repeated.run_all(NAME, every, _case, runs, args.out)
     if runs:
         print(results.render_branches({"runs": runs}))
     return int(bool(failed))

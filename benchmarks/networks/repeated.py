@@ -19,21 +19,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.networks import cases, compare, results
+from benchmarks.networks import compare, results
 from benchmarks.support import common
 
 NAME = "networks_repeated"
 OUT = common.RESULTS / "networks" / "networks-repeated-h200.json"
 _GIB = 1 << 30
 _EVERY_S = 1.0
+#: Runs a case and writes what it gave to a file.
+Run = Callable[[dict[str, Any], str], None]
 
 
 def main() -> int:
@@ -56,7 +60,7 @@ def main() -> int:
         for name in args.networks
     ]
     missing = [case for case in every if results.label(case) not in known]
-    failed = cases.run_all(NAME, missing, _case, runs, args.out)
+    failed = run_all(NAME, missing, _case, runs, args.out)
     if runs:
         print(results.render_repeated({"runs": runs}))
     return int(bool(failed))
@@ -76,6 +80,42 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="run what the results file lacks")
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     return parser.parse_args()
+
+
+def run_all(
+    benchmark: str,
+    cases: Iterable[dict[str, Any]],
+    run: Run,
+    runs: list[dict[str, Any]],
+    out: pathlib.Path,
+) -> list[str]:
+    """Run cases and add what they gave to `runs`; `out` is rewritten after each.
+
+    Returns:
+        The labels of those that failed.
+    """
+    failed = []
+    for case in cases:
+        print(f"{common.now()} {results.label(case)} ...", flush=True)
+        result = _in_a_process(run, case)
+        if result is None:
+            failed.append(results.label(case))
+            continue
+        runs.append(result)
+        common.write(out, common.header(benchmark) | {"device": result["device"], "runs": runs})
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return failed
+
+
+def _in_a_process(run: Run, case: dict[str, Any]) -> dict[str, Any] | None:
+    """The results of a case; None if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "run.json"
+        process = multiprocessing.get_context("spawn").Process(target=run, args=(case, str(out)))
+        process.start()
+        process.join()
+        return json.loads(out.read_text()) if process.exitcode == 0 else None
 
 
 def _case(case: dict[str, Any], out: str) -> None:

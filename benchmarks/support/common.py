@@ -70,8 +70,8 @@ def write(path: pathlib.Path, data: Any) -> None:
 
 def as_text(data: Any) -> str:
     """JSON with a field a line, and a line for each record of a list."""
-    if not isinstance(data, dict):
-        return json.dumps(data) + "\n"
+    if isinstance(data, list):
+        return "[\n" + ",\n".join(as_text(each).strip() for each in data) + "\n]\n"
     fields = []
     for key, value in data.items():
         text = json.dumps(value)

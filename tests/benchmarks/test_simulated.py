@@ -13,7 +13,7 @@ import pytest
 
 import felix
 from benchmarks import cluster_scaling, multi_gpu
-from benchmarks.support.simulated import bounds, nodes, throughput
+from benchmarks.support.simulated import nodes, throughput
 from felix import events, target, workloads
 from felix.measure import payload
 from felix.measure.cluster import pool
@@ -119,12 +119,15 @@ DATA: dict[str, Any] = {
 
 
 def test_the_least_capacity_bounds() -> None:
-    one = bounds.capacities(DATA, 1, 1)
+    one = cluster_scaling.capacities(DATA, 1, 1)
     assert list(one.values()) == [250.0, 40.0, 20.0, 500.0, 100.0]
-    assert bounds.bound(one) == "search"
-    assert bounds.bound(bounds.capacities(DATA, 1, 3)).startswith("builders")
-    assert bounds.bound(bounds.capacities(DATA, 8, 8)).startswith("store")
-    assert bounds.table(DATA).count("\n| ") == 2 * len(bounds.GPUS) - 1 + 1
+    assert cluster_scaling.bound(one) == "search"
+    assert cluster_scaling.bound(cluster_scaling.capacities(DATA, 1, 3)).startswith("builders")
+    assert cluster_scaling.bound(cluster_scaling.capacities(DATA, 8, 8)).startswith("store")
+    assert (
+        cluster_scaling._capacity_table(DATA).count("\n| ")
+        == 2 * len(cluster_scaling.GPUS) - 1 + 1
+    )
 
 
 def test_costs_are_those_of_searches_on_a_gpu(
@@ -145,8 +148,8 @@ def test_costs_are_those_of_searches_on_a_gpu(
     ]
     path = tmp_path / "searches.json"
     path.write_text(json.dumps({"runs": runs}))
-    monkeypatch.setattr(bounds, "SEARCHES", path)
-    assert bounds.costs() == pytest.approx(
+    monkeypatch.setattr(cluster_scaling, "SEARCHES", path)
+    assert cluster_scaling.costs() == pytest.approx(
         {"tuner_ms": 60, "search_ms": 40, "schedule_ms": 10, "build_ms": 500, "device_ms": 5}
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import template_fuzz
-from benchmarks.support.generated import fuzzing, random_workloads
+from benchmarks.support import fuzzing, random_workloads
 from felix import errors
 from felix.measure import protocol
 from felix.measure.cuda.building import nvrtc

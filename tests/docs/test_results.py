@@ -50,7 +50,19 @@ def test_every_results_file_is_shown_and_every_tag_has_a_file() -> None:
 
 def test_every_renderer_has_results() -> None:
     paths = [path for path in RESULTS.rglob("*.json") if "parts" not in path.parts]
-    assert {json.loads(path.read_text()).get("benchmark") for path in paths} == set(report.RENDER)
+    results = [each for path in paths for each in report.read(path)]
+    assert {each.get("benchmark") for each in results} == set(report.RENDER)
+
+
+def test_results_of_several_runs_are_joined(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("all.json", "a.json", "b.json")]
+    files[1].write_text(json.dumps({"command": "a"}))
+    files[2].write_text(json.dumps([{"command": "b"}, {"command": "c"}]))
+    monkeypatch.setattr("sys.argv", ["report.py", "--join", *map(str, files)])
+    assert report.main() == 0
+    assert [each["command"] for each in report.read(files[0])] == ["a", "b", "c"]
 
 
 def test_tags_are_replaced_and_the_rest_stays(tmp_path: pathlib.Path) -> None:

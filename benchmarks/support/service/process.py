@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import pathlib
@@ -10,12 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
 
+from felix.workloads import catalogue
 from server.database import database, schema
 from server.store import blobs, keys
+
+#: How long the first point of a curve may take.
+FIRST_POINT_S = 120.0
+POLL_S = 0.02
 
 
 class Service:
@@ -62,6 +69,33 @@ class Service:
         finally:
             process.terminate()
             process.wait(60)
+
+
+def first_point(service: Service, chosen: argparse.Namespace) -> dict[str, Any]:
+    """How soon the first submit after a start has a point of its curve.
+
+    The API and one tuner start, and a job is submitted as soon as the API answers.
+    """
+    name, params = catalogue.parse_params(chosen.workload)
+    body = {
+        "workload": {"kind": "operator", "name": name, "params": params},
+        "trials": chosen.trials,
+    }
+    began_s = time.monotonic()
+    client = httpx.Client(base_url=f"{service.url}/v1", headers=service.headers, timeout=60)
+    with service.serving(with_tuner=True), client:
+        ready_s = time.monotonic() - began_s
+        response = client.post("/jobs", json=body)
+        response.raise_for_status()
+        submitted_s = time.monotonic()
+        path = f"/jobs/{response.json()['id']}/curve"
+        while not client.get(path).json()["points"]:
+            if time.monotonic() - submitted_s > FIRST_POINT_S:
+                raise SystemExit(f"no point in {FIRST_POINT_S:g} s")
+            time.sleep(POLL_S)
+        point_s = time.monotonic() - submitted_s
+    print(f"ready after {ready_s:.1f} s, first point {point_s:.1f} s after the submit")
+    return {"workload": chosen.workload, "ready_s": ready_s, "first_point_s": point_s}
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tvm
 
-from benchmarks.support.generated import fuzzing
+from benchmarks.support import fuzzing
 from felix import target, workloads
 from felix.artifact import export, run_script
 from felix.measure import task_program

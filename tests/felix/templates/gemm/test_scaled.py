@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.support.generated import fuzzing
+from benchmarks.support import fuzzing
 from felix import target, workloads
 from felix.measure import task_program
 from felix.measure.checking import reference

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.support.generated import random_workloads
+from benchmarks.support import random_workloads
 
 if TYPE_CHECKING:
     from felix.measure import protocol
