@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import pathlib
 import subprocess
 from collections.abc import Generator
@@ -42,6 +43,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_configure() -> None:
     """Programs of ours are forks of a process that has loaded the libraries."""
     subprocess.Popen = warm.Popen  # type: ignore[misc]
+    multiprocessing.util.spawnv_passfds = warm.spawn  # type: ignore[assignment]
 
 
 def pytest_unconfigure() -> None:

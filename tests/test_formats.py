@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import subprocess
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -90,12 +89,7 @@ def test_the_best_schedule_is_built_from_stored_records(
 
 
 def test_an_artifact_runs_by_itself(stored: pathlib.Path) -> None:
-    done = subprocess.run(
-        run_py.command(stored / "run" / "run.py", "--json"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_py.run(stored / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["checked_against"]) == {"the unscheduled program", "numpy"}
 

@@ -7,7 +7,6 @@ import math
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from felix.measure.pool.locks import rwlock
 from felix.task import Task
 from felix.tuning import options, pacing, results
 from felix.tuning.opening import task_search
-from tests.support import synthetic
+from tests.support import synthetic, warm
 
 UNSCHEDULED_US = 5000.0
 
@@ -176,8 +175,9 @@ def keys(result: results.TuneResult) -> list[records.Key]:
 def killed(script: str, out: pathlib.Path) -> list[records.Record]:
     """Run Python text that tunes in `out`, its argument; kill it after 20 trials; its records."""
     root = pathlib.Path(__file__).parents[2]
-    victim = subprocess.Popen(
+    victim = warm.Popen(
         [sys.executable, "-c", script, str(out)],
+        warm=True,
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)},
     )

@@ -18,6 +18,7 @@ import gc
 import importlib
 import inspect
 import json
+import multiprocessing.util
 import os
 import pathlib
 import runpy
@@ -28,14 +29,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from felix.processes import environment
 
 ROOT = pathlib.Path(__file__).parents[2]
 #: Packages whose modules are forked when run by `python -m`.
-PACKAGES = ("felix", "server", "costmodel")
+PACKAGES = ("felix", "server", "costmodel", "tvm")
 #: What the process loads.
 LOADED = (
     "torch",
@@ -53,6 +54,7 @@ _PACKET_BYTES = 1 << 17
 _FREE_FD = 500
 
 _Popen = subprocess.Popen
+_spawn = multiprocessing.util.spawnv_passfds
 _libc = ctypes.CDLL(None)
 
 
@@ -134,19 +136,30 @@ class Popen(_Popen):  # type: ignore[type-arg]
             return
         ends = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
         targets = {number: fd if fd >= 0 else number for number, fd in ends.items()}
-        targets |= {fd: fd for fd in given["pass_fds"]}
-        request = {
-            "argv": [os.fspath(each) for each in given["args"][1:]],
-            "env": env,
-            "cwd": os.fspath(given["cwd"] or os.getcwd()),
-            "fds": list(targets),
-            "session": given["start_new_session"],
-            "cores": sorted(os.sched_getaffinity(0)),
-        }
+        inherited = given["pass_fds"] if given["close_fds"] else _inheritable()
+        targets |= {fd: fd for fd in inherited}
+        folder, is_first = given["cwd"] or os.getcwd(), given["start_new_session"]
+        request = _request(given["args"][1:], env, folder, list(targets), is_first)
         self.pid = forks.fork(request, list(targets.values()))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of Python with any text or file; what it prints is text."""
+    return subprocess.run(command, capture_output=True, text=True, warm=True, **options)  # type: ignore[no-any-return, call-overload]
+
+
+def spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> int:
+    """`multiprocessing.util.spawnv_passfds`: a process of its context `spawn`."""
+    command = [os.fsdecode(each) for each in args]
+    command = [each for each in command if each != "-B"]  # says what is written, not what is run
+    env = dict(os.environ)
+    if not forks.can_be(env) or command[:2] != [sys.executable, "-c"]:
+        return _spawn(path, args, passfds)
+    targets = sorted({0, 1, 2, *passfds})
+    return forks.fork(_request(command[1:], env, os.getcwd(), targets), targets)
 
 
 def is_warm(args: Any) -> bool:
@@ -154,6 +167,28 @@ def is_warm(args: Any) -> bool:
     if isinstance(args, str | bytes | os.PathLike) or list(args[:2]) != [sys.executable, "-m"]:
         return False
     return args[2].partition(".")[0] in PACKAGES
+
+
+def _request(
+    argv: Sequence[Any], env: dict[str, str], cwd: Any, fds: list[int], session: bool = False
+) -> dict[str, Any]:
+    return {
+        "argv": [os.fspath(each) for each in argv],
+        "env": env,
+        "cwd": os.fspath(cwd),
+        "fds": fds,
+        "session": session,
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+
+
+def _inheritable() -> list[int]:
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # of the listing itself
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
 
 
 def _is_plain(given: dict[str, Any]) -> bool:
@@ -228,15 +263,17 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
 
 
 def _exit_code(argv: list[str]) -> int:
-    """Run `-m MODULE`, `-c TEXT` or a file with arguments, as Python does."""
+    """Run `-m MODULE`, `-c TEXT` or a file with arguments, as Python does; `-P` as well."""
     try:
+        is_safe = argv[0] == "-P"  # no folder is searched for the program's sake
+        argv = argv[is_safe:]
         if argv[0] == "-m":
             sys.argv[:] = argv[1:]
             sys.path.insert(0, os.getcwd())
             runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         elif argv[0] == "-c":
             sys.argv[:] = ["-c", *argv[2:]]
-            sys.path.insert(0, "")
+            sys.path[:0] = [""][is_safe:]
             module = type(sys)("__main__")
             sys.modules["__main__"] = module
             exec(compile(argv[1], "<string>", "exec"), module.__dict__)

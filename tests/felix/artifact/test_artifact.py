@@ -22,7 +22,7 @@ from felix.measure import build, protocol
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import nvrtc
 from felix.task import Task
-from tests.support import elves
+from tests.support import elves, run_py
 
 
 @dataclasses.dataclass
@@ -77,13 +77,7 @@ def _result(spec: str = "gemm:64,64,64,epilogue=bias+relu", wrong: bool = False)
 
 
 def _run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(folder / "run.py"), *options],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        check=False,
-    )
+    return run_py.run(folder, *options)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +104,7 @@ def test_bundle_is_complete_and_hashed(bundle: pathlib.Path) -> None:
     assert (bundle / "convergence.svg").read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.fresh_processes
 def test_run_py_checks_and_times_without_felix(bundle: pathlib.Path) -> None:
     done = _run(bundle, "--json", "--repeats", "5")
     assert done.returncode == 0, done.stderr

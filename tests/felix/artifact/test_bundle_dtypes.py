@@ -7,7 +7,6 @@ import importlib.util
 import json
 import pathlib
 import random
-import subprocess
 import sys
 import types
 from typing import Any
@@ -23,6 +22,7 @@ from felix.measure import task_program
 from felix.measure.checking import reference
 from felix.task import Task
 from tests.felix.artifact import test_generated_bundle
+from tests.support import run_py
 
 
 def _export(task: Task, best: Any, folder: pathlib.Path) -> dict[str, Any]:
@@ -70,8 +70,7 @@ def test_run_py_checks_narrow_types_on_a_cpu(
     )
     manifest = _export(task, best, tmp_path)
     assert manifest["arguments"][-1]["dtype"] == output
-    command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    done = run_py.run(tmp_path, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["tolerance"] == manifest["tolerance"]
@@ -151,8 +150,7 @@ def test_run_py_checks_generated_kernels_of_narrow_types(
     text: str, tmp_path: pathlib.Path
 ) -> None:
     _, manifest = _generated(text, tmp_path)
-    command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    done = run_py.run(tmp_path, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["tolerance"] == manifest["tolerance"]

@@ -23,6 +23,7 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import nvrtc
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
+from tests.support import run_py
 from tests.support.cuda import fakes
 from tests.support.cuda import generated_programs as programs
 
@@ -71,8 +72,7 @@ def _manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(folder / "run.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    return run_py.run(folder, *options)
 
 
 @pytest.fixture(scope="module")

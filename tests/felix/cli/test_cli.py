@@ -21,6 +21,7 @@ import torch
 
 from felix import records, workloads
 from felix.cli import interrupts, main
+from tests.support import run_py
 
 ROOT = pathlib.Path(__file__).parents[3]
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -106,9 +107,7 @@ def test_schedules_of_a_database_are_measured_first(
 
 def test_artifact_runs(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
     out, _ = tuned
-    done = subprocess.run(
-        [sys.executable, str(out / "run.py")], capture_output=True, text=True, check=False
-    )
+    done = run_py.run(out)
     assert done.returncode == 0, done.stderr
     assert "agrees with numpy" in done.stdout
     assert (out / "convergence.svg").stat().st_size > 1000

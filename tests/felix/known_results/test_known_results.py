@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +14,7 @@ from felix import errors, records, sketches, workloads
 from felix.known_results import adapt, databases, outcome, store
 from felix.measure import payload
 from felix.task import Task
+from tests.support import warm
 
 TARGET = "llvm -num-cores 2"
 
@@ -52,9 +52,7 @@ def test_found_again_in_another_process(tmp_path: pathlib.Path) -> None:
         f"task = workloads.gemm(16, 32, 8, target={TARGET!r});"
         "print(store.Store(sys.argv[1]).find(task).tuned_us)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
-    )
+    done = warm.run([sys.executable, "-c", script, str(path)], check=True)
     assert done.stdout.strip() == "5.0"
 
 
@@ -86,7 +84,7 @@ def test_many_writers(tmp_path: pathlib.Path) -> None:
         f"task = workloads.gemm(16, 32, 8, target={TARGET!r});"
         "[known.add(task, outcome.Outcome(failure='none', n_trials=1)) for _ in range(20)]"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", script, str(path)]) for _ in range(2)]
+    writers = [warm.Popen([sys.executable, "-c", script, str(path)], warm=True) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
     result = store.Store(path).find(_gemm())
     assert result is not None and result.n_trials == 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -284,7 +283,6 @@ def test_an_artifact_of_several_generated_kernels_runs_without_felix(
     generated = [each for each in programs if isinstance(each, GeneratedProgram)]
     assert len(generated) >= 2, str(fast.report)
     folder = fast.export(tmp_path / "net")
-    command = run_py.command(folder / "run.py", "--json", "--repeats", "3")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--json", "--repeats", "3")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["latency_us"] > 0

@@ -44,8 +44,7 @@ def request(pool: networks.Pool) -> outcomes.Request:
 
 
 def run(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    command = run_py.command(folder / "run.py", "--json", "--repeats", "1")
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return run_py.run(folder, "--json", "--repeats", "1")
 
 
 def test_a_network_is_checked_and_timed_where_it_runs(tmp_path: pathlib.Path) -> None:

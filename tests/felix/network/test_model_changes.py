@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 
 import pytest
 import torch
@@ -40,8 +39,7 @@ def test_later_changes_are_not_seen(tmp_path: pathlib.Path) -> None:
     x.zero_()
     assert all(map(torch.equal, fast(given), before))
     folder = fast.export(tmp_path / "net")
-    command = run_py.command(folder / "run.py", "--repeats", "1")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--repeats", "1")
     assert done.returncode == 0, done.stderr
 
 

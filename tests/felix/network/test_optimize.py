@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import runpy
-import subprocess
 from typing import Any
 
 import pytest
@@ -209,18 +208,18 @@ def test_bad_inputs(
         networks.optimize(model, inputs, tmp_path, **arguments)
 
 
+@pytest.mark.fresh_processes
 def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
     fast = networks.optimize(model, (x,), tmp_path, trials=2)
     folder = fast.export(tmp_path / "net")
-    command = run_py.command(folder / "run.py", "--json", "--repeats", "3")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--json", "--repeats", "3")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["latency_us"] > 0 and answer["max_error"] <= 1e-3
     (folder / "parameters.bin").write_bytes(b"other")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--json", "--repeats", "3")
     assert done.returncode == 1 and "sha256 differs" in done.stderr
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import torch
 import tvm
@@ -16,7 +14,7 @@ from benchmarks.networks import catalogue
 from felix import frontend, target
 from felix.network import assembly, executable, groups, imported
 from felix.network.passes import prepacking
-from tests.support import networks
+from tests.support import networks, run_py
 
 LLVM = target.parse("llvm")
 
@@ -80,12 +78,7 @@ def test_calls_of_parameters_alone_are_lifted(tmp_path: pathlib.Path) -> None:
     ]
     assert constant
     folder = fast.export(tmp_path / "net")
-    done = subprocess.run(
-        [sys.executable, folder / "run.py", "--json", "--repeats", "1"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_py.run(folder, "--json", "--repeats", "1", check=True)
     assert json.loads(done.stdout)["max_error"] < 1e-3
 
 

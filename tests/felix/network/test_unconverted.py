@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -111,8 +110,7 @@ def test_what_tvm_converts_rightly_is_not_left(
 def test_the_artifact_runs_it_without_felix(tmp_path: pathlib.Path) -> None:
     fast = networks.optimize(Model(_middle).eval(), torch.randn(8, 8), tmp_path, trials=1)
     folder = fast.export(tmp_path / "net")
-    command = run_py.command(folder / "run.py", "--json", "--repeats", "2")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-4
 

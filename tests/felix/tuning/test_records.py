@@ -17,6 +17,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from felix import errors, records
 from felix.measure import protocol
+from tests.support import warm
 
 
 def _record(number: int = 0, **changes: object) -> records.Record:
@@ -130,8 +131,9 @@ def test_records_survive_kill_9(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "records.jsonl"
     script = _WRITER.format(path=str(path))
     root = str(pathlib.Path(__file__).parents[3])
-    writer = subprocess.Popen(
+    writer = warm.Popen(
         [sys.executable, "-c", script],
+        warm=True,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": root},

@@ -6,8 +6,6 @@ import dataclasses
 import io
 import json
 import pathlib
-import subprocess
-import sys
 import time
 from concurrent import futures
 from typing import Any
@@ -23,7 +21,7 @@ from felix.cli import main, progress, report
 from felix.measure import protocol
 from felix.tuning import options, results
 from felix.tuning.trials import pending
-from tests.support import tir_programs
+from tests.support import run_py, tir_programs
 from tests.support import tuning_fakes as fakes
 
 
@@ -168,9 +166,7 @@ def test_the_bundle_ships_the_unscheduled_program(
     database = ms.database.JSONDatabase(work_dir=str(out / "database"))
     applied = ms.tir_integration.compile_tir(database, tuned.task.mod, tuned.task.target)
     tvm.ir.assert_structural_equal(applied.mod["main"].body, tuned.task.func.body)
-    done = subprocess.run(
-        [sys.executable, str(out / "run.py"), "--json", "--repeats", "2"], capture_output=True
-    )
+    done = run_py.run(out, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tuned_us"] == 1e-3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -142,8 +141,7 @@ def test_faster_operator_takes_the_place_of_the_programs(
     assert len(log) == n_timed and again.report.n_compared == 0  # attentions are known, too
     assert again.report.attentions[0].ships
     folder = fast.export(tmp_path / "net")
-    command = run_py.command(folder / "run.py", "--json", "--repeats", "2")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-3
 

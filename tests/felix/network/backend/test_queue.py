@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,7 @@ from felix.network.backend import entry, queued
 from felix.network.contenders.shipping import Contender
 from felix.task import Task
 from felix.tuning import options
-from tests.support import backend, networks
+from tests.support import backend, networks, warm
 
 
 def _model() -> nn.Module:
@@ -156,7 +155,7 @@ def test_many_processes_queue(tmp_path: pathlib.Path) -> None:
         "[queue.add(known, [(task, None)]) for _ in range(20)]; queue.add(known, [(task, 'f')])"
     )
     path = tmp_path / "known.sqlite"
-    writers = [subprocess.Popen([sys.executable, "-c", script, str(path)]) for _ in range(2)]
+    writers = [warm.Popen([sys.executable, "-c", script, str(path)], warm=True) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
     (waiting,) = queue.tasks(store.Store(path))
     assert waiting.n_requests == 42 and waiting.form == "f"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import pathlib
-import subprocess
 import weakref
 from typing import Any
 
@@ -54,8 +53,7 @@ def test_faster_pytorch_ships(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     plain = networks.optimize(model, (x,), tmp_path)
     assert Contender.PYTORCH not in {each.contender for each in plain.report.groups}
     folder = fast.export(tmp_path / "net")
-    command = run_py.command(folder / "run.py", "--json", "--repeats", "2")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-3
 
