@@ -1,4 +1,7 @@
-"""What callers do to jobs and keys: rights and quota are checked, the audit entry is written."""
+"""What callers do to jobs and keys: rights and quota are checked, the audit entry is written.
+
+Routes of the API and forms of the dashboard call these, so that both refuse and record the same.
+"""
 
 from __future__ import annotations
 

@@ -19,9 +19,8 @@ from starlette import routing
 from felix import version
 from server import cache, folders, notifications, upkeep
 from server import settings as settings_module
-from server.api import routers
-from server.api.document import description
-from server.api.jobs import events as api_events
+from server.api import document, routers
+from server.api import events as event_routes
 from server.dashboard import routers as dashboard
 from server.database import database, schema
 from server.parsing import parser
@@ -53,7 +52,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     app = fastapi.FastAPI(
         title="Felix",
         version=version.__version__,
-        description=description.TEXT,
+        description=document.TEXT,
         lifespan=_lifespan,
         openapi_url="/v1/openapi.json",
         docs_url=None,  # its page loads scripts from elsewhere
@@ -71,7 +70,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
         invalidate=services.invalidate_caches,
     )
     app.add_middleware(middleware.TrustedProxies, trusted=settings.trusted_proxies)
-    app.openapi = lambda: description.document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: document.document(app)  # type: ignore[method-assign]
     return app
 
 
@@ -80,7 +79,7 @@ def _routes() -> list[routing.BaseRoute]:
     """Those of the API and of the pages; FastAPI analyses each once, so all apps share them."""
     root = fastapi.APIRouter()
     for router in routers.ALL:
-        root.include_router(router, responses=description.problems())
+        root.include_router(router, responses=document.problems())
     for router in dashboard.ALL:
         root.include_router(router)
     return root.routes
@@ -105,7 +104,7 @@ def _services(settings: settings_module.Settings) -> dependencies.Services:
         stream_chunks=cache.SingleFlight(),
         visible_jobs=cache.VisibleJobs(db),
         response_cache=responses,
-        recent_events=cache.RecentEvents(db, api_events.encode, ttl_s, responses.invalidate),
+        recent_events=cache.RecentEvents(db, event_routes.encode, ttl_s, responses.invalidate),
         key_cache=cache.SingleFlight(KEY_TTL_S),
         throttle=dependencies.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),

@@ -26,6 +26,11 @@ T = TypeVar("T")
 class SingleFlight(Generic[T]):
     """Values by key; lives in one event loop.
 
+    Fifty clients that watch a job send the same request fifty times in two seconds. A caller
+    that comes while a value is computed, or within `ttl_s` of when that began, gets that value.
+    A change by this process makes it forget, so that a client reads what it wrote; changes by
+    other processes are visible `ttl_s` later at the latest.
+
     Args:
         ttl_s: how long a value is valid, from when its computation began.
     """
@@ -69,7 +74,12 @@ KNOWN_JOBS = 4096
 
 
 class VisibleJobs:
-    """Lives in one event loop."""
+    """Lives in one event loop.
+
+    A job never changes its project, so the answer is read from the database once. Only a yes is
+    remembered: a job of another project and one that was never made take the same query and give
+    the same error.
+    """
 
     def __init__(self, db: database.Database) -> None:
         self._db = db
@@ -116,7 +126,12 @@ class Query:
 
 
 class ResponseCache(SingleFlight[bytes]):
-    """Bodies by `Query`; lives in one event loop."""
+    """Bodies by `Query`; lives in one event loop.
+
+    A response is never older than what its client knows of the job: a client that learns from a
+    stream that its job has ended, and then requests the job, must not get what was cached
+    before. So whatever delivers events of a job invalidates the responses about it.
+    """
 
     def invalidate(self, job_id: int) -> None:
         """Clients are about to learn of new events of a job: forget the responses about it."""
@@ -168,6 +183,10 @@ class Window:
 
 class RecentEvents:
     """The windows of all polled jobs; lives in one event loop.
+
+    Events are never changed, and their numbers have no gaps. So a window only fetches what came
+    after its end, and the events after a number are a slice of it. Older events are read from
+    the database.
 
     Args:
         db: the database.
@@ -234,7 +253,12 @@ LastSeqs = Callable[[Collection[int]], Mapping[int, int]]
 
 
 class Notifier:
-    """Lives in one event loop; `run` must be running in it."""
+    """Lives in one event loop; `run` must be running in it.
+
+    Any number of open streams costs one small query every `every_s` seconds, and none while
+    nobody waits; streams of one job that are woken together share what they then read
+    (`SingleFlight`).
+    """
 
     def __init__(self, last_seqs: LastSeqs, every_s: float = 0.25) -> None:
         self._last_seqs, self._every_s = last_seqs, every_s

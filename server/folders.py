@@ -1,4 +1,8 @@
-"""Files and folders that only the service's user can read, on disks that take data."""
+"""Files and folders that only the service's user can read, on disks that take data.
+
+Folders are made with mode 0700 and files with 0600, whatever the umask is. What is there already
+and is wider is tightened when it is opened, and a log line says so.
+"""
 
 from __future__ import annotations
 

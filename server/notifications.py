@@ -1,4 +1,9 @@
-"""Notifications on their way: which addresses are allowed, signatures, the loop that sends."""
+"""Notifications on their way: which addresses are allowed, signatures, the loop that sends.
+
+A client names the address, and our machine connects to it. So machines behind our firewall must be
+out of its reach, whatever a name resolves to and whenever: a name is resolved once for a try, each
+of its addresses is checked, and the connection goes to the one that was checked.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +129,12 @@ def signature(secret: str, body: bytes, at_s: int) -> str:
 class Sender:
     """Sends notifications; lives in one event loop.
 
+    The receiver's answer is its status and nothing else: the body is not read, redirects are not
+    followed. The signature is an HMAC-SHA256 with the webhook's secret over the time and the
+    body:
+
+        Felix-Signature: t=1767225600,v1=5257a869e7...   of "1767225600." + body
+
     Args:
         allow_private: also to http and to addresses that are not public.
         resolve: the addresses of a host.
@@ -212,7 +223,11 @@ def retry_after_s(attempts: int) -> float | None:
 
 
 class Deliverer:
-    """Lives in one event loop; `run` must be running in it."""
+    """Lives in one event loop; `run` must be running in it.
+
+    Several servers share the work by leases. A server that dies leaves its leases to expire, and
+    another sends again: receivers may get a notification twice, with the same event id.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""What callers do to batches, projects, templates and webhooks; for the API and the dashboard.
+"""What callers do to batches, projects, templates and webhooks.
 
-Each verb checks what the caller may do and writes the audit entry.
+Routes of the API and forms of the dashboard call these, so that both do, refuse and record the
+same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Loops that keep the store in order: jobs of lost tuners, files that are kept no longer."""
+"""Loops that keep the store in order: jobs of lost tuners, files that are kept no longer.
+
+The reaper runs in every tuner and API server, the janitor in every API server. Several at once do
+no harm: rows being reaped are skipped by the others, a job's row is locked while its files are
+removed.
+"""
 
 from __future__ import annotations
 

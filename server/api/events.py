@@ -1,29 +1,199 @@
-"""`/v1/events/stream`: the events of several jobs in one connection.
+"""`/v1/jobs/{id}/events`: the log of a job, by asking for what is new or as a stream.
 
-A browser opens six connections to a host at most, so its pages share one stream for all jobs that
-they show (`server/dashboard/static/stream-worker.js`). The format is Server-Sent Events: messages
-whose `data` is `{"job_id": ..., "event": {...}}`, and for each job one event `end` with `job_id`
-and `state`, which is null for a job that is not there. After the last one the stream closes. A
-client that comes back asks for what follows the newest events that it knows.
+The stream is Server-Sent Events: `id` is the sequence number, `event` the type, `data` the event
+as JSON. A client that comes back with `Last-Event-ID` misses nothing. When the job has ended and
+all events are sent, an event `end` comes and the stream closes. It also closes after
+`MAX_STREAM_S`, so that keys are checked again; clients just reconnect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Annotated
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Annotated, Any
 
+import anyio.to_thread
 import fastapi
 from fastapi import sse
 from starlette import responses
 
-from server import errors, states
-from server.api.jobs import events as job_events
-from server.store import rows
+from server import cache, errors, states
+from server.api import responding
+from server.store import events, jobs, rows
 from server.web import auth, dependencies, request_bodies
+from server.web import response_bodies as response_models
 
-router = fastapi.APIRouter(prefix="/v1/events", tags=["events"])
+router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
+
+#: A comment keeps proxies from closing a quiet stream.
+PING_S = 15.0
+MAX_STREAM_S = 600.0
+#: Events of one read of the database.
+BATCH = 200
+
+_AfterSeq = Annotated[
+    int,
+    fastapi.Query(ge=0, le=request_bodies.MAX_INT, description="the newest event that is known"),
+]
+_Types = Annotated[
+    list[events.Type] | None, fastapi.Query(alias="type", description="only these types")
+]
+
+
+@router.get("", response_model=response_models.Events)
+async def after(
+    job_id: request_bodies.Id,
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
+    after_seq: _AfterSeq = 0,
+    type_: _Types = None,
+    limit: request_bodies.Limit = 500,
+) -> fastapi.Response:
+    """Events after a sequence number, oldest first."""
+    types = tuple(type_ or ())
+    (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
+    window = await services.recent_events.of(visible)
+    new = window.after(after_seq, limit, types)
+    if new is None:
+        new = await anyio.to_thread.run_sync(_older, caller, job_id, after_seq, limit, types)
+    last_seq = new[-1].seq if new else after_seq
+    items = b",".join(event.encoded for event in new)
+    return fastapi.Response(
+        b'{"items":[%b],"last_seq":%d}' % (items, last_seq), media_type=responding.JSON
+    )
+
+
+def encode(event: rows.Event) -> bytes:
+    """An event as clients get it: JSON."""
+    return response_models.Event.model_validate(event).model_dump_json().encode()
+
+
+def _older(
+    caller: auth.Caller,
+    job_id: int,
+    seq: int,
+    limit: int,
+    types: Sequence[events.Type],
+) -> list[cache.EncodedEvent]:
+    with caller.read() as tx:
+        older = events.after(tx, job_id, seq, limit, types)
+    return [cache.EncodedEvent(event.seq, event.type, encode(event)) for event in older]
+
+
+#: How the API's document describes a stream: what each of its events has.
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {
+                    "type": "object",
+                    "properties": {name: {"type": "string"} for name in ("event", "data", "id")},
+                    "required": ["data"],
+                }
+            }
+        }
+    }
+}
+
+
+@router.get("/stream", response_class=responses.StreamingResponse, responses=STREAM)
+async def stream(
+    job_id: request_bodies.Id,
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
+    after_seq: _AfterSeq = 0,
+    last_event_id: Annotated[str | None, fastapi.Header(max_length=20)] = None,
+) -> fastapi.Response:
+    """Events as they come."""
+    seq = after_seq
+    if last_event_id is not None:
+        if not last_event_id.isascii() or not last_event_id.isdecimal():
+            raise errors.InvalidRequest("Last-Event-ID must be a sequence number")
+        seq = min(int(last_event_id), request_bodies.MAX_INT)
+    # a 404 comes before the stream begins
+    (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
+    await anyio.to_thread.run_sync(_read, caller, _ONE, visible, seq)
+    return streaming(follow(services, caller, _ONE, visible, seq))
+
+
+def streaming(content: AsyncIterator[bytes]) -> fastapi.Response:
+    """A response of Server-Sent Events."""
+    return responses.StreamingResponse(
+        content, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """How a stream writes what happens to a job."""
+
+    #: a job's event, and the job's end
+    event: Callable[[int, rows.Event], bytes]
+    end: Callable[[int, states.State | None], bytes]
+
+
+async def follow(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    format_: Format,
+    job_id: cache.VisibleJob,
+    seq: int,
+) -> AsyncIterator[bytes]:
+    """The events of a job after a number, as they come, until it has ended and all are sent."""
+    until_s = time.monotonic() + MAX_STREAM_S
+    while time.monotonic() < until_s and not services.notifier.is_closed:
+        read = functools.partial(_read_and_invalidate, services, caller, format_, job_id, seq)
+        try:
+            chunk = await services.stream_chunks.get((format_, job_id, seq), read)
+        except errors.NotFound:  # deleted meanwhile
+            yield format_.end(job_id, None)
+            return
+        if chunk.last_seq > seq:
+            seq = chunk.last_seq
+            yield chunk.encoded
+            continue
+        if chunk.state in states.ENDED:
+            yield format_.end(job_id, chunk.state)
+            return
+        if not await services.notifier.newer(job_id, seq, PING_S):
+            yield sse.KEEPALIVE_COMMENT
+
+
+def _read(caller: auth.Caller, format_: Format, job_id: int, seq: int) -> dependencies.StreamChunk:
+    with caller.read() as tx:
+        state, new = jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH)
+    last_seq = new[-1].seq if new else seq
+    encoded = b"".join(format_.event(job_id, event) for event in new)
+    return dependencies.StreamChunk(state, last_seq, encoded)
+
+
+async def _read_and_invalidate(
+    services: dependencies.Services, caller: auth.Caller, format_: Format, job_id: int, seq: int
+) -> dependencies.StreamChunk:
+    chunk = await anyio.to_thread.run_sync(_read, caller, format_, job_id, seq)
+    if chunk.last_seq > seq or chunk.state in states.ENDED:
+        services.response_cache.invalidate(job_id)
+    return chunk
+
+
+def _event(_: int, event: rows.Event) -> bytes:
+    data = encode(event).decode()
+    return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
+
+
+def _end(_: int, state: states.State | None) -> bytes:
+    return sse.format_sse_event(event="end", data_str=json.dumps({"state": state}))
+
+
+#: Of a stream that has one job.
+_ONE = Format(_event, _end)
+
+
+several_router = fastapi.APIRouter(prefix="/v1/events", tags=["events"])
 
 #: Jobs of one stream.
 MAX_JOBS = 64
@@ -41,8 +211,10 @@ _Positions = Annotated[
 ]
 
 
-@router.get("/stream", response_class=responses.StreamingResponse, responses=job_events.STREAM)
-async def stream(
+@several_router.get(
+    "/stream", response_class=responses.StreamingResponse, responses=STREAM, name="stream"
+)
+async def stream_several(
     caller: auth.Reader, services: dependencies.ServicesDep, positions: _Positions
 ) -> fastapi.Response:
     """Events of several jobs as they come."""
@@ -52,7 +224,7 @@ async def stream(
         if max(job_id, seq) > request_bodies.MAX_INT:
             raise errors.InvalidRequest(f"query job: {position} is no job and sequence number")
         seqs[job_id] = seq
-    return job_events.streaming(_merged(services, caller, seqs))
+    return streaming(_merged(services, caller, seqs))
 
 
 async def _followed(
@@ -62,9 +234,9 @@ async def _followed(
     try:
         (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
     except errors.NotFound:
-        yield _end(job_id, None)
+        yield _end_of_several(job_id, None)
         return
-    async for piece in job_events.follow(services, caller, _SEVERAL, visible, seq):
+    async for piece in follow(services, caller, _SEVERAL, visible, seq):
         yield piece
 
 
@@ -88,14 +260,14 @@ async def _merged(
             task.cancel()
 
 
-def _event(job_id: int, event: rows.Event) -> bytes:
-    data = f'{{"job_id":{job_id},"event":{job_events.encode(event).decode()}}}'
+def _event_of_several(job_id: int, event: rows.Event) -> bytes:
+    data = f'{{"job_id":{job_id},"event":{encode(event).decode()}}}'
     return sse.format_sse_event(data_str=data)
 
 
-def _end(job_id: int, state: states.State | None) -> bytes:
+def _end_of_several(job_id: int, state: states.State | None) -> bytes:
     data = json.dumps({"job_id": job_id, "state": state})
     return sse.format_sse_event(event="end", data_str=data)
 
 
-_SEVERAL = job_events.Format(_event, _end)
+_SEVERAL = Format(_event_of_several, _end_of_several)

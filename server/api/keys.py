@@ -1,9 +1,10 @@
-"""`/v1/keys`, `/v1/me`, `/v1/audit`: who may do what, and who did what."""
+"""`/v1/keys`, `/v1/me`, `/v1/audit` and `/v1/session`: keys, logins, and what was done."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import anyio.to_thread
 import fastapi
 
 from server import actions
@@ -85,3 +86,32 @@ def audit(
         entries = keys.audited(tx, limit, after, key_id)
     items = [response_bodies.Audit.model_validate(entry) for entry in entries]
     return response_bodies.Page(items=items, next=items[-1].id if len(items) == limit else None)
+
+
+sessions_router = fastapi.APIRouter(prefix="/v1/session", tags=["session"])
+
+
+@sessions_router.post("", status_code=201)
+async def log_in(
+    body: request_bodies.NewLogin,
+    request: fastapi.Request,
+    response: fastapi.Response,
+    services: dependencies.ServicesDep,
+) -> response_bodies.Login:
+    """Log in with a key; not from a page of another site."""
+    auth.check_origin(request, services)
+    token, login, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, body.key)
+    auth.set_cookie(response, services, token)
+    return response_bodies.Login(csrf_token=login.csrf, expires_at=login.expires_at)
+
+
+@sessions_router.delete("", status_code=204)
+def log_out(
+    request: fastapi.Request,
+    response: fastapi.Response,
+    caller: auth.Anyone,
+    services: dependencies.ServicesDep,
+) -> None:
+    """End this login."""
+    auth.log_out(request, services, caller)
+    auth.clear_cookie(response, services)

@@ -25,6 +25,9 @@ async def respond(
 ) -> fastapi.Response:
     """What `read` returns of some jobs, or returned a moment ago for the same.
 
+    Only for what depends on the address alone, not on the caller: scopes, and whether it may see
+    the jobs, are checked before, for each request.
+
     Args:
         what: equal for requests whose responses say the same.
 

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from server.api import (
-    cost_models,
-    devices,
-    health,
-    keys,
-    operators,
-    projects,
-    sessions,
-    webhooks,
-)
-from server.api import events as events_of_several
-from server.api.batches import batches, templates
-from server.api.jobs import (
-    artifacts,
-    control,
-    curves,
-    databases,
-    estimates,
-    events,
-    jobs,
-    listing,
-    log,
-    search,
-    tasks,
-    trials,
-)
+from server.api import batches, catalogue, events, files, jobs, keys, projects, results
 
-ALL = tuple(
-    module.router
-    for module in (
-        jobs, listing, batches, templates, estimates, databases, control, tasks, trials, curves,
-        search, events, log, artifacts, events_of_several, operators, devices, cost_models,
-        projects, webhooks, keys, sessions, health,
-    )
-)  # fmt: skip
+ALL = (
+    jobs.router,
+    jobs.listing_router,
+    batches.router,
+    batches.templates_router,
+    jobs.estimates_router,
+    files.databases_router,
+    jobs.control_router,
+    results.tasks_router,
+    results.trials_router,
+    results.curves_router,
+    results.search_router,
+    events.router,
+    files.log_router,
+    files.artifacts_router,
+    events.several_router,
+    catalogue.operators_router,
+    catalogue.devices_router,
+    catalogue.cost_models_router,
+    projects.router,
+    projects.webhooks_router,
+    keys.router,
+    keys.sessions_router,
+    catalogue.health_router,
+)

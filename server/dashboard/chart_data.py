@@ -2,17 +2,20 @@
 
 Columns rather than rows, and numbers of six digits, because a page that is live is fetched often.
 Measured trials are not part of it: they never change, so a page fetches those that are new up to
-the last one that its figures know (`server.dashboard.pages.points`).
+the last one that its figures know (`server.dashboard.chart_data`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import fastapi
 from sqlalchemy import orm
+from starlette import responses
 
-from server.store import networks, plot_points, rows
+from server.store import jobs, networks, plot_points, rows
+from server.web import auth, dependencies, request_bodies
 
 
 def convergence(
@@ -97,3 +100,37 @@ def _all_digits(values: Iterable[float]) -> list[float | None]:
 
 def _digits(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
+
+
+_Trial = Annotated[int, fastapi.Query(ge=0, le=request_bodies.MAX_INT)]
+
+router = fastapi.APIRouter(prefix="/dashboard/data", include_in_schema=False)
+
+
+@router.get("/jobs/{job_id}/points")
+def points(
+    job_id: request_bodies.Id,
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
+    task: request_bodies.TaskFilter = None,
+    after: _Trial = 0,
+    up_to: _Trial | None = None,
+) -> fastapi.Response:
+    """Trial numbers, seconds and latencies; of very many trials a share.
+
+    A page asks for what was measured up to the trial that its figures know.
+    """
+    with caller.read() as tx:
+        jobs.get(tx, job_id)
+        trial_points = plot_points.points(tx, job_id, task, after, up_to)
+    trial, tasks, elapsed_s, measured_s, latency_us = (
+        zip(*trial_points, strict=True) if trial_points else [()] * 5
+    )
+    columns = {
+        "trial": trial,
+        "task": tasks,
+        "elapsed_s": elapsed_s,
+        "measured_s": measured_s,
+        "latency_us": latency_us,
+    }
+    return responses.JSONResponse(columns, headers={"Cache-Control": "no-store"})

@@ -1,10 +1,14 @@
-"""Numbers in words for people: latencies, durations, sizes, ages. Unknown values are a dash."""
+"""Numbers in words for people, code with colours. Unknown values are a dash."""
 
 from __future__ import annotations
 
 import datetime
 import json
 from typing import Any
+
+import markupsafe
+import pygments
+from pygments import formatters, lexers
 
 NONE = "–"
 
@@ -125,3 +129,22 @@ def _si(value: float, base: float) -> str:
         value, power = value / base, power + 1
     text = f"{value:.0f}" if power == 0 else _three(value)
     return f"{text} {_SI[power]}"
+
+
+#: Characters up to which tokens are marked.
+MAX_MARKED = 150_000
+
+
+def marked(text: str, language: str) -> markupsafe.Markup:
+    """HTML of a program: `python`, `llvm`, `cuda`, `gas` (assembly), `ptx` or `json`."""
+    if len(text) > MAX_MARKED:
+        return markupsafe.escape(text)
+    lexer = lexers.get_lexer_by_name(language, stripnl=False)
+    return markupsafe.Markup(
+        pygments.highlight(text, lexer, formatters.HtmlFormatter(nowrap=True))
+    )
+
+
+def language_of(source: str, target: str) -> str:
+    """Which language generated code is in."""
+    return "cuda" if "__global__" in source or target.startswith("cuda") else "llvm"

@@ -6,21 +6,17 @@ import fastapi
 from starlette import responses
 
 from server import errors
-from server.dashboard import assets, render
+from server.dashboard import assets, chart_data, render
 from server.dashboard.pages import (
     access,
-    changes,
-    compare,
-    devices,
+    batches,
     job,
     jobs,
-    logins,
-    points,
+    projects,
     reference,
     selection,
     submit,
 )
-from server.dashboard.pages.teams import batches, projects, templates, webhooks
 
 _rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -28,7 +24,7 @@ _rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 @_rest.get("/")
 def root() -> fastapi.Response:
     """The service's address leads to the dashboard."""
-    return responses.RedirectResponse(logins.HOME, 303)
+    return responses.RedirectResponse(access.HOME, 303)
 
 
 @_rest.get("/dashboard/{path:path}")
@@ -39,12 +35,21 @@ def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
 
 #: The last one takes what no other does.
 ALL = (
-    *(
-        module.router
-        for module in (
-            assets, logins, jobs, selection, changes, job, points, compare, devices, submit,
-            batches, templates, projects, webhooks, access, reference,
-        )
-    ),
+    assets.router,
+    access.login_router,
+    jobs.router,
+    selection.router,
+    selection.changes_router,
+    job.router,
+    chart_data.router,
+    selection.compare_router,
+    reference.devices_router,
+    submit.router,
+    batches.batches_router,
+    batches.templates_router,
+    projects.router,
+    projects.webhooks_router,
+    access.router,
+    reference.router,
     _rest,
-)  # fmt: skip
+)

@@ -26,6 +26,8 @@ MAX_NAME = 100
 class EventRecorder:
     """Called with every event of a run, in the tuner's thread.
 
+    Trials are written by `DatabaseSession`, before the search learns them.
+
     Args:
         claimed: the job.
         task_keys: of the job's tasks, in order.
@@ -103,6 +105,10 @@ _Record = felix_records.Record
 
 class DatabaseSession:
     """The records and the checkpoint of one job.
+
+    A record is a trial, written under the fence before the search learns it. A checkpoint names
+    the versions it was made with: one of other versions is left aside, and the run goes on from
+    the records alone.
 
     Args:
         claimed: the job.

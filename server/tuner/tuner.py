@@ -295,7 +295,12 @@ class Decision:
 
 
 def decide(error: BaseException, attempts: int, max_attempts: int) -> Decision:
-    """What to do after attempt number `attempts` (from 1) ended with this error."""
+    """What to do after attempt number `attempts` (from 1) ended with this error.
+
+    Errors of the workload stay what they are however often they are tried. Errors of the machine
+    (disk, blob store, measuring processes) may pass: the job is tried again, later each time,
+    and by another tuner if there is one.
+    """
     message = " ".join(str(error).split())[:2000] or type(error).__name__
     is_ours = not isinstance(error, engine_errors.FelixError)
     if not isinstance(error, PASSING) and not is_ours:

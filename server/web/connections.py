@@ -260,6 +260,12 @@ def config(
 
 
 def run(app: fastapi.FastAPI, settings: settings_module.Settings) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it.
+
+    uvicorn waits for open connections when a signal ends the process, and a stream of a quiet
+    job stays open for minutes; so streams are closed first. uvicorn's own reading of proxies'
+    headers is off, because it trusts this machine by default; `middleware.TrustedProxies` reads
+    them.
+    """
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again
         _Server(config(app, settings)).run()

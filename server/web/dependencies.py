@@ -32,6 +32,10 @@ class Throttled(errors.ServiceError):
 class Throttle:
     """Counts failures by address in a sliding window.
 
+    Keys have 256 random bits, so this does not guard them; it keeps a broken client or a scanner
+    from costing anything. Counts live in the process: several API servers allow several times as
+    much.
+
     Args:
         limit: failures within the window before an address has to wait.
         window_s: length of the window.

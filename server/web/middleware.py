@@ -47,6 +47,10 @@ def nonce(request: fastapi.Request) -> str:
 class Envelope:
     """ASGI middleware.
 
+    The policy for pages under `/dashboard` allows scripts and styles of this service and inline
+    ones that carry the request's nonce (`nonce(request)`); everything else may load nothing. A
+    header that a response sets itself is not replaced.
+
     Args:
         app: the application.
         metrics: counts requests.
@@ -148,6 +152,10 @@ _CLOSE = {"Connection": "close"}
 class KnownCallers:
     """ASGI middleware: identifies the caller before a body is read.
 
+    A request with a body needs a valid key or login before its first byte is taken; without one
+    the response is 401 (of pages, the login), and the connection ends with the body unread. Only
+    logins take a body from anybody, and a small one.
+
     Args:
         app: the application.
         services: its parts.
@@ -223,6 +231,12 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 class TrustedProxies:
     """ASGI middleware: puts the client's address and scheme in place of a trusted proxy's.
+
+    `X-Forwarded-For` and `X-Forwarded-Proto` are anybody's to send, so they count only if the
+    peer is one of `FELIX_TRUSTED_PROXIES`. Each proxy appends the address that it saw. So the
+    list is read from its end over our own proxies, and the first other address is the client's:
+    what stands before it is the client's to invent. The header `Forwarded` never counts: a proxy
+    that writes one of the two passes the other on as it came.
 
     Args:
         app: the application.

@@ -12,7 +12,7 @@ from felix.cli import main
 from felix.cli.remote import ls, watch
 from felix.client import _rows
 from server import logs
-from server.api.document import examples
+from server.api import examples
 
 HEBREW = "שלום 7"
 HOSTILE = "ok\x1b[2J\u202egnp.exe\r\n\ud800"

@@ -16,8 +16,8 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server import actions, errors, states, teams
-from server.dashboard import chart_data, highlight, render
-from server.dashboard.pages import logins
+from server.dashboard import chart_data, formats, render
+from server.dashboard.pages import access
 from server.store import (
     artifacts,
     events,
@@ -221,7 +221,7 @@ def code_page(
         number = _existing(head["tasks"], task)
         schedule, source = jobs.code(tx, job_id, number)
         assembly = jobs.assembly(tx, job_id, number)
-    language = highlight.language_of(source or "", head["job"].target)
+    language = formats.language_of(source or "", head["job"].target)
     is_gpu = language == "cuda"
     listings = [
         Listing("schedule", "Schedule (TVMScript)", "python", schedule or ""),
@@ -279,7 +279,7 @@ async def act(
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """Pause, resume, stop, cancel or retry, then show the job."""
-    await logins.checked_form(request, viewer)
+    await access.checked_form(request, viewer)
     if verb not in set(actions.Action):
         raise errors.NotFound("there is no such action")
     if not viewer.can("submit"):
@@ -319,7 +319,7 @@ class Listing:
     @property
     def marked(self) -> markupsafe.Markup:
         """As HTML, with its tokens marked."""
-        return highlight.marked(self.text, self.language)
+        return formats.marked(self.text, self.language)
 
     @property
     def n_lines(self) -> int:

@@ -1,22 +1,21 @@
-"""What is done with several jobs at once: comparing, pausing, cancelling, deleting, ...
-
-What cannot be undone is asked for first, with the names of the jobs. Each job is a transaction of
-its own; what was refused is shown with its reason.
-"""
+"""Changing a job, and what is done with several at once: comparing, pausing, deleting, ..."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import anyio.to_thread
 import fastapi
+import pydantic
 from starlette import responses
 
-from server import actions, errors
-from server.dashboard import render
-from server.dashboard.pages import compare, logins
-from server.store import jobs, rows
+from server import actions, errors, states
+from server.dashboard import chart_data, render
+from server.dashboard.pages import access
+from server.store import job_lists, jobs, rows
 from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
@@ -54,10 +53,10 @@ async def act(
     request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Do it and show the table again; or what was refused; or the question before."""
-    form = await logins.checked_form(request, viewer)
-    numbers = compare.numbers_of(form.get("job", []))[:MAX_SELECTED]
+    form = await access.checked_form(request, viewer)
+    numbers = numbers_of(form.get("job", []))[:MAX_SELECTED]
     verb = (form.get("verb") or [""])[-1]
-    back = logins.inside((form.get("back") or [logins.HOME])[-1])
+    back = access.inside((form.get("back") or [access.HOME])[-1])
     if verb == "compare":
         query = "&".join(f"job={number}" for number in numbers)
         return responses.RedirectResponse(f"/dashboard/compare?{query}", 303)
@@ -120,3 +119,97 @@ def _refusal(services: dependencies.Services, viewer: auth.Caller, verb: str, nu
     except errors.ServiceError as error:
         return str(error)
     return ""
+
+
+compare_router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+
+_NUMBERS = re.compile(r"[0-9]{1,9}")
+
+
+@compare_router.get("/dashboard/compare")
+def compare(
+    request: fastapi.Request,
+    viewer: render.Viewer,
+    services: dependencies.ServicesDep,
+    job: Annotated[list[str] | None, fastapi.Query(max_length=200)] = None,
+) -> fastapi.Response:
+    """`?job=3&job=7`, or numbers with commas in one field."""
+    numbers = numbers_of(job or [])
+    compared: list[rows.Job] = []
+    missing: list[int] = []
+    with viewer.read() as tx:
+        recent = job_lists.page(tx, limit=40).jobs
+        for number in numbers[: request_bodies.MAX_COMPARED]:
+            try:
+                compared.append(jobs.get(tx, number))
+            except errors.NotFound:
+                missing.append(number)
+        chart = chart_data.compared(tx, compared)
+    bests = [row.best_us for row in compared if row.best_us is not None]
+    return render.page(
+        request,
+        "compare.html",
+        viewer,
+        jobs=compared,
+        chart=chart,
+        missing=missing,
+        too_many=len(numbers) > request_bodies.MAX_COMPARED,
+        most=request_bodies.MAX_COMPARED,
+        best_us=min(bests, default=None),
+        recent=[row for row in recent if row.id not in numbers and row.n_trials],
+        is_live=any(row.state not in states.ENDED for row in compared),
+        mixed=len({row.flops for row in compared}) > 1,
+    )
+
+
+def numbers_of(texts: list[str]) -> list[int]:
+    """Job numbers in any writing, each once."""
+    numbers = [int(digits) for text in texts for digits in _NUMBERS.findall(text)]
+    return [number for number in dict.fromkeys(numbers) if number > 0]
+
+
+changes_router = fastapi.APIRouter(
+    prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
+)
+
+
+@changes_router.post("/change")
+async def change(
+    request: fastapi.Request,
+    job_id: request_bodies.Id,
+    viewer: render.Viewer,
+    services: dependencies.ServicesDep,
+) -> fastapi.Response:
+    """Store what the form has."""
+    form = await access.checked_form(request, viewer)
+    _check(viewer)
+    texts = {name: values[-1].strip() for name, values in form.items()}
+    tags = [tag.strip() for tag in texts.get("tags", "").split(",") if tag.strip()]
+    values = {name: texts[name] for name in ("name", "note", "priority") if name in texts}
+    try:
+        changes = request_bodies.Changes.model_validate({**values, "tags": tags})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ", ".join(map(str, first["loc"]))
+        raise errors.InvalidRequest(f"{where}: {first['msg']}") from error
+    await anyio.to_thread.run_sync(actions.change_job, services, viewer, job_id, changes)
+    return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
+
+
+@changes_router.post("/delete")
+async def delete(
+    request: fastapi.Request,
+    job_id: request_bodies.Id,
+    viewer: render.Viewer,
+    services: dependencies.ServicesDep,
+) -> fastapi.Response:
+    """Remove an ended job with all it has."""
+    await access.checked_form(request, viewer)
+    _check(viewer)
+    await anyio.to_thread.run_sync(actions.delete_job, services, viewer, job_id)
+    return responses.RedirectResponse(access.HOME, 303)
+
+
+def _check(viewer: auth.Caller) -> None:
+    if not viewer.can("submit"):
+        raise errors.Forbidden("this needs a key with the scope submit")

@@ -23,8 +23,8 @@ from starlette import datastructures, responses
 
 from felix.search import strategies
 from server import actions, errors, submission
-from server.dashboard import fields, job_form, render
-from server.dashboard.pages import logins
+from server.dashboard import job_form, render
+from server.dashboard.pages import access
 from server.parsing import parser
 from server.store import jobs, requests
 from server.store import tuners as store_tuners
@@ -96,7 +96,7 @@ def form(
     op = op or (FIRST if FIRST in operators else next(iter(operators)))
     if op not in operators:
         raise errors.NotFound(f"there is no operator {op!r}")
-    texts = job_form.of_params(fields.defaults(operators[op])) | texts
+    texts = job_form.of_params(job_form.defaults(operators[op])) | texts
     return _page(request, viewer, services, _Form(source, op, texts, template))
 
 
@@ -105,7 +105,7 @@ async def submit(
     request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Queue the job and show it; or the form again, with what is wrong."""
-    form_fields = await logins.checked_form(request, viewer, max_files=1)
+    form_fields = await access.checked_form(request, viewer, max_files=1)
     texts = {name: values[-1] for name, values in form_fields.items()}
     operators = await anyio.to_thread.run_sync(services.parser.operators)
     source = texts.get("source", OPERATOR)
@@ -134,11 +134,11 @@ async def _submit_operator(
     viewer: auth.Caller,
     services: dependencies.Services,
     op: str,
-    schema: fields.Schema,
+    schema: job_form.Schema,
     texts: Mapping[str, str],
 ) -> jobs.Made:
     params = job_form.params(texts)
-    reading = fields.read(schema, params)
+    reading = job_form.read(schema, params)
     wrong = job_form.of_params(reading.wrong)
     workload = {"kind": "operator", "name": op, "params": reading.params}
     try:
@@ -179,7 +179,7 @@ async def _submit_file(
 ) -> jobs.Made:
     try:
         body = request_bodies.UploadedJob.model_validate(job_form.of_file(texts))
-    except fields.Wrong as error:
+    except job_form.Wrong as error:
         raise _Refused({"shapes": str(error)}) from error
     except pydantic.ValidationError as error:
         raise _Refused(job_form.wrong(error.errors())) from error
@@ -268,7 +268,7 @@ def _page(
         op=filled.op,
         operators=sorted(operators),
         about=operators[filled.op].get("description", ""),
-        fields=fields.of_schema(operators[filled.op]),
+        fields=job_form.of_schema(operators[filled.op]),
         texts=filled.texts,
         template_name=filled.template,
         wrong=filled.wrong,

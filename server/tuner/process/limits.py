@@ -19,7 +19,7 @@ STARVED = 5.0
 ROUND_S = 5.0
 #: And how long one that has spent its budget may take to its end.
 FINISH_S = 15.0
-#: How the last step of a run begins, and the one that `task_open_s` limits (`event_recorder`).
+#: How the last step of a run begins, and the one that `task_open_s` limits (`run_records`).
 FINISHING, OPENING = "measuring the fastest", "building the formulas"
 
 

@@ -161,6 +161,9 @@ def unpacked(packet: bytes) -> tuple[pathlib.Path, Start]:
 def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) -> Start:
     """How engines start on this machine, which has an NVIDIA GPU.
 
+    The first engine is the trial. It and its pools are made as later ones are, and each pool
+    measures a small program before there is a client's.
+
     Args:
         chosen: the setting.
         attempt: makes an engine that starts so; returns why it or its GPU does not work, or None.

@@ -16,7 +16,7 @@ import pytest
 from felix import client, errors, workloads
 from felix.cli.remote import watch
 from felix.client import _events, _http
-from server.api.jobs import events as api_events
+from server.api import events
 from server.store import leases
 from tests.support import api_rows, service_fakes
 from tests.support.live_service import Served, Shell
@@ -127,7 +127,7 @@ def test_events_survive_lost_connections(
     served: Served, felix: client.Client, monkeypatch: Any
 ) -> None:
     """Streams that end early are taken up where they were: each event once, in order."""
-    monkeypatch.setattr(api_events, "MAX_STREAM_S", 0.0)
+    monkeypatch.setattr(events, "MAX_STREAM_S", 0.0)
     monkeypatch.setattr(_events, "RETRY_S", 0.01)
     job = api_rows.finished(served.db, served.blobs)
     sequence: list[int] = []
@@ -138,7 +138,7 @@ def test_events_survive_lost_connections(
     def breaking(path: str, **params: Any) -> Iterator[httpx.Response]:
         nonlocal calls
         calls += 1
-        monkeypatch.setattr(api_events, "MAX_STREAM_S", 60.0 if calls > 1 else 0.0)
+        monkeypatch.setattr(events, "MAX_STREAM_S", 60.0 if calls > 1 else 0.0)
         with original(path, **params) as response:
             if calls == 2:
 

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from server import app
 from server import settings as service_settings
-from server.api.jobs import events
+from server.api import events
 from server.database import database, schema
 from server.store import blobs, keys
 from tests.server import conftest

@@ -19,24 +19,16 @@ import pytest
 import sqlalchemy as sa
 
 from server import app
-from server.dashboard.pages import (
-    access,
-    changes,
-    compare,
-    devices,
-    points,
-    submit,
-)
+from server.dashboard import chart_data
+from server.dashboard.pages import access, reference, selection, submit
+from server.dashboard.pages import batches as batches_page
 from server.dashboard.pages import (
     job as job_pages,
 )
 from server.dashboard.pages import (
     jobs as jobs_page,
 )
-from server.dashboard.pages.teams import batches as batches_page
-from server.dashboard.pages.teams import projects as projects_page
-from server.dashboard.pages.teams import templates as templates_page
-from server.dashboard.pages.teams import webhooks as webhooks_page
+from server.dashboard.pages import projects as projects_page
 from server.database import database, models, visibility
 from server.store import control, jobs, keys, leases, projects, requests, rows, webhooks
 from tests.server.conftest import Service, on_both_databases, testclient
@@ -295,24 +287,24 @@ def test_pages_of_the_dashboard(two: Two) -> None:
     text = two.ours["Authorization"].removeprefix("Bearer ")
     assert client.post("/dashboard/login", data={"key": text}).status_code == 303
     token = client.get("/v1/me").json()["csrf_token"]
-    modules = (
-        access,
-        batches_page,
-        changes,
-        compare,
-        devices,
-        job_pages,
-        jobs_page,
-        points,
-        projects_page,
-        submit,
-        templates_page,
-        webhooks_page,
+    routers = (
+        access.router,
+        batches_page.batches_router,
+        batches_page.templates_router,
+        chart_data.router,
+        job_pages.router,
+        jobs_page.router,
+        projects_page.router,
+        projects_page.webhooks_router,
+        reference.devices_router,
+        selection.changes_router,
+        selection.compare_router,
+        submit.router,
     )
     templates = {
         (method.lower(), route.path)
-        for module in modules
-        for route in module.router.routes
+        for router in routers
+        for route in router.routes
         for method in route.methods
     }
     assert len(templates) > 30

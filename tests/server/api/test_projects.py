@@ -149,7 +149,7 @@ def test_the_application_delivers(service: Service) -> None:
 
 
 def test_the_list_as_csv(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.api.jobs.listing.BATCH", 2)
+    monkeypatch.setattr("server.api.jobs.CSV_BATCH", 2)
     formulas = ["=cmd()", "+1", "-1", "@x", "\tx", " =x", "＝x", 'plain, "quoted"\nname']
     for text in formulas:
         api_rows.queued(service.db, name=text, note=text, op=text, tags=(text,))
@@ -169,7 +169,7 @@ def test_the_list_as_csv(service: Service, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_log_as_text(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.api.jobs.log.BATCH", 3)
+    monkeypatch.setattr("server.api.files.LOG_BATCH", 3)
     claim = api_rows.running(service.db)
     with service.db.write() as tx:
         message = "the clock\n2026-01-01T00:00:00Z 99 state to=succeeded \u202e"

@@ -11,8 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from server.api import routers
-from server.api.jobs import events
+from server.api import events, routers
 from server.store import artifacts, plot_points, trials
 from server.store import tuners as store_tuners
 from tests.server.conftest import Service

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from server import app, cache, errors
-from server.api.jobs import events as api_events
+from server.api import events as event_routes
 from server.database import columns, database, models
 from server.store import control, events, keys, leases
 from server.web import auth, response_bodies
@@ -275,7 +275,7 @@ def test_a_window_grows_and_stays_short(db: database.Database, monkeypatch: Any)
 
     def encode(event: Any) -> bytes:
         encoded.append(event.seq)
-        return api_events.encode(event)
+        return event_routes.encode(event)
 
     def append(job_id: int, count: int) -> None:
         with db.write() as tx:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.api.jobs import events
+from server.api import events
 from server.store import control, jobs, keys
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing

@@ -9,7 +9,7 @@ import pytest
 
 from felix.workloads import catalogue
 from server import submission
-from server.dashboard import fields, formats
+from server.dashboard import formats, job_form
 from server.dashboard.pages import job
 from server.store import job_lists, jobs
 from tests.server.dashboard.conftest import Pages, words
@@ -47,8 +47,8 @@ SCHEMA: dict[str, Any] = {
 
 
 def test_fields_have_the_schema_s_kinds() -> None:
-    by_name = {field.name: field for field in fields.of_schema(SCHEMA)}
-    assert [field.name for field in fields.of_schema(SCHEMA)][:2] == ["n", "shape"]
+    by_name = {field.name: field for field in job_form.of_schema(SCHEMA)}
+    assert [field.name for field in job_form.of_schema(SCHEMA)][:2] == ["n", "shape"]
     assert by_name["n"].kind == "number" and by_name["n"].is_required and by_name["n"].minimum == 1
     assert by_name["axis"].hint == "-1" and by_name["axis"].help == "The axis."
     assert by_name["batch"].kind == "number" and not by_name["batch"].is_required
@@ -56,7 +56,7 @@ def test_fields_have_the_schema_s_kinds() -> None:
     assert by_name["flip"].kind == "switch"
     assert by_name["dtype"].choices == ("float32", "float16")
     assert "bias, relu" in by_name["epilogue"].help
-    assert fields.defaults(SCHEMA) == {"flip": "", "bias": "on", "dtype": "float32"}
+    assert job_form.defaults(SCHEMA) == {"flip": "", "bias": "on", "dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_fields_have_the_schema_s_kinds() -> None:
     ],
 )
 def test_texts_become_parameters(name: str, text: str, value: Any) -> None:
-    read = fields.read(SCHEMA, {"n": "8", "shape": "8", "bias": "on", name: text})
+    read = job_form.read(SCHEMA, {"n": "8", "shape": "8", "bias": "on", name: text})
     assert not read.wrong and read.params[name] == value
 
 
 def test_empty_fields_take_the_defaults() -> None:
-    read = fields.read(SCHEMA, {"n": "8", "shape": "2", "bias": "on", "axis": "", "batch": " "})
+    read = job_form.read(SCHEMA, {"n": "8", "shape": "2", "bias": "on", "axis": "", "batch": " "})
     assert read.params == {"n": 8, "shape": [2]}
-    assert fields.read(SCHEMA, {"n": "8", "shape": "2"}).params["bias"] is False
+    assert job_form.read(SCHEMA, {"n": "8", "shape": "2"}).params["bias"] is False
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_empty_fields_take_the_defaults() -> None:
     ],
 )
 def test_wrong_texts_are_reported_at_their_field(name: str, text: str, message: str) -> None:
-    read = fields.read(SCHEMA, {"n": "8", "shape": "8", name: text})
+    read = job_form.read(SCHEMA, {"n": "8", "shape": "8", name: text})
     if (name, text) == ("shape", "1, x"):  # the x is a separator
         assert read.params["shape"] == [1]
         return
@@ -110,20 +110,20 @@ def test_wrong_texts_are_reported_at_their_field(name: str, text: str, message: 
 
 def test_a_type_that_may_be_left_out_has_an_empty_choice(pages: Pages) -> None:
     schema = catalogue.OPERATORS["gemm"].schema
-    by_name = {field.name: field for field in fields.of_schema(schema)}
+    by_name = {field.name: field for field in job_form.of_schema(schema)}
     assert by_name["out_dtype"].choices[:2] == ("", "float32")
     assert by_name["dtype"].choices[0] == "float32"
     texts = {"m": "8", "n": "8", "k": "8", "dtype": "int8", "out_dtype": ""}
-    assert "out_dtype" not in fields.read(schema, texts).params
-    read = fields.read(schema, texts | {"dtype": "bfloat16", "out_dtype": "float32"})
+    assert "out_dtype" not in job_form.read(schema, texts).params
+    read = job_form.read(schema, texts | {"dtype": "bfloat16", "out_dtype": "float32"})
     assert (read.params["out_dtype"], read.wrong) == ("float32", {})
     assert '<option value="" selected>default</option>' in pages.get("/dashboard/submit?op=gemm")
 
 
 def test_parameters_survive_a_form() -> None:
     params = {"n": 8, "shape": [1, 2], "flip": True, "bias": False, "dtype": "float16"}
-    texts = fields.texts_of(params)
-    assert fields.read(SCHEMA, texts).params == params
+    texts = job_form.texts_of(params)
+    assert job_form.read(SCHEMA, texts).params == params
 
 
 def filled(pages: Pages, **more: str) -> dict[str, str]:
@@ -352,9 +352,9 @@ def test_a_file_comes_in_by_the_same_form(pages: Pages) -> None:
     [("", {}), ("x: 1, 3\n\n y.0 = 2x2 ", {"x": [1, 3], "y.0": [2, 2]}), ("a:b: 4", {"a:b": [4]})],
 )
 def test_shapes_are_read_a_line_each(text: str, shapes: dict[str, list[int]]) -> None:
-    assert fields.shapes_of(text) == shapes
-    with pytest.raises(fields.Wrong, match="one input a line"):
-        fields.shapes_of(f"{text}\nwhat")
+    assert job_form.shapes_of(text) == shapes
+    with pytest.raises(job_form.Wrong, match="one input a line"):
+        job_form.shapes_of(f"{text}\nwhat")
 
 
 def test_every_operator_has_a_form(pages: Pages) -> None:

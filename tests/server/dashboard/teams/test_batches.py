@@ -7,7 +7,7 @@ import re
 import pytest
 
 from server import states
-from server.dashboard.pages.teams import batches as page_module
+from server.dashboard.pages import batches
 from server.store import control, requests
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
@@ -73,7 +73,7 @@ def test_batches_are_of_a_key(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> 
     assert f"/batches/{mine}" in listed and f"/batches/{other}" not in listed
     pages.get(f"/dashboard/batches/{other}", 404)
     pages.log_in("admin")
-    monkeypatch.setattr(page_module, "LIMIT", 1)
+    monkeypatch.setattr(batches, "LIMIT", 1)
     newest = pages.get("/dashboard/batches")
     assert f"/batches/{other}" in newest and f'href="?after={other}" rel="next"' in newest
     assert f"/batches/{mine}" in pages.get(f"/dashboard/batches?after={other}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.dashboard.pages.teams import webhooks as page_module
+from server.dashboard.pages import projects
 from server.store import webhooks
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows
@@ -83,7 +83,7 @@ def test_deliveries_have_state_and_last_error(
     assert send(pages, f"/{number}/test", 303) == f"/dashboard/webhooks/{number}"
     assert "pending 0" in words(pages.get(f"/dashboard/webhooks/{number}?state=pending"))
     assert "None in this state" in pages.get(f"/dashboard/webhooks/{number}?state=dead")
-    monkeypatch.setattr(page_module, "DELIVERIES_LIMIT", 1)
+    monkeypatch.setattr(projects, "DELIVERIES_LIMIT", 1)
     newest = pages.get(f"/dashboard/webhooks/{number}")
     assert newest.count('data-key="delivery-') == 1 and "test-" in newest
     older = re.search(r'href="(\?after=\d+)" rel="next"', newest)

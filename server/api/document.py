@@ -7,7 +7,7 @@ from typing import Any
 import fastapi
 from fastapi.openapi import utils as openapi
 
-from server.api.document import examples
+from server.api import examples
 from server.web import problems as web_problems
 
 TEXT = """\

@@ -1,10 +1,13 @@
-"""`/v1/databases`: MetaSchedule databases in, and `/v1/database`: one of several jobs out."""
+"""Files of jobs: artifacts, databases in and out, the log as text."""
 
 from __future__ import annotations
 
+import base64
+import json
 import tempfile
-from collections.abc import Sequence
-from typing import Annotated
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import anyio.to_thread
 import fastapi
@@ -12,12 +15,58 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server import actions, errors, states, submission
-from server.api.jobs import estimates
+from server.api import jobs as job_routes
 from server.parsing import databases
-from server.store import artifacts, job_lists, jobs, rows
+from server.store import artifacts, events, job_lists, jobs, rows
 from server.web import auth, dependencies, request_bodies, response_bodies, uploads
+from server.web import response_bodies as response_models
 
-router = fastapi.APIRouter(tags=["databases"])
+artifacts_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
+
+_Name = Annotated[str, fastapi.Path(max_length=300)]
+
+
+@artifacts_router.get("")
+def every(
+    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
+) -> response_models.Listed[response_models.Artifact]:
+    """The artifacts of a job, by name."""
+    with caller.read() as tx:
+        jobs.get(tx, job_id)
+        files = artifacts.of_job(tx, job_id)
+    return response_models.Listed(
+        items=[response_models.Artifact.model_validate(file) for file in files]
+    )
+
+
+@artifacts_router.get(
+    "/{name}",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
+def download(
+    job_id: request_bodies.Id, name: _Name, caller: auth.Reader, services: dependencies.ServicesDep
+) -> fastapi.Response:
+    """The content; `ETag` and `Repr-Digest` are its sha256."""
+    with caller.read() as tx:
+        artifact = artifacts.get(tx, job_id, name)
+    digest = base64.b64encode(bytes.fromhex(artifact.sha256)).decode()
+    quoted = urllib.parse.quote(artifact.name, safe="")
+    return responses.StreamingResponse(
+        services.blobs.read(artifact.sha256),
+        media_type=artifact.media_type,
+        headers={
+            "Content-Length": str(artifact.size_bytes),
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quoted}",
+            "ETag": f'"{artifact.sha256}"',
+            "Repr-Digest": f"sha-256=:{digest}:",
+            "X-Sha256": artifact.sha256,
+            "Cache-Control": "private, no-cache",
+        },
+    )
+
+
+databases_router = fastapi.APIRouter(tags=["databases"])
 
 #: Jobs whose results one database may have.
 MAX_JOBS = 200
@@ -29,7 +78,7 @@ _Text = Annotated[str | None, fastapi.Query(max_length=200)]
 _FORM = uploads.form("application/zip", example="database.zip")
 
 
-@router.post(
+@databases_router.post(
     "/v1/databases",
     status_code=201,
     responses=request_bodies.MADE_JOB,
@@ -50,10 +99,10 @@ async def import_database(
     limit = actions.upload_limit(services, caller)
     async with uploads.receive(request, limit) as file:
         made = await submission.import_database(services, caller, file, idempotency_key)
-    return estimates.made_body(services, caller, response, made)
+    return job_routes.made_body(services, caller, response, made)
 
 
-@router.get(
+@databases_router.get(
     "/v1/database",
     response_class=responses.Response,
     responses={200: {"content": {"application/zip": {}}}},
@@ -146,3 +195,68 @@ def _sources(
                 f"the artifacts of these jobs have more than {MAX_READ_BYTES} bytes: take fewer"
             )
     return sources
+
+
+log_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
+
+#: Events of one transaction.
+LOG_BATCH = 500
+
+#: Of which there is one for each candidate or round: only with `all`.
+_FREQUENT = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
+
+
+@log_router.get(
+    "/log",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+def log(
+    job_id: request_bodies.Id,
+    caller: auth.Reader,
+    all_: Annotated[
+        bool, fastapi.Query(alias="all", description="also each trial, round and checkpoint")
+    ] = False,
+) -> fastapi.Response:
+    """The log of a job as text, oldest first; where the time went at its end."""
+    with caller.read() as tx:
+        job = jobs.get(tx, job_id)
+    kinds = tuple(kind for kind in events.Type if all_ or kind not in _FREQUENT)
+    return responses.StreamingResponse(
+        _lines(caller, job, kinds), media_type="text/plain; charset=utf-8"
+    )
+
+
+def _lines(caller: auth.Caller, job: rows.Job, kinds: tuple[events.Type, ...]) -> Iterator[str]:
+    seq = 0
+    while True:
+        with caller.read() as tx:
+            page = events.after(tx, job.id, seq, LOG_BATCH, kinds)
+        yield "".join(_line(event) for event in page)
+        if len(page) < LOG_BATCH:
+            break
+        seq = page[-1].seq
+    times = {name: value for name, value in (job.breakdown or {}).items() if value}
+    if times:
+        yield f"# where the time went: {_pairs(times)}\n"
+
+
+def _line(event: rows.Event) -> str:
+    move = {"from": event.from_state, "to": event.to_state}
+    at = event.at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"{at} {event.seq} {event.type} {_pairs({**move, **event.payload})}".rstrip() + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{name}={_value(value)}" for name, value in values.items() if value is not None
+    )
+
+
+def _value(value: Any) -> str:
+    """One word, or JSON: no text of a program can begin a line of its own."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and value.isalnum() and value.isascii():
+        return value
+    return json.dumps(value)

@@ -1,18 +1,21 @@
-"""`/v1/batches`: many jobs in one request; what is refused is reported item by item."""
+"""`/v1/batches` and `/v1/templates`: several jobs in one request, requests by name."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import fastapi
 import pydantic
+from fastapi import exceptions
 
 from felix import errors as engine_errors
 from server import actions, errors, submission, teams
-from server.api import responding
-from server.store import jobs, requests
+from server.api import jobs, responding
+from server.store import jobs as store_jobs
+from server.store import requests
 from server.web import auth, dependencies, problems, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -109,16 +112,89 @@ def _body(batch: teams.Batch) -> response_bodies.Batch:
     return response_bodies.Batch(id=row.id, created_at=row.created_at, items=items)
 
 
-def _idempotency(key: str | None, body: request_bodies.NewBatch) -> jobs.IdempotencyKey | None:
+def _idempotency(
+    key: str | None, body: request_bodies.NewBatch
+) -> store_jobs.IdempotencyKey | None:
     if key is None:
         return None
     text = json.dumps(body.model_dump(mode="json"), sort_keys=True)
-    return jobs.IdempotencyKey(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
+    return store_jobs.IdempotencyKey(
+        key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest()
+    )
 
 
-def _item_key(idempotency: jobs.IdempotencyKey | None, number: int) -> str | None:
+def _item_key(idempotency: store_jobs.IdempotencyKey | None, number: int) -> str | None:
     """The key of one job: of this batch and of no other request."""
     if idempotency is None:
         return None
     text = f"{idempotency.key}|{idempotency.request_sha256}|{number}"
     return f"batch-{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+templates_router = fastapi.APIRouter(prefix="/v1/templates", tags=["templates"])
+
+_Name = Annotated[
+    str,
+    fastapi.Path(pattern=request_bodies.TEMPLATE_NAME, max_length=100, examples=["nightly"]),
+]
+
+
+@templates_router.put("/{name}")
+def save(
+    name: _Name,
+    body: request_bodies.NewJob,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+) -> response_bodies.Template:
+    """Save the body of `POST /v1/jobs` under a name of this key; an earlier one is replaced."""
+    template = teams.save_template(services, caller, name, body)
+    return response_bodies.Template.model_validate(template)
+
+
+@templates_router.get("", name="every")
+def every_template(
+    caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Listed[response_bodies.Template]:
+    """The templates of this key, by name."""
+    with caller.read() as tx:
+        saved = requests.templates(tx, caller.key.id)
+    return response_bodies.Listed(
+        items=[response_bodies.Template.model_validate(template) for template in saved]
+    )
+
+
+@templates_router.delete("/{name}", status_code=204)
+def delete(name: _Name, caller: auth.Submitter, services: dependencies.ServicesDep) -> None:
+    """Remove a template of this key; its jobs stay."""
+    teams.delete_template(caller, name)
+
+
+@templates_router.post(
+    "/{name}/jobs", status_code=201, responses=request_bodies.MADE_JOB, name="submit"
+)
+async def submit_template(
+    name: _Name,
+    changes: request_bodies.TemplateChanges,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+    response: fastapi.Response,
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Job:
+    """Queue a job of a template, with the fields that the body changes.
+
+    Fields of `workload`, `params` and `options` are changed one by one, others as a whole.
+    """
+    with caller.read() as tx:
+        template = requests.get_template(tx, caller.key.id, name)
+    body = _job(teams.merged_with_template(template.job, changes.job))
+    submission.refuse_long(body, actions.upload_limit(services, caller))
+    made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
+    return jobs.made_body(services, caller, response, made)
+
+
+def _job(content: Mapping[str, Any]) -> request_bodies.NewJob:
+    try:
+        return request_bodies.NewJob.model_validate(content)
+    except pydantic.ValidationError as error:
+        details = [{**each, "loc": ("body", "job", *each["loc"])} for each in error.errors()]
+        raise exceptions.RequestValidationError(details) from error

@@ -1,0 +1,311 @@
+"""`/v1/jobs`: submit, list, read, change, move, delete; as CSV; `/v1/estimate`."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import fastapi
+from sqlalchemy import orm
+from starlette import responses
+
+from server import actions, states, submission
+from server.api import responding
+from server.store import job_lists, jobs, networks, queue, reuse, rows
+from server.web import auth, dependencies, request_bodies, response_bodies, uploads
+
+router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_Text = Annotated[str | None, fastapi.Query(max_length=200)]
+_FORM = uploads.form(
+    "application/octet-stream",
+    job={
+        "type": "string",
+        "description": "JSON: kind (onnx or tir), shapes, network, and the fields of "
+        "`POST /v1/jobs` but for workload",
+        "examples": ['{"kind": "onnx", "target": "llvm", "trials": 256}'],
+    },
+)
+
+
+@router.post("", status_code=201, responses=request_bodies.MADE_JOB)
+async def submit(
+    body: request_bodies.NewJob,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+    response: fastapi.Response,
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Job:
+    """Queue a job for an operator of the catalogue or a serialized program."""
+    submission.refuse_long(body, actions.upload_limit(services, caller))
+    made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
+    return made_body(services, caller, response, made)
+
+
+@router.post("/upload", status_code=201, responses=request_bodies.MADE_JOB, openapi_extra=_FORM)
+async def upload(
+    request: fastapi.Request,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+    response: fastapi.Response,
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Job:
+    """Queue a job for an ONNX model or a TIR file."""
+    async with uploads.receive(request, actions.upload_limit(services, caller)) as file:
+        from_upload = submission.from_upload(file, idempotency_key)
+        made = await submission.submit(services, caller, from_upload)
+    return made_body(services, caller, response, made)
+
+
+async def chosen_jobs(
+    caller: auth.Reader,
+    state: Annotated[list[states.State] | None, fastapi.Query()] = None,
+    target_key: _Text = None,
+    kind: _Text = None,
+    op: _Text = None,
+    tag: Annotated[list[str] | None, fastapi.Query(max_length=32)] = None,
+    program: Annotated[
+        _Text, fastapi.Query(description="`program_key` or `task_key` of one of its tasks")
+    ] = None,
+    q: Annotated[_Text, fastapi.Query(description="part of name or operator")] = None,
+    mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
+    project: Annotated[_Text, fastapi.Query(description="for admins: only this project")] = None,
+) -> job_lists.Filter:
+    """The filter of a request for jobs."""
+    return job_lists.Filter(
+        states=tuple(state or ()),
+        target_key=target_key,
+        kind=kind,
+        op=op,
+        tags=tuple(tag or ()),
+        text=q,
+        program=program,
+        key_id=caller.key.id if mine else None,
+        project=project,
+    )
+
+
+Chosen = Annotated[job_lists.Filter, fastapi.Depends(chosen_jobs)]
+
+
+@router.get("")
+def find(
+    request: fastapi.Request,
+    response: fastapi.Response,
+    caller: auth.Reader,
+    chosen: Chosen,
+    oldest_first: bool = False,
+    limit: request_bodies.Limit = 50,
+    after: request_bodies.After = None,
+) -> response_bodies.Page[response_bodies.Job]:
+    """Jobs by number, newest first. Several states mean any of them, several tags all of them."""
+    with caller.read() as tx:
+        page = job_lists.page(tx, chosen, limit, after, oldest_first)
+    responding.link(request, response, page.next)
+    items = [response_bodies.Job.model_validate(job) for job in page.jobs]
+    return response_bodies.Page(items=items, next=page.next)
+
+
+@router.get("/{job_id}", response_model=response_bodies.Job)
+async def get(
+    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
+) -> fastapi.Response:
+    """A job."""
+
+    def read(tx: orm.Session) -> response_bodies.Job:
+        return job_body(tx, services, jobs.get(tx, job_id))
+
+    return await responding.respond(services, caller, "job", (job_id,), read)
+
+
+@router.get("/{job_id}/similar")
+def similar(
+    job_id: request_bodies.Id, caller: auth.Reader
+) -> response_bodies.Listed[response_bodies.SimilarJob]:
+    """Other jobs of the same operator or with a program of this one, the newest twenty."""
+    with caller.read() as tx:
+        others = reuse.similar(tx, job_id)
+    return response_bodies.Listed(
+        items=[response_bodies.SimilarJob.model_validate(job) for job in others]
+    )
+
+
+@router.patch("/{job_id}")
+def change(
+    job_id: request_bodies.Id,
+    body: request_bodies.Changes,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+) -> response_bodies.Job:
+    """Change name, note, priority or tags, in any state."""
+    return response_bodies.Job.model_validate(actions.change_job(services, caller, job_id, body))
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete(
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> None:
+    """Remove an ended job with trials, events and artifacts."""
+    actions.delete_job(services, caller, job_id)
+
+
+control_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["control"])
+
+_Action = actions.Action
+
+
+@control_router.post("/pause")
+def pause(
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Job:
+    """Stop tuning for now; everything measured stays."""
+    return _move(services, caller, job_id, _Action.PAUSE)
+
+
+@control_router.post("/resume")
+def resume(
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Job:
+    """Go on with a paused job."""
+    return _move(services, caller, job_id, _Action.RESUME)
+
+
+@control_router.post("/cancel")
+def cancel(
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Job:
+    """Drop the job; what was measured stays readable, there is no artifact."""
+    return _move(services, caller, job_id, _Action.CANCEL)
+
+
+@control_router.post("/stop")
+def stop(
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Job:
+    """End the job early, with the artifact of the best schedules so far."""
+    return _move(services, caller, job_id, _Action.STOP)
+
+
+@control_router.post("/retry")
+def retry(
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Job:
+    """Go on with a failed or cancelled job, with all it has measured."""
+    return _move(services, caller, job_id, _Action.RETRY)
+
+
+def _move(
+    services: dependencies.Services, caller: auth.Caller, job_id: int, action: _Action
+) -> response_bodies.Job:
+    job = actions.move_job(services, caller, job_id, action)
+    return response_bodies.Job.model_validate(job)
+
+
+estimates_router = fastapi.APIRouter(prefix="/v1/estimate", tags=["jobs"])
+
+
+@estimates_router.post("")
+async def estimate(
+    body: request_bodies.NewJob, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> response_bodies.Estimate:
+    """What a job would take if it were submitted now; nothing is queued."""
+    submission.refuse_long(body, actions.upload_limit(services, caller))
+    new = await submission.read(services, caller, submission.from_json(body, None))
+    work = queue.Work(
+        target_key=new.target_key,
+        trials=new.trials,
+        seconds=new.seconds,
+        priority=new.priority,
+        key_id=caller.key.id,
+    )
+    with caller.read() as tx:
+        made = queue.estimate(tx, work, services.settings.stale_s)
+    return response_bodies.Estimate.model_validate(made)
+
+
+def job_body(
+    tx: orm.Session, services: dependencies.Services, job: rows.Job
+) -> response_bodies.Job:
+    """A job as a response: with its network, and while it is queued with its estimate."""
+    body = response_bodies.Job.model_validate(job)
+    network = networks.of_job(tx, job.id, jobs.tasks(tx, job.id)) if job.kind == "onnx" else None
+    if network is not None:
+        of_job = response_bodies.Network.model_validate(network)
+        body = body.model_copy(update={"network": of_job})
+    if job.state is not states.State.QUEUED:
+        return body
+    names = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")
+    work = queue.Work(job_id=job.id, **{name: getattr(job, name) for name in names})
+    made = queue.estimate(tx, work, services.settings.stale_s)
+    estimated = response_bodies.Estimate.model_validate(made)
+    return body.model_copy(update={"estimate": estimated})
+
+
+def made_body(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    response: fastapi.Response,
+    made: jobs.Made,
+) -> response_bodies.Job:
+    """The response to a request that made a job, or whose repetition did not."""
+    response.headers["Location"] = f"/v1/jobs/{made.job.id}"
+    if not made.is_new:
+        response.status_code = 200
+    with caller.read() as tx:
+        return job_body(tx, services, made.job)
+
+
+listing_router = fastapi.APIRouter(tags=["jobs"])
+
+#: Columns of the CSV file, in order.
+COLUMNS = (
+    "id", "project", "name", "state", "reason", "error", "message", "priority", "kind", "op",
+    "target", "target_key", "key_id", "tags", "trials", "seconds", "n_tasks", "n_trials",
+    "n_failed", "best_us", "unscheduled_us", "speedup", "gflops", "elapsed_s", "measured_s",
+    "created_at", "started_at", "finished_at", "note",
+)  # fmt: skip
+
+#: Jobs of one transaction.
+CSV_BATCH = 500
+
+
+@listing_router.get(
+    "/v1/jobs.csv",
+    response_class=responses.StreamingResponse,
+    responses={200: {"content": {"text/csv": {}}}},
+)
+def as_csv(caller: auth.Reader, chosen: Chosen) -> fastapi.Response:
+    """The jobs that `GET /v1/jobs` lists, all of them, newest first."""
+    return responses.StreamingResponse(
+        _lines(caller, chosen),
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": 'attachment; filename="jobs.csv"'},
+    )
+
+
+def _lines(caller: auth.Caller, chosen: job_lists.Filter) -> Iterator[str]:
+    yield _written([COLUMNS])
+    after: int | None = None
+    while True:
+        with caller.read() as tx:
+            page = job_lists.page(tx, chosen, CSV_BATCH, after)
+        yield _written([[_cell(job, name) for name in COLUMNS] for job in page.jobs])
+        after = page.next
+        if after is None:
+            return
+
+
+def _cell(job: rows.Job, name: str) -> object:
+    value = getattr(job, name)
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return responding.safe_cell(" ".join(value) if name == "tags" else value)
+
+
+def _written(lines: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(lines)
+    return text.getvalue()

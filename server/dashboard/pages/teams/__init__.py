@@ -1,3 +1,0 @@
-"""Pages about more than a job: projects, webhooks, batches, templates."""
-
-from __future__ import annotations
