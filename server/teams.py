@@ -12,7 +12,7 @@ from typing import Any
 
 from server import actions, errors, notifications, states, submission
 from server.store import jobs, projects, requests, rows, webhooks
-from server.web import auth, dependencies, project_bodies, request_bodies
+from server.web import auth, dependencies, request_bodies
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _batches_of(listed: Sequence[rows.Batch], by_job: Mapping[int, states.State]
     ]
 
 
-def create_project(caller: auth.Caller, body: project_bodies.NewProject) -> rows.Project:
+def create_project(caller: auth.Caller, body: request_bodies.NewProject) -> rows.Project:
     """Make a project.
 
     Raises:
@@ -119,7 +119,7 @@ def create_project(caller: auth.Caller, body: project_bodies.NewProject) -> rows
 
 
 def limit_project(
-    caller: auth.Caller, name: str, body: project_bodies.ProjectLimits
+    caller: auth.Caller, name: str, body: request_bodies.ProjectLimits
 ) -> rows.Project:
     """Replace the limits of a project.
 
@@ -217,7 +217,7 @@ def merged_with_template(job: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 
 
 def create_webhook(
-    services: dependencies.Services, caller: auth.Caller, body: project_bodies.NewWebhook
+    services: dependencies.Services, caller: auth.Caller, body: request_bodies.NewWebhook
 ) -> webhooks.Made:
     """Make a webhook; its secret is in the result and nowhere else.
 

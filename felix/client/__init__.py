@@ -14,7 +14,7 @@ Loads neither TVM nor torch. Errors are `felix.errors.RemoteError`.
 from __future__ import annotations
 
 from felix.client._client import Client
-from felix.client._rows import (
+from felix.client.rows import (
     Artifact,
     Batch,
     Curve,

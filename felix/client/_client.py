@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import httpx
 
 from felix import errors, files
-from felix.client import _administration, _events, _http, _rows, _teams
+from felix.client import _http, _teams, rows
 
 if TYPE_CHECKING:
     import pandas
 
 
-class Client(_teams.Teams, _administration.Administration):
+class Client(_teams.Teams):
     """A service and a key; safe to share between threads, to be closed.
 
     Args:
@@ -57,7 +57,7 @@ class Client(_teams.Teams, _administration.Administration):
         *,
         idempotency_key: str | None = None,
         **settings: Any,
-    ) -> _rows.Job:
+    ) -> rows.Job:
         """Queue a job for an operator of the catalogue (`operators` has their parameters).
 
         Args:
@@ -81,7 +81,7 @@ class Client(_teams.Teams, _administration.Administration):
         file_name: str = "program",
         idempotency_key: str | None = None,
         **settings: Any,
-    ) -> _rows.Job:
+    ) -> rows.Job:
         """Queue a job for a program as JSON (`felix.Task.to_json`); settings as in `submit`."""
         workload = {"kind": "tir", "name": file_name, "program": program}
         return self._submit(workload, settings, idempotency_key)
@@ -96,7 +96,7 @@ class Client(_teams.Teams, _administration.Administration):
         pytorch: bool = False,
         idempotency_key: str | None = None,
         **settings: Any,
-    ) -> _rows.Job:
+    ) -> rows.Job:
         """Queue a job for an ONNX model or a TIR file; settings as in `submit`.
 
         Args:
@@ -129,9 +129,9 @@ class Client(_teams.Teams, _administration.Administration):
             files={"file": (path.name, content)},
             data={"job": json.dumps(job)},
         )
-        return _rows.of(_rows.Job, response.json())
+        return rows.of(rows.Job, response.json())
 
-    def job(self, job_id: int, seq: int = 0) -> _rows.Job:
+    def job(self, job_id: int, seq: int = 0) -> rows.Job:
         """A job as it stands.
 
         Args:
@@ -145,14 +145,14 @@ class Client(_teams.Teams, _administration.Administration):
         """
         started_s = time.monotonic()
         while True:
-            job = _rows.of(_rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
+            job = rows.of(rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
             if job.last_seq >= seq:
                 return job
-            if time.monotonic() - started_s > _events.PATIENCE_S:
+            if time.monotonic() - started_s > _http.PATIENCE_S:
                 raise errors.RemoteError(f"job {job_id} has no event {seq}")
-            self._http.sleep(_events.RETRY_S)
+            self._http.sleep(_http.RETRY_S)
 
-    def jobs(self, limit: int | None = None, **filters: Any) -> Iterator[_rows.Job]:
+    def jobs(self, limit: int | None = None, **filters: Any) -> Iterator[rows.Job]:
         """Jobs, newest first.
 
         Args:
@@ -160,9 +160,9 @@ class Client(_teams.Teams, _administration.Administration):
             filters: state, tag (one or a list), q, kind, op, target_key, program, mine,
                 oldest_first.
         """
-        return (_rows.of(_rows.Job, item) for item in self._http.items("/v1/jobs", limit, filters))
+        return (rows.of(rows.Job, item) for item in self._http.items("/v1/jobs", limit, filters))
 
-    def wait(self, job_id: int, timeout_s: float | None = None) -> _rows.Job:
+    def wait(self, job_id: int, timeout_s: float | None = None) -> rows.Job:
         """The job, when it has ended.
 
         Raises:
@@ -179,37 +179,36 @@ class Client(_teams.Teams, _administration.Administration):
             job = self.job(job_id)
         return job
 
-    def events(self, job_id: int, after_seq: int = 0) -> Iterator[_rows.Event]:
+    def events(self, job_id: int, after_seq: int = 0) -> Iterator[rows.Event]:
         """Events of a job as they come, until it has ended; lost connections are renewed."""
-        return _events.follow(self._http, job_id, after_seq)
+        return _http.follow(self._http, job_id, after_seq)
 
-    def tasks(self, job_id: int) -> list[_rows.Task]:
+    def tasks(self, job_id: int) -> list[rows.Task]:
         """The tensor programs of a job."""
-        page = self._http.get(f"/v1/jobs/{job_id}/tasks")
-        return [_rows.of(_rows.Task, item) for item in page["items"]]
+        return self._http.listed(rows.Task, f"/v1/jobs/{job_id}/tasks")
 
     def trials(
         self, job_id: int, limit: int | None = None, **filters: Any
-    ) -> Iterator[_rows.Trial]:
+    ) -> Iterator[rows.Trial]:
         """Trials of a job by number; filters: task, ok, error, round, best_only."""
         path = f"/v1/jobs/{job_id}/trials"
-        return (_rows.of(_rows.Trial, item) for item in self._http.items(path, limit, filters))
+        return (rows.of(rows.Trial, item) for item in self._http.items(path, limit, filters))
 
-    def best(self, job_id: int) -> list[_rows.Trial]:
+    def best(self, job_id: int) -> list[rows.Trial]:
         """The fastest trial of each task that has one, in the order of tasks."""
         numbers = [task.best_trial for task in self.tasks(job_id)]
         path = f"/v1/jobs/{job_id}/trials"
         return [
-            _rows.of(_rows.Trial, self._http.get(f"{path}/{number}"))
+            rows.of(rows.Trial, self._http.get(f"{path}/{number}"))
             for number in numbers
             if number is not None
         ]
 
-    def curve(self, job_id: int, task: int | None = None) -> _rows.Curve:
+    def curve(self, job_id: int, task: int | None = None) -> rows.Curve:
         """Best so far of a job, or of one of its tasks."""
         return _curve(self._http.get(f"/v1/jobs/{job_id}/curve", task=task))
 
-    def network_curve(self, job_id: int) -> _rows.Curve:
+    def network_curve(self, job_id: int) -> rows.Curve:
         """Estimated latency of a call of the job's network: the sum of calls x latency.
 
         A task counts with the faster of its best so far and its unscheduled program, so the curve
@@ -220,7 +219,7 @@ class Client(_teams.Teams, _administration.Administration):
         """
         return _curve(self._http.get(f"/v1/jobs/{job_id}/network/curve"))
 
-    def curves(self, job_ids: Sequence[int]) -> list[_rows.Curve]:
+    def curves(self, job_ids: Sequence[int]) -> list[rows.Curve]:
         """The curves of several jobs."""
         page = self._http.get("/v1/curves", job=list(job_ids))
         return [_curve(item) for item in page["items"]]
@@ -244,15 +243,14 @@ class Client(_teams.Teams, _administration.Administration):
             ) from error
         text = self._http.send("GET", f"/v1/jobs/{job_id}/trials.jsonl").text
         records = [json.loads(line) for line in text.splitlines()]
-        names = list(_rows.Trial.__dataclass_fields__)
+        names = list(rows.Trial.__dataclass_fields__)
         table = pandas.DataFrame.from_records(records, columns=names)
         table["measured_at"] = pandas.to_datetime(table["measured_at"], utc=True, format="ISO8601")
         return table.set_index("number")
 
-    def artifacts(self, job_id: int) -> list[_rows.Artifact]:
+    def artifacts(self, job_id: int) -> list[rows.Artifact]:
         """The files of a job."""
-        page = self._http.get(f"/v1/jobs/{job_id}/artifacts")
-        return [_rows.of(_rows.Artifact, item) for item in page["items"]]
+        return self._http.listed(rows.Artifact, f"/v1/jobs/{job_id}/artifacts")
 
     def download(
         self,
@@ -288,30 +286,30 @@ class Client(_teams.Teams, _administration.Administration):
             raise errors.OutputError(f"cannot write in {folder}: {error.strerror}") from error
         return folder / file_name
 
-    def pause(self, job_id: int) -> _rows.Job:
+    def pause(self, job_id: int) -> rows.Job:
         """Pause the job; everything measured stays."""
         return self._do(job_id, "pause")
 
-    def resume(self, job_id: int) -> _rows.Job:
+    def resume(self, job_id: int) -> rows.Job:
         """Go on with a paused job."""
         return self._do(job_id, "resume")
 
-    def cancel(self, job_id: int) -> _rows.Job:
+    def cancel(self, job_id: int) -> rows.Job:
         """Drop the job; there is no artifact."""
         return self._do(job_id, "cancel")
 
-    def stop(self, job_id: int) -> _rows.Job:
+    def stop(self, job_id: int) -> rows.Job:
         """End the job early, with the artifact of the best so far."""
         return self._do(job_id, "stop")
 
-    def retry(self, job_id: int) -> _rows.Job:
+    def retry(self, job_id: int) -> rows.Job:
         """Go on with a failed or cancelled job."""
         return self._do(job_id, "retry")
 
-    def change(self, job_id: int, **changes: Any) -> _rows.Job:
+    def change(self, job_id: int, **changes: Any) -> rows.Job:
         """Change name, note, priority or tags."""
         response = self._http.send("PATCH", f"/v1/jobs/{job_id}", json=changes)
-        return _rows.of(_rows.Job, response.json())
+        return rows.of(rows.Job, response.json())
 
     def delete(self, job_id: int) -> None:
         """Remove an ended job and all it has."""
@@ -328,16 +326,16 @@ class Client(_teams.Teams, _administration.Administration):
 
     def _submit(
         self, workload: Mapping[str, Any], settings: Mapping[str, Any], idempotency: str | None
-    ) -> _rows.Job:
+    ) -> rows.Job:
         headers = {"Idempotency-Key": idempotency or secrets.token_urlsafe(16)}
         body = {"workload": workload, **settings}
         response = self._http.send("POST", "/v1/jobs", headers, json=body)
-        return _rows.of(_rows.Job, response.json())
+        return rows.of(rows.Job, response.json())
 
-    def _do(self, job_id: int, verb: str) -> _rows.Job:
-        return _rows.of(_rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
+    def _do(self, job_id: int, verb: str) -> rows.Job:
+        return rows.of(rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
 
-    def _find_artifact(self, job_id: int, name: str | None, kind: str) -> _rows.Artifact:
+    def _find_artifact(self, job_id: int, name: str | None, kind: str) -> rows.Artifact:
         matching = [
             artifact
             for artifact in self.artifacts(job_id)
@@ -353,7 +351,7 @@ class Client(_teams.Teams, _administration.Administration):
             raise errors.RemoteError(f"job {job_id} has no {what} to download: {why}")
         return matching[0]
 
-    def _fetch(self, job_id: int, artifact: _rows.Artifact, file: BinaryIO) -> None:
+    def _fetch(self, job_id: int, artifact: rows.Artifact, file: BinaryIO) -> None:
         digest = hashlib.sha256()
         quoted = urllib.parse.quote(artifact.name, safe="")
         try:
@@ -369,6 +367,6 @@ class Client(_teams.Teams, _administration.Administration):
             )
 
 
-def _curve(content: Mapping[str, Any]) -> _rows.Curve:
-    points = [_rows.of(_rows.CurvePoint, point) for point in content["points"]]
-    return _rows.of(_rows.Curve, {**content, "points": points})
+def _curve(content: Mapping[str, Any]) -> rows.Curve:
+    points = [rows.of(rows.CurvePoint, point) for point in content["points"]]
+    return rows.of(rows.Curve, {**content, "points": points})

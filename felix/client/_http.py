@@ -1,18 +1,24 @@
-"""Requests to the service: problem details become `RemoteError`, passing failures are retried.
+"""Requests to the service, and its streams of events, followed over lost connections.
 
-Only requests that may be repeated are: those that read, and those with an idempotency key.
+Problem details become `RemoteError`, passing failures are retried. Only requests that may be
+repeated are: those that read, and those with an idempotency key.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import httpx
 
 from felix import errors, version
+from felix.client import rows
+
+T = TypeVar("T")
 
 #: Tries of a request that may be repeated, and seconds before the second; then twice as long.
 TRIES = 4
@@ -67,6 +73,10 @@ class Http:
         """The JSON at a path; parameters that are None are left out."""
         query = {name: value for name, value in params.items() if value is not None}
         return self.send("GET", path, params=query).json()
+
+    def listed(self, kind: type[T], path: str, **params: Any) -> list[T]:
+        """What a path lists whole."""
+        return [rows.of(kind, item) for item in self.get(path, **params)["items"]]
 
     def items(self, path: str, limit: int | None, filters: Mapping[str, Any]) -> Iterator[Any]:
         """What a path lists, page after page: at most `limit` items, None: all."""
@@ -137,3 +147,63 @@ def checked(response: httpx.Response) -> httpx.Response:
     raise errors.RemoteError(
         f"{detail} (HTTP {response.status_code})", status=response.status_code
     )
+
+
+#: A service that does not respond for so long is given up.
+PATIENCE_S = 120.0
+RETRY_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """One event of a stream."""
+
+    event: str
+    data: str
+    id: str | None
+
+
+def parse(lines: Iterable[str]) -> Iterator[Message]:
+    """The messages of a stream's lines; comments and messages without data are left out."""
+    event, last_id = "message", None
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield Message(event, "\n".join(data), last_id)
+            event, data = "message", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            event = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            last_id = value
+
+
+def follow(http: Http, job_id: int, after_seq: int) -> Iterator[rows.Event]:
+    """Events of a job as they come, until it has ended; connections that break are renewed.
+
+    Raises:
+        RemoteError: the service refused, or was out of reach for too long.
+    """
+    path, seq, last_message_s = f"/v1/jobs/{job_id}/events/stream", after_seq, time.monotonic()
+    while True:
+        try:
+            with http.stream(path, after_seq=seq) as response:
+                for message in parse(response.iter_lines()):
+                    last_message_s = time.monotonic()
+                    if message.event == "end":
+                        return
+                    event = rows.of(rows.Event, json.loads(message.data))
+                    seq = event.seq
+                    yield event
+        except httpx.TransportError as error:
+            if time.monotonic() - last_message_s > PATIENCE_S:
+                raise http.unreachable(error) from error
+        except errors.RemoteError as error:
+            if error.status != 503 or time.monotonic() - last_message_s > PATIENCE_S:
+                raise
+        http.sleep(RETRY_S)

@@ -1,48 +1,47 @@
-"""Verbs over several jobs: batches, templates, estimates, similar jobs, databases."""
+"""Verbs around one job: batches, templates, databases; keys, projects, webhooks, devices."""
 
 from __future__ import annotations
 
 import pathlib
 import secrets
-from collections.abc import Mapping, Sequence
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from felix import errors, files
-from felix.client import _http, _rows
+from felix.client import _http, rows
 
 
 class Teams:
-    """The part of the client that is about more than one job."""
+    """The part of the client that is about several jobs, and what is around them."""
 
     _http: _http.Http
 
     def submit_batch(
         self, jobs: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
-    ) -> _rows.Batch:
+    ) -> rows.Batch:
         """Queue several jobs (bodies of `POST /v1/jobs`); refused ones say why in `items`."""
         headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         body = {"jobs": [dict(job) for job in jobs]}
         response = self._http.send("POST", "/v1/batches", headers, json=body)
-        return _rows.of(_rows.Batch, response.json())
+        return rows.of(rows.Batch, response.json())
 
-    def batch(self, batch_id: int) -> _rows.Batch:
+    def batch(self, batch_id: int) -> rows.Batch:
         """A batch, with its jobs as they stand."""
-        return _rows.of(_rows.Batch, self._http.get(f"/v1/batches/{batch_id}"))
+        return rows.of(rows.Batch, self._http.get(f"/v1/batches/{batch_id}"))
 
-    def batches(self, limit: int = 20) -> list[_rows.Batch]:
+    def batches(self, limit: int = 20) -> list[rows.Batch]:
         """The newest batches of this key, at most 100, with their jobs as they stand."""
-        items = self._http.get("/v1/batches", limit=limit)["items"]
-        return [_rows.of(_rows.Batch, item) for item in items]
+        return self._http.listed(rows.Batch, "/v1/batches", limit=limit)
 
-    def save_template(self, name: str, job: Mapping[str, Any]) -> _rows.Template:
+    def save_template(self, name: str, job: Mapping[str, Any]) -> rows.Template:
         """Save a body of `POST /v1/jobs` under a name; an earlier one is replaced."""
         response = self._http.send("PUT", f"/v1/templates/{name}", json=dict(job))
-        return _rows.of(_rows.Template, response.json())
+        return rows.of(rows.Template, response.json())
 
-    def templates(self) -> list[_rows.Template]:
+    def templates(self) -> list[rows.Template]:
         """The templates of this key."""
-        items = self._http.get("/v1/templates")["items"]
-        return [_rows.of(_rows.Template, item) for item in items]
+        return self._http.listed(rows.Template, "/v1/templates")
 
     def delete_template(self, name: str) -> None:
         """Remove a template; its jobs stay."""
@@ -50,17 +49,17 @@ class Teams:
 
     def submit_template(
         self, template: str, /, *, idempotency_key: str | None = None, **changes: Any
-    ) -> _rows.Job:
+    ) -> rows.Job:
         """Queue a job of a template, with changes such as `workload={"params": {"m": 64}}`."""
         headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         path = f"/v1/templates/{template}/jobs"
         response = self._http.send("POST", path, headers, json={"job": changes})
-        return _rows.of(_rows.Job, response.json())
+        return rows.of(rows.Job, response.json())
 
-    def estimate(self, job: Mapping[str, Any]) -> _rows.Estimate:
+    def estimate(self, job: Mapping[str, Any]) -> rows.Estimate:
         """How long a job (a body of `POST /v1/jobs`) would take; nothing is queued."""
         response = self._http.send("POST", "/v1/estimate", json=dict(job))
-        return _rows.of(_rows.Estimate, response.json())
+        return rows.of(rows.Estimate, response.json())
 
     def similar(self, job_id: int) -> list[dict[str, Any]]:
         """Other jobs of the same operator or with a program of this one, newest first."""
@@ -69,7 +68,7 @@ class Teams:
 
     def import_database(
         self, path: str | pathlib.Path, *, idempotency_key: str | None = None
-    ) -> _rows.Job:
+    ) -> rows.Job:
         """Import a zip of a MetaSchedule database; the job that holds it has ended.
 
         Raises:
@@ -83,7 +82,7 @@ class Teams:
             raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
         file = {"file": (path.name, content)}
         response = self._http.send("POST", "/v1/databases", headers, files=file)
-        return _rows.of(_rows.Job, response.json())
+        return rows.of(rows.Job, response.json())
 
     def export_database(
         self, path: str | pathlib.Path, job_ids: Sequence[int] | None = None, **filters: Any
@@ -108,3 +107,80 @@ class Teams:
         except OSError as error:
             raise errors.OutputError(f"cannot write {path}: {error.strerror}") from error
         return path
+
+    def devices(self) -> list[rows.Device]:
+        """What tuners measure on."""
+        return self._http.listed(rows.Device, "/v1/devices")
+
+    def workers(self) -> list[rows.Worker]:
+        """Tuners, newest first."""
+        return self._http.listed(rows.Worker, "/v1/workers")
+
+    def keys(self) -> list[rows.Key]:
+        """All API keys; needs the scope admin."""
+        return self._http.listed(rows.Key, "/v1/keys")
+
+    def create_key(
+        self, name: str, scopes: Sequence[str] = ("read",), **limits: Any
+    ) -> rows.MadeKey:
+        """Make an API key.
+
+        Args:
+            name: who or what will use it.
+            scopes: of read, submit, priority, worker and admin.
+            limits: project, device_kinds (of a worker), max_running_jobs, max_trials,
+                max_upload_bytes, expires_s.
+        """
+        body = {"name": name, "scopes": list(scopes), **limits}
+        created = self._http.send("POST", "/v1/keys", json=body).json()
+        return rows.MadeKey(rows.of(rows.Key, created["key"]), str(created["text"]))
+
+    def revoke_key(self, key_id: int) -> rows.Key:
+        """End an API key."""
+        return rows.of(rows.Key, self._http.send("DELETE", f"/v1/keys/{key_id}").json())
+
+    def projects(self) -> list[rows.Project]:
+        """The projects that the key sees: its own; an admin all."""
+        return self._http.listed(rows.Project, "/v1/projects")
+
+    def create_project(self, name: str, **limits: int | None) -> rows.Project:
+        """Make a project, as an admin.
+
+        Args:
+            name: permanent.
+            limits: max_running_jobs, max_trials, max_bytes, retention_days.
+        """
+        response = self._http.send("POST", "/v1/projects", json={"name": name, **limits})
+        return rows.of(rows.Project, response.json())
+
+    def limit_project(self, name: str, **limits: int | None) -> rows.Project:
+        """Replace all limits of a project, as an admin; those left out are the service's."""
+        quoted = urllib.parse.quote(name, safe="")
+        response = self._http.send("PUT", f"/v1/projects/{quoted}", json=limits)
+        return rows.of(rows.Project, response.json())
+
+    def webhooks(self) -> list[rows.Webhook]:
+        """Who is told of changes of the project's jobs."""
+        return self._http.listed(rows.Webhook, "/v1/webhooks")
+
+    def create_webhook(self, url: str, states: Sequence[str] | None = None) -> rows.MadeWebhook:
+        """Make a webhook; `states` are those that it reports, None: all but queued."""
+        body: dict[str, Any] = {"url": url} | ({"states": list(states)} if states else {})
+        made = self._http.send("POST", "/v1/webhooks", json=body).json()
+        return rows.MadeWebhook(rows.of(rows.Webhook, made["webhook"]), str(made["secret"]))
+
+    def delete_webhook(self, webhook_id: int) -> None:
+        """Remove a webhook and its notifications."""
+        self._http.send("DELETE", f"/v1/webhooks/{webhook_id}")
+
+    def test_webhook(self, webhook_id: int) -> rows.Delivery:
+        """Send a notification that reports nothing; `deliveries` says what came of it."""
+        response = self._http.send("POST", f"/v1/webhooks/{webhook_id}/test")
+        return rows.of(rows.Delivery, response.json())
+
+    def deliveries(
+        self, webhook_id: int, *, limit: int | None = None, **filters: Any
+    ) -> Iterator[rows.Delivery]:
+        """Notifications of a webhook, newest first; filters: state."""
+        path = f"/v1/webhooks/{webhook_id}/deliveries"
+        return (rows.of(rows.Delivery, item) for item in self._http.items(path, limit, filters))

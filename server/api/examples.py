@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 
 from server import states
-from server.web import project_bodies, response_bodies
+from server.web import response_bodies
 
 _AT = datetime.datetime(2026, 11, 21, 22, 53, 28, tzinfo=datetime.UTC)
 _ENDED = _AT + datetime.timedelta(seconds=18)
@@ -184,7 +184,7 @@ _AUDIT = response_bodies.Audit(
     detail={"before": "running", "after": "pausing"},
     remote="192.0.2.7",
 )
-_PROJECT = project_bodies.Project(
+_PROJECT = response_bodies.Project(
     name="vision",
     created_at=_AT,
     max_running_jobs=8,
@@ -192,10 +192,10 @@ _PROJECT = project_bodies.Project(
     max_bytes=10**10,
     retention_days=90,
 )
-_PROJECT_USAGE = project_bodies.ProjectUsage(
+_PROJECT_USAGE = response_bodies.ProjectUsage(
     **_PROJECT.model_dump(), n_running_jobs=2, n_bytes=734003200
 )
-_WEBHOOK = project_bodies.Webhook(
+_WEBHOOK = response_bodies.Webhook(
     id=3,
     project="vision",
     url="https://ci.example/felix",
@@ -203,7 +203,7 @@ _WEBHOOK = project_bodies.Webhook(
     created_at=_AT,
     key_id=2,
 )
-_DELIVERY = project_bodies.Delivery(
+_DELIVERY = response_bodies.Delivery(
     id=12,
     webhook_id=3,
     event_id="job-7-78",
@@ -323,7 +323,7 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("get", "/v1/projects/{name}"): _PROJECT_USAGE,
     ("put", "/v1/projects/{name}"): _PROJECT,
     ("get", "/v1/webhooks"): _list(_WEBHOOK),
-    ("post", "/v1/webhooks"): project_bodies.MadeWebhook(webhook=_WEBHOOK, secret="whsec_..."),
+    ("post", "/v1/webhooks"): response_bodies.MadeWebhook(webhook=_WEBHOOK, secret="whsec_..."),
     ("post", "/v1/webhooks/{webhook_id}/test"): _DELIVERY,
     ("get", "/v1/webhooks/{webhook_id}/deliveries"): _page(_DELIVERY),
     ("post", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/retry"): _DELIVERY,

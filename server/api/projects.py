@@ -8,7 +8,7 @@ import fastapi
 
 from server import teams
 from server.store import projects, rows, webhooks
-from server.web import auth, dependencies, project_bodies, request_bodies, response_bodies
+from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/projects", tags=["projects"])
 
@@ -16,39 +16,39 @@ _Name = Annotated[str, fastapi.Path(max_length=64, examples=["default"])]
 
 
 @router.get("")
-def every(caller: auth.Reader) -> response_bodies.Listed[project_bodies.Project]:
+def every(caller: auth.Reader) -> response_bodies.Listed[response_bodies.Project]:
     """The projects that the key sees: its own; an admin all."""
     with caller.read() as tx:
         visible = projects.every(tx)
     return response_bodies.Listed(
-        items=[project_bodies.Project.model_validate(project) for project in visible]
+        items=[response_bodies.Project.model_validate(project) for project in visible]
     )
 
 
 @router.post("", status_code=201)
-def create(body: project_bodies.NewProject, caller: auth.Admin) -> project_bodies.Project:
+def create(body: request_bodies.NewProject, caller: auth.Admin) -> response_bodies.Project:
     """Make a project; its name is permanent."""
-    return project_bodies.Project.model_validate(teams.create_project(caller, body))
+    return response_bodies.Project.model_validate(teams.create_project(caller, body))
 
 
 @router.get("/{name}")
-def get(name: _Name, caller: auth.Reader) -> project_bodies.ProjectUsage:
+def get(name: _Name, caller: auth.Reader) -> response_bodies.ProjectUsage:
     """One project, and what it has now."""
     with caller.read() as tx:
         project = projects.get(tx, name)
         usage = projects.usage(tx, name)
-    limits = project_bodies.Project.model_validate(project).model_dump()
-    return project_bodies.ProjectUsage(
+    limits = response_bodies.Project.model_validate(project).model_dump()
+    return response_bodies.ProjectUsage(
         **limits, n_running_jobs=usage.n_jobs, n_bytes=usage.n_bytes
     )
 
 
 @router.put("/{name}")
 def change(
-    name: _Name, body: project_bodies.ProjectLimits, caller: auth.Admin
-) -> project_bodies.Project:
+    name: _Name, body: request_bodies.ProjectLimits, caller: auth.Admin
+) -> response_bodies.Project:
     """Replace the limits of a project; a limit that is left out is the service's."""
-    return project_bodies.Project.model_validate(teams.limit_project(caller, name, body))
+    return response_bodies.Project.model_validate(teams.limit_project(caller, name, body))
 
 
 webhooks_router = fastapi.APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
@@ -58,7 +58,7 @@ _State = Literal["pending", "delivered", "dead"]
 
 
 @webhooks_router.get("", name="every")
-def every_webhook(caller: auth.Manager) -> response_bodies.Listed[project_bodies.Webhook]:
+def every_webhook(caller: auth.Manager) -> response_bodies.Listed[response_bodies.Webhook]:
     """The webhooks of the key's project; an admin sees all."""
     with caller.read() as tx:
         visible = webhooks.every(tx)
@@ -67,11 +67,11 @@ def every_webhook(caller: auth.Manager) -> response_bodies.Listed[project_bodies
 
 @webhooks_router.post("", status_code=201, name="create")
 def create_webhook(
-    body: project_bodies.NewWebhook, caller: auth.Manager, services: dependencies.ServicesDep
-) -> project_bodies.MadeWebhook:
+    body: request_bodies.NewWebhook, caller: auth.Manager, services: dependencies.ServicesDep
+) -> response_bodies.MadeWebhook:
     """Make a webhook; the response is the only place where its secret ever is."""
     made = teams.create_webhook(services, caller, body)
-    return project_bodies.MadeWebhook(webhook=_webhook(made.webhook), secret=made.secret)
+    return response_bodies.MadeWebhook(webhook=_webhook(made.webhook), secret=made.secret)
 
 
 @webhooks_router.delete("/{webhook_id}", status_code=204)
@@ -81,9 +81,9 @@ def delete(webhook_id: _Id, caller: auth.Manager) -> None:
 
 
 @webhooks_router.post("/{webhook_id}/test", status_code=202)
-def send_test(webhook_id: _Id, caller: auth.Manager) -> project_bodies.Delivery:
+def send_test(webhook_id: _Id, caller: auth.Manager) -> response_bodies.Delivery:
     """Send a notification of the type `test`; the list of deliveries says what came of it."""
-    return project_bodies.Delivery.model_validate(teams.test_webhook(caller, webhook_id))
+    return response_bodies.Delivery.model_validate(teams.test_webhook(caller, webhook_id))
 
 
 @webhooks_router.get("/{webhook_id}/deliveries")
@@ -93,20 +93,20 @@ def deliveries(
     state: Annotated[_State | None, fastapi.Query(description="only these")] = None,
     limit: request_bodies.Limit = 100,
     after: request_bodies.After = None,
-) -> response_bodies.Page[project_bodies.Delivery]:
+) -> response_bodies.Page[response_bodies.Delivery]:
     """Notifications, newest first; delivered and dead ones are listed for 30 days."""
     with caller.read() as tx:
         page = webhooks.deliveries(tx, webhook_id, state, limit, after)
-    items = [project_bodies.Delivery.model_validate(delivery) for delivery in page]
+    items = [response_bodies.Delivery.model_validate(delivery) for delivery in page]
     return response_bodies.Page(items=items, next=items[-1].id if len(items) == limit else None)
 
 
 @webhooks_router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202)
-def retry(webhook_id: _Id, delivery_id: _Id, caller: auth.Manager) -> project_bodies.Delivery:
+def retry(webhook_id: _Id, delivery_id: _Id, caller: auth.Manager) -> response_bodies.Delivery:
     """Send a notification again, with all its tries."""
     sent = teams.retry_delivery(caller, webhook_id, delivery_id)
-    return project_bodies.Delivery.model_validate(sent)
+    return response_bodies.Delivery.model_validate(sent)
 
 
-def _webhook(webhook: rows.Webhook) -> project_bodies.Webhook:
-    return project_bodies.Webhook.model_validate(webhook)
+def _webhook(webhook: rows.Webhook) -> response_bodies.Webhook:
+    return response_bodies.Webhook.model_validate(webhook)

@@ -10,6 +10,7 @@ import pydantic
 
 from felix import names
 from felix.search import strategies
+from server import states as job_states
 from server.web import response_bodies
 
 #: The largest number of an INTEGER column.
@@ -311,3 +312,59 @@ class NewLogin(RequestBody):
     """A login to the dashboard."""
 
     key: str = pydantic.Field(max_length=200, examples=["felix_0a1b2c3d4e5f_..."])
+
+
+#: Names of projects are permanent and appear in addresses.
+ProjectName = Annotated[
+    str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", examples=["vision"])
+]
+
+ReportedState = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
+
+#: Bytes of a webhook's address.
+MAX_URL = 2000
+
+_Limit = Annotated[int | None, pydantic.Field(ge=0, le=MAX_INT)]
+
+
+class ProjectLimits(RequestBody):
+    """What a project may have; null is the service's limit, or none."""
+
+    max_running_jobs: _Limit = pydantic.Field(
+        default=None, description="jobs of all its keys that are not finished", examples=[8]
+    )
+    max_trials: Annotated[int | None, pydantic.Field(ge=1, le=MAX_INT)] = pydantic.Field(
+        default=None, description="of one job"
+    )
+    max_bytes: Annotated[int | None, pydantic.Field(ge=0, le=2**62)] = pydantic.Field(
+        default=None, description="of uploads and artifacts, each content counted once"
+    )
+    retention_days: Annotated[int | None, pydantic.Field(ge=1, le=36_500)] = pydantic.Field(
+        default=None,
+        description="files of jobs that ended so long ago are removed, unless tagged `keep`",
+    )
+
+
+class NewProject(ProjectLimits):
+    """A project."""
+
+    name: ProjectName
+
+
+class NewWebhook(RequestBody):
+    """An address that is told of changes of the project's jobs."""
+
+    url: str = pydantic.Field(
+        min_length=1, max_length=MAX_URL, examples=["https://ci.example/felix"]
+    )
+    states: list[ReportedState] = pydantic.Field(
+        default=["running", "paused", "succeeded", "failed", "cancelled"],
+        min_length=1,
+        max_length=6,
+        description="what is reported",
+    )
+
+    @property
+    def reported(self) -> list[job_states.State]:
+        """The states, each once."""
+        return [job_states.State(name) for name in dict.fromkeys(self.states)]

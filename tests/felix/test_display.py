@@ -10,7 +10,7 @@ import pytest
 from felix import client, display, errors
 from felix.cli import main
 from felix.cli.remote import ls, watch
-from felix.client import _rows
+from felix.client import rows
 from server import logs
 from server.api import examples
 
@@ -36,7 +36,7 @@ def test_names_are_escaped_and_isolated(text: str, expected: str) -> None:
 def test_lists_and_lines_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Only what is shown is changed: rows are as they came."""
     changes = {"name": HOSTILE, "tags": [HEBREW], "message": HOSTILE, "state": "failed"}
-    job = _rows.of(client.Job, examples.JOB.model_dump(mode="json") | changes)
+    job = rows.of(client.Job, examples.JOB.model_dump(mode="json") | changes)
     assert job.name == HOSTILE
     ls._show([job])
     event = client.Event(

@@ -15,7 +15,7 @@ from server import errors, teams
 from server.dashboard import render
 from server.dashboard.pages import access, batches
 from server.store import keys, projects, rows, webhooks
-from server.web import auth, dependencies, project_bodies, request_bodies
+from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/projects", route_class=render.Page, include_in_schema=False
@@ -44,7 +44,7 @@ async def create(
     """Make a project and show it."""
     texts = batches.texts_of(await access.checked_form(request, viewer))
     try:
-        body = project_bodies.NewProject.model_validate(
+        body = request_bodies.NewProject.model_validate(
             {"name": texts.get("name", ""), **_limits(texts)}
         )
         made = await anyio.to_thread.run_sync(teams.create_project, viewer, body)
@@ -75,7 +75,7 @@ async def change(
     """Replace the limits; empty fields are the service's."""
     texts = batches.texts_of(await access.checked_form(request, viewer))
     try:
-        body = project_bodies.ProjectLimits.model_validate(_limits(texts))
+        body = request_bodies.ProjectLimits.model_validate(_limits(texts))
     except pydantic.ValidationError as error:
         filled = batches.Filled(texts, wrong=_wrong(error))
         return await anyio.to_thread.run_sync(_one, request, name, viewer, services, filled)
@@ -186,7 +186,7 @@ DELIVERY_STATES = {
 @webhooks_router.get("")
 def every_webhook(request: fastapi.Request, viewer: batches.Submitter) -> fastapi.Response:
     """All webhooks, and a form for another."""
-    ticked = tuple(project_bodies.NewWebhook.model_fields["states"].default)
+    ticked = tuple(request_bodies.NewWebhook.model_fields["states"].default)
     return _webhooks_page(request, viewer, batches.Filled(ticked=ticked))
 
 
@@ -198,7 +198,7 @@ async def create_webhook(
     form = await access.checked_form(request, viewer)
     texts, ticked = batches.texts_of(form), tuple(form.get("state", []))
     try:
-        body = project_bodies.NewWebhook.model_validate(
+        body = request_bodies.NewWebhook.model_validate(
             {"url": texts.get("url", ""), "states": ticked}
         )
         made = await anyio.to_thread.run_sync(teams.create_webhook, services, viewer, body)

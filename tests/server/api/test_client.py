@@ -15,7 +15,7 @@ import pytest
 
 from felix import client, errors, workloads
 from felix.cli.remote import watch
-from felix.client import _events, _http
+from felix.client import _http
 from server.api import events
 from server.store import leases
 from tests.support import api_rows, service_fakes
@@ -128,7 +128,7 @@ def test_events_survive_lost_connections(
 ) -> None:
     """Streams that end early are taken up where they were: each event once, in order."""
     monkeypatch.setattr(events, "MAX_STREAM_S", 0.0)
-    monkeypatch.setattr(_events, "RETRY_S", 0.01)
+    monkeypatch.setattr(_http, "RETRY_S", 0.01)
     job = api_rows.finished(served.db, served.blobs)
     sequence: list[int] = []
     original = felix._http.stream
@@ -241,8 +241,8 @@ def test_a_job_is_not_older_than_an_event_that_is_known(served: Served) -> None:
 
 def test_streams_are_parsed() -> None:
     lines = [": ping", "", "event: a", "data: 1", "data: 2", "id: 7", "", "data:x", "", "event: b"]
-    messages = list(_events.parse(lines))
-    assert messages == [_events.Message("a", "1\n2", "7"), _events.Message("message", "x", "7")]
+    messages = list(_http.parse(lines))
+    assert messages == [_http.Message("a", "1\n2", "7"), _http.Message("message", "x", "7")]
 
 
 def test_sparklines() -> None:

@@ -12,7 +12,7 @@ import pytest
 from felix import client, errors
 from felix.cli import main
 from felix.cli.remote import submit, watch
-from felix.client import _rows
+from felix.client import rows
 from server.store import jobs
 from tests.support import api_rows
 from tests.support.api import zips
@@ -101,10 +101,10 @@ def test_the_command_line_says_what_is_reused(
 
 
 def test_rows_of_older_services_are_read() -> None:
-    content = {field: None for field in _rows.Task.__dataclass_fields__}
+    content = {field: None for field in rows.Task.__dataclass_fields__}
     for name in ("program_key", "reused_from", "settled", "ships_unscheduled"):
         del content[name]
-    task = _rows.of(_rows.Task, content)
+    task = rows.of(rows.Task, content)
     assert (task.program_key, task.settled, task.ships_unscheduled) == (None, False, False)
     with pytest.raises(errors.RemoteError, match="another version"):
-        _rows.of(_rows.Task, {})
+        rows.of(rows.Task, {})

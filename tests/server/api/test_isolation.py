@@ -481,7 +481,7 @@ def test_who_may_see_all_projects() -> None:
     assert users == {
         "app.py",
         "actions.py",
-        "api/health.py",
+        "api/catalogue.py",
         "web/auth.py",
         "web/dependencies.py",
         "database/visibility.py",

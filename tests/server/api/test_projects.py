@@ -244,7 +244,7 @@ def test_the_command_line(
 
 
 def test_a_client_reads_a_service_without_projects() -> None:
-    from felix.client import _rows
+    from felix.client import rows
 
     fields = {
         "id": 1,
@@ -261,7 +261,7 @@ def test_a_client_reads_a_service_without_projects() -> None:
         "expires_at": None,
         "revoked_at": None,
     }
-    assert _rows.of(_rows.Key, fields).project == "default"
+    assert rows.of(rows.Key, fields).project == "default"
     del fields["name"]
     with pytest.raises(errors.RemoteError, match="another version"):
-        _rows.of(_rows.Key, fields)
+        rows.of(rows.Key, fields)

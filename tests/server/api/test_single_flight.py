@@ -269,7 +269,7 @@ def test_a_window_has_what_the_database_has(
 
 def test_a_window_grows_and_stays_short(db: database.Database, monkeypatch: Any) -> None:
     monkeypatch.setattr(cache, "LENGTH", 4)
-    monkeypatch.setattr(cache, "JOBS", 2)
+    monkeypatch.setattr(cache, "POLLED_JOBS", 2)
     numbers = [api_rows.queued(db).id for _ in range(3)]
     encoded = []
 

@@ -185,9 +185,9 @@ def test_a_batch_is_made_once(service: Service, monkeypatch: pytest.MonkeyPatch)
     def die(*_: Any) -> None:
         raise RuntimeError("killed before the end")
 
-    monkeypatch.setattr(requests, "create", die)
+    monkeypatch.setattr(requests, "create_batch", die)
     assert service.client.post("/v1/batches", json=body, headers=headers).status_code == 500
-    monkeypatch.setattr(requests, "create", create)
+    monkeypatch.setattr(requests, "create_batch", create)
     first = service.client.post("/v1/batches", json=body, headers=headers)
     again = service.client.post("/v1/batches", json=body, headers=headers)
     assert (first.status_code, again.status_code) == (201, 200)
