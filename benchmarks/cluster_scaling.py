@@ -21,7 +21,6 @@ whole. `--quick` measures little of everything, to see that it runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -141,7 +140,7 @@ def _overhead_table(data: dict[str, Any]) -> str:
 
 def costs() -> dict[str, float]:
     """Milliseconds a candidate of searches on an H200: medians over searches."""
-    runs = [run for run in json.loads(SEARCHES.read_text())["runs"] if run["strategy"] == "felix"]
+    runs = [run for run in common.read(SEARCHES)[0]["runs"] if run["strategy"] == "felix"]
 
     def median(seconds: Any) -> float:
         return statistics.median(1e3 * seconds(run) / run["n_measured"] for run in runs)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import pathlib
 import re
 import sys
@@ -73,7 +72,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.join:
         file, *others = args.join
-        common.write(file, [result for path in others for result in read(path)])
+        common.write(file, [result for path in others for result in common.read(path)])
         return 0
     texts = {PAGES / name: text for name, text in pages().items()}
     if args.check:
@@ -109,18 +108,12 @@ def fill(template: str, results: pathlib.Path) -> str:
             place = path.relative_to(results.parent.parent).as_posix()
             return f"![{match['names']}](../../{place})"
         names = match["names"].split()
-        every = [each for name in names for each in read(_only(results, f"{name}.json"))]
+        every = [each for name in names for each in common.read(_only(results, f"{name}.json"))]
         module, _, function = RENDER[every[0].get("benchmark")].partition(":")
         render = getattr(importlib.import_module(f"benchmarks.{module}"), function)
         return "\n".join(map(_origin, every)) + "\n\n" + str(render(*every))
 
     return TAG.sub(replaced, template)
-
-
-def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The results in a file, one or several."""
-    data = json.loads(path.read_text())
-    return list(data) if isinstance(data, list) else [data]
 
 
 def names(kind: str) -> Iterator[str]:
@@ -147,8 +140,9 @@ def _origin(data: Mapping[str, Any]) -> str:
     """By which command, when and where the figures were made."""
     machine, versions = data["machine"], data["versions"]
     device = f"{data['device']}, " if "device" in data else ""
+    commit = f", commit {data['commit']}" if data["commit"] not in (None, "None") else ""
     return (
-        f"- `{data['command']}`: {data['date'][:10]}, commit {data['commit']}; "
+        f"- `{data['command']}`: {data['date'][:10]}{commit}; "
         f"{device}{machine['cpu']}, {machine['cores']} cores; "
         f"TVM {versions['apache-tvm']}, torch {versions['torch']}"
     )

@@ -68,6 +68,12 @@ def write(path: pathlib.Path, data: Any) -> None:
     files.write_atomically(path, as_text(data))
 
 
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The results in a file, one or several."""
+    data = json.loads(path.read_text())
+    return list(data) if isinstance(data, list) else [data]
+
+
 def as_text(data: Any) -> str:
     """JSON with a field a line, and a line for each record of a list."""
     if isinstance(data, list):

@@ -128,17 +128,18 @@ def to_libraries(runs: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def render(data: Mapping[str, Any]) -> str:
+def render(*results: Mapping[str, Any]) -> str:
     """Tables in Markdown: each search over Felix's; the libraries over Felix's schedules."""
-    runs = data["runs"]
     rows = [
-        _row(runs, each) for each in dict.fromkeys(r["strategy"] for r in runs if "curve" in r)
+        _row(data["runs"], each)
+        for data in results
+        for each in dict.fromkeys(run["strategy"] for run in data["runs"] if "curve" in run)
     ]
     head = ["over felix", "subgraphs", "searches", "to within 5 %", "least", "most"]
     more = ["whole search", "latency, equal trials", "winners in turns"]
     searches = [row for row in rows if row]
     tables = [common.table([*head, *more], searches)] if searches else []
-    if libraries := to_libraries(runs):
+    if libraries := to_libraries([run for data in results for run in data["runs"]]):
         ends = ratios.ends({name: [ratio] for name, ratio in libraries.items()})
         row = [len(libraries), str(ratios.single(libraries)), *ends]
         tables.append(common.table(["subgraphs", "library / Felix", "least", "most"], [row]))

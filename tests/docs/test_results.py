@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from benchmarks import report
+from benchmarks.support import common
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,7 +51,7 @@ def test_every_results_file_is_shown_and_every_tag_has_a_file() -> None:
 
 def test_every_renderer_has_results() -> None:
     paths = [path for path in RESULTS.rglob("*.json") if "parts" not in path.parts]
-    results = [each for path in paths for each in report.read(path)]
+    results = [each for path in paths for each in common.read(path)]
     assert {each.get("benchmark") for each in results} == set(report.RENDER)
 
 
@@ -62,7 +63,7 @@ def test_results_of_several_runs_are_joined(
     files[2].write_text(json.dumps([{"command": "b"}, {"command": "c"}]))
     monkeypatch.setattr("sys.argv", ["report.py", "--join", *map(str, files)])
     assert report.main() == 0
-    assert [each["command"] for each in report.read(files[0])] == ["a", "b", "c"]
+    assert [each["command"] for each in common.read(files[0])] == ["a", "b", "c"]
 
 
 def test_tags_are_replaced_and_the_rest_stays(tmp_path: pathlib.Path) -> None:
