@@ -109,17 +109,15 @@ def compiled(source: str, arrays: str) -> dict[str, Any]:
 
 
 def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, int, Any]]:
-    """What rounds of local search propose after its warm-up."""
+    """What rounds of the search propose after its warm-up."""
     from costmodel import registry
-    from felix import search
     from felix.features import spec
-    from felix.search import selection
-    from felix.search.strategies import local
+    from felix.search import gradient, selection
 
     model, _ = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     any_size = selection.SelectionOptions(max_compile_s=math.inf)
-    options = local.LocalOptions(selection=any_size, warm_selection=any_size)
-    searcher = search.LocalSearch(sketches, model, options, seed=0)
+    options = gradient.GradientOptions(selection=any_size, warm_selection=any_size)
+    searcher = gradient.GradientSearch(sketches, model, options, seed=0)
     batches: list[Any] = []
     for _ in range(n_rounds + options.n_warm_rounds):
         batch = searcher.suggest(ROUND)

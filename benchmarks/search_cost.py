@@ -92,7 +92,7 @@ def _search(text: str, seed: int, rounds: int) -> dict[str, Any]:
     start = time.process_time()
     sketches = _opened(felix.trace_sketches(task))
     opened = time.process_time()
-    searcher = search.LocalSearch(sketches, model, seed=seed)
+    searcher = search.GradientSearch(sketches, model, seed=seed)
     best_us = _proposed(searcher, rounds)
     end = time.process_time()
     return {

@@ -336,7 +336,7 @@ def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) 
 
 def default_strategy(target_key: str) -> str:
     """The strategy of a job for a target with such a key that names none."""
-    return strategies.default(target_key.partition("/")[0])
+    return strategies.DEFAULTS[target_key.partition("/")[0]]
 
 
 def _network(file_name: str, parsed: parsing.Parsed) -> networks.New:

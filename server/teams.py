@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from felix.search import strategies
 from server import actions, errors, notifications, states, submission
 from server.store import jobs, projects, requests, rows, webhooks
 from server.web import auth, dependencies, request_bodies
@@ -169,7 +170,8 @@ def request_of(caller: auth.Caller, job_id: int) -> request_bodies.NewJob:
 
     Raises:
         NotFound
-        InvalidRequest: the job is of a file that requests in JSON cannot have.
+        InvalidRequest: the job is of a file that requests in JSON cannot have, or of a strategy
+            that there is no more.
     """
     with caller.read() as tx:
         job = jobs.get(tx, job_id)
@@ -178,6 +180,8 @@ def request_of(caller: auth.Caller, job_id: int) -> request_bodies.NewJob:
                 "only jobs of operators and of TIR programs can be templates: "
                 "a model or a database is a file, which a template cannot have"
             )
+        if why := strategies.problem(job.strategy):
+            raise errors.InvalidRequest(why)
         programs = jobs.programs(tx, job_id) if job.kind == "tir" else []
     if job.kind == "operator":
         workload = {"kind": "operator", "name": job.op, "params": job.workload.get("params", {})}

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from felix.search import descent
-from felix.search.strategies import gradient
+from felix.search import descent, gradient
 
 if TYPE_CHECKING:
     from felix.search import interface
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 SMALL_ROUNDS = gradient.GradientOptions(
     n_before=0,
     n_seeds=4,
-    n_structures=1,
+    n_structures=8,
     n_new_structures=1,
     n_warm_rounds=0,
     n_samples=48,
     n_template_samples=128,
     n_polish=2,
     n_polished=4,
-    descent=descent.DescentOptions(steps=60, record_every=20),
+    descent=descent.DescentOptions(steps=60, hot=0.5, learning_rate=0.2, record_every=20),
 )
 
 

@@ -51,8 +51,6 @@ class CorrectionOptions:
         lengths, amplitudes, noises: the grid of l, a and the noise variance.
         shift, stretch: prior variances C and B of c and b.
         max_records: records of one task that are used: its fastest, and the latest.
-        lowered_by: posterior standard deviations that predictions are lowered by. Above 0 they are
-            lower confidence bounds: what the model is less sure of is chosen sooner.
     """
 
     lengths: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -61,7 +59,6 @@ class CorrectionOptions:
     shift: float = 4.0
     stretch: float = 0.05
     max_records: int = 384
-    lowered_by: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +100,9 @@ class CorrectedModel(nn.Module):
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Predicted ln(latency_us) [B] on this machine."""
-        fit = self.fit
         uncorrected: Tensor = self.base(rows, mask)
         f = uncorrected.double()
-        covariance = self._covariance(rows, mask, f)
-        corrected = f + covariance @ fit.weights
-        if fit.options.lowered_by:
-            corrected = corrected - fit.options.lowered_by * self._deviation(f, covariance)
+        corrected = f + self._covariance(rows, mask, f) @ self.fit.weights
         return corrected.to(uncorrected.dtype)
 
     @torch.no_grad()
@@ -125,13 +118,6 @@ class CorrectedModel(nn.Module):
         prior = fit.options.shift + linear + fit.amplitude * _matern(points, points, fit.length)
         covariance = self._covariance(rows, mask, f)
         return _root(prior - covariance @ fit.inverse @ covariance.T) @ normals.double()
-
-    def _deviation(self, f: Tensor, covariance: Tensor) -> Tensor:
-        """Posterior standard deviations of programs [B], without noise."""
-        fit, options = self.fit, self.fit.options
-        prior = options.shift + options.stretch * (f - fit.mean_f).square() + fit.amplitude
-        variance = prior - ((covariance @ fit.inverse) * covariance).sum(dim=1)
-        return variance.clamp(min=1e-12).sqrt()
 
     def _covariance(self, rows: Tensor, mask: Tensor, f: Tensor) -> Tensor:
         """Of errors of programs with those of the records [B, N]; f [B] is what `base` says."""

@@ -108,9 +108,7 @@ class Passes:
                     target[:] = _RULES[group.kind].exact(*arguments)
         return values.take(self.outputs, 0)
 
-    def forward(
-        self, points: Array, temperature: smoothing.Temperature, kernel: smoothing.Kernel
-    ) -> tuple[Array, Array]:
+    def forward(self, points: Array, temperature: smoothing.Temperature) -> tuple[Array, Array]:
         values = self._start(points)
         buffer = np.empty((self.n_edges + self.n_nodes + len(self.outputs), points.shape[1]))
         for group in self.groups:
@@ -119,7 +117,7 @@ class Passes:
                 group.matrix.multiply(values[: group.start], target)
                 continue
             arguments = tuple(values.take(rows, 0) for rows in group.arguments)
-            target[:], partials = _RULES[group.kind].smooth(arguments, temperature, kernel)
+            target[:], partials = _RULES[group.kind].smooth(arguments, temperature)
             size = group.stop - group.start
             for position, partial in enumerate(partials):
                 first = group.first_edge + position * size

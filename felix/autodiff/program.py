@@ -164,11 +164,9 @@ class Program:
             result[start : start + size] = outputs.T
         return result
 
-    def forward(
-        self, points: Array, temperature: smoothing.Temperature, kernel: smoothing.Kernel
-    ) -> tuple[Array, Array]:
+    def forward(self, points: Array, temperature: smoothing.Temperature) -> tuple[Array, Array]:
         """Smooth raw values [n_outputs, batch] at [n_symbols, batch], and X for `backward`."""
-        return self._passes.forward(points, temperature, kernel)
+        return self._passes.forward(points, temperature)
 
     def backward(self, buffer: Array, gradient: Array) -> Array:
         """Gradient [n_symbols, batch] from X and d/d raw outputs [n_outputs, batch]; uses X up."""

@@ -26,12 +26,11 @@ class _Smooth(torch.autograd.Function):
         x: torch.Tensor,
         program: autodiff_program.Program,
         temperature: smoothing.Temperature,
-        kernel: smoothing.Kernel,
         raw: bool,
     ) -> torch.Tensor:
         points = np.ascontiguousarray(x.detach().double().cpu().numpy().T)
-        values, buffer = program.forward(points, temperature, kernel)
-        ctx.again = (points, temperature, kernel)
+        values, buffer = program.forward(points, temperature)
+        ctx.again = (points, temperature)
         ctx.program, ctx.buffer, ctx.slopes, ctx.x = program, buffer, None, x
         if not raw and program.log_outputs.any():
             flags = program.log_outputs[:, None]
@@ -50,7 +49,7 @@ class _Smooth(torch.autograd.Function):
             _, ctx.buffer = ctx.program.forward(*ctx.again)
         inner = ctx.program.backward(ctx.buffer, outer)
         ctx.buffer = None
-        return torch.from_numpy(inner).T.to(ctx.x), None, None, None, None
+        return torch.from_numpy(inner).T.to(ctx.x), None, None, None
 
 
 def smooth(
@@ -58,7 +57,6 @@ def smooth(
     x: torch.Tensor,
     temperature: float | torch.Tensor,
     *,
-    kernel: str = smoothing.DEFAULT_KERNEL,
     raw: bool = False,
 ) -> torch.Tensor:
     """Smooth values of a program's outputs, differentiable (once) in x.
@@ -67,7 +65,6 @@ def smooth(
         program: what to evaluate.
         x: [batch, n_symbols] relaxed values of the variables (not their logarithms).
         temperature: > 0; a tensor [batch] gives each point its own.
-        kernel: a key of `smoothing.KERNELS`.
         raw: skip the log2(1 + v) of flagged outputs.
 
     Returns:
@@ -82,5 +79,5 @@ def smooth(
         level = float(temperature)
     if not np.all(np.asarray(level) > 0.0):
         raise ValueError("the temperature must be above 0; use exact() for the limit")
-    result: torch.Tensor = _Smooth.apply(x, program, level, smoothing.KERNELS[kernel], raw)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Smooth.apply(x, program, level, raw)  # type: ignore[no-untyped-call]
     return result

@@ -144,7 +144,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add(
         "--strategy",
         choices=strategies.NAMES,
-        help="how to search (default: gradient on a CPU, local on a GPU)",
+        help="how to search (default: gradient); local takes no gradients",
     )
     add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
     add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")

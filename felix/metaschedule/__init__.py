@@ -1,20 +1,17 @@
-"""Felix inside TVM's own tuner, and TVM's own search inside Felix.
+"""Felix inside TVM's own tuner.
 
     from tvm.s_tir import meta_schedule as ms
-    from felix.metaschedule import LocalSearch, MLPCostModel
+    from felix.metaschedule import GradientSearch, MLPCostModel
 
     model = MLPCostModel()
     database = ms.tune_tir(mod, target, work_dir, 64, num_trials_per_iter=16,
-                           strategy=LocalSearch(model), cost_model=model)
+                           strategy=GradientSearch(model), cost_model=model)
 
 Design spaces, building, running and the database stay TVM's, so all sketches here are of traces;
-kernels that templates generate are left to `felix.tune`. `LocalSearch` proposes what to measure,
-`GradientSearch` with a descent in each round; `MLPCostModel` serves any strategy, TVM's
-evolutionary search too. Each works without the other; given the same model object, they learn
-once. An error raised in a plug-in ends `ms.tune_tir` and arrives there with its own type.
-
-The other direction is `tvm_search`: MetaSchedule's evolutionary search as a strategy of
-`felix.tune`. Importing this package loads neither TVM nor torch; the names do.
+kernels that templates generate are left to `felix.tune`. `GradientSearch` proposes candidates,
+`MLPCostModel` serves any strategy, TVM's evolutionary search too. Each works without the other;
+given the same model object, they learn once. An error raised in a plug-in ends `ms.tune_tir` and
+arrives there with its own type. Importing this package loads neither TVM nor torch; the names do.
 """
 
 from __future__ import annotations
@@ -24,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 _LAZY = {
     "GradientSearch": "felix.metaschedule.search_strategy",
-    "LocalSearch": "felix.metaschedule.search_strategy",
     "MLPCostModel": "felix.metaschedule.cost_model",
 }
 
 if TYPE_CHECKING:
     from felix.metaschedule.cost_model import MLPCostModel
-    from felix.metaschedule.search_strategy import GradientSearch, LocalSearch
+    from felix.metaschedule.search_strategy import GradientSearch
 
-__all__ = ["GradientSearch", "LocalSearch", "MLPCostModel"]
+__all__ = ["GradientSearch", "MLPCostModel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Felix's searches as MetaSchedule plug-ins (`LocalSearch`, `GradientSearch`).
+"""Felix's search as a MetaSchedule plug-in (`GradientSearch`).
 
 A design space with an instruction Felix does not know (tensor intrinsics, say) is left out, with
 a warning; if none remains, tuning ends with an error. A candidate that failed is not proposed
@@ -23,8 +23,7 @@ from felix import errors
 from felix.measure import protocol
 from felix.metaschedule import cost_model as ms_cost_model
 from felix.metaschedule import runner_results
-from felix.search import interface
-from felix.search.strategies import gradient, local
+from felix.search import gradient, interface
 from felix.sketch.trace_sketch import TraceSketch
 
 if TYPE_CHECKING:
@@ -39,16 +38,22 @@ _MAX_TRIES = 3
 ModelLike = ms_cost_model.MLPCostModel | str | pathlib.Path | nn.Module | None
 
 
-class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
-    """What the strategies share: all but which search it is."""
+@derived_object
+class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
+    """Felix's search as a MetaSchedule strategy; see `felix.metaschedule`.
 
-    _kind: type[local.LocalSearch] = local.LocalSearch
+    Args:
+        model: the `MLPCostModel` that is given to `ms.tune_tir`, too, or a checkpoint or module
+            for a model of its own; the one shipped for the target if left out.
+        options: sizes of a round.
+        seed: everything random follows from it; MetaSchedule's seed if left out.
+    """
 
     def __init__(
         self,
         model: ModelLike = None,
         *,
-        options: local.LocalOptions | None = None,
+        options: gradient.GradientOptions | None = None,
         seed: int | None = None,
     ) -> None:
         self._model = model
@@ -99,7 +104,7 @@ class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
             updated_by_tvm=updated_by_tvm,
             workload=workload,
             sketches=sketches,
-            search=self._kind(sketches, ms_cost_model.no_model, self._options, seed),
+            search=gradient.GradientSearch(sketches, ms_cost_model.no_model, self._options, seed),
             max_trials=max_trials,
             per_round=num_trials_per_iter,
         )
@@ -122,37 +127,14 @@ class _Strategy(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
         """Learn what was measured."""
         self._running().learn(candidates, results)
 
+    def clone(self) -> GradientSearch:
+        """A strategy with the same options; a shared model stays shared."""
+        return GradientSearch(self._model, options=self._options, seed=self._seed)
+
     def _running(self) -> _State:
         if self._state is None:
             raise errors.TuningError("the strategy is used before pre_tuning")
         return self._state
-
-
-@derived_object
-class LocalSearch(_Strategy):
-    """Felix's local search as a MetaSchedule strategy; see `felix.metaschedule`.
-
-    Args:
-        model: the `MLPCostModel` that is given to `ms.tune_tir`, too, or a checkpoint or module
-            for a model of its own; the one shipped for the target if left out.
-        options: sizes of a round.
-        seed: everything random follows from it; MetaSchedule's seed if left out.
-    """
-
-    def clone(self) -> LocalSearch:
-        """A strategy with the same options; a shared model stays shared."""
-        return LocalSearch(self._model, options=self._options, seed=self._seed)
-
-
-@derived_object
-class GradientSearch(_Strategy):
-    """The same with a descent in each round; its options are `GradientOptions`."""
-
-    _kind = gradient.GradientSearch
-
-    def clone(self) -> GradientSearch:
-        """A strategy with the same options; a shared model stays shared."""
-        return GradientSearch(self._model, options=self._options, seed=self._seed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,7 +157,7 @@ class _State:
     updated_by_tvm: bool
     workload: ms_cost_model.Workload
     sketches: list[TraceSketch]
-    search: local.LocalSearch
+    search: gradient.GradientSearch
     max_trials: int
     per_round: int
     n_sent: int = 0

@@ -15,7 +15,7 @@ from felix.known_results import adapt, databases, store
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload, protocol
 from felix.tuning import options as tune_options
-from felix.tuning import results, session, strategies
+from felix.tuning import results, session
 from felix.tuning import tune as tuning
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Request:
 
     def __post_init__(self) -> None:
         tune_options.Budget(
-            trials=self.trials, seconds=self.seconds, seed=self.seed, strategy="local"
+            trials=self.trials, seconds=self.seconds, seed=self.seed, strategy="gradient"
         )
 
 
@@ -108,11 +108,16 @@ def _faster(stored: Outcome | None, tuned: Outcome) -> Outcome:
 
 
 def _session_folder(known: store.Store, tasks: Sequence[Task], request: Request) -> pathlib.Path:
-    """Where a run without an output folder keeps its session: the same for the same tasks."""
-    strategy = strategies.default(tasks[0], request.options.search)
-    identity = session.identity(tasks, strategy, request.seed)
-    digest = hashlib.sha256(repr(dataclasses.asdict(identity)).encode()).hexdigest()[:24]
-    return known.path.with_name(known.path.name + ".sessions") / digest
+    """Where a run without an output folder keeps its session: the same for the same tasks, also
+    where an earlier version began it by the strategy `local`."""
+
+    def folder(strategy: str) -> pathlib.Path:
+        identity = session.identity(tasks, strategy, request.seed)
+        digest = hashlib.sha256(repr(dataclasses.asdict(identity)).encode()).hexdigest()[:24]
+        return known.path.with_name(known.path.name + ".sessions") / digest
+
+    earlier = folder("local")
+    return earlier if earlier.exists() else folder(request.options.default_strategy(tasks[0]))
 
 
 def _tune(

@@ -1,8 +1,8 @@
-"""Searches: what to measure next, and which task next.
+"""The search: what to measure next, and which task next.
 
-`LocalSearch` ranks by exact formulas and the cost model, `GradientSearch` descends through them as
-well; `EvolutionarySearch` and `RandomSearch` are baselines behind the same protocol
-(`interface.Search`). Loading this package does not load torch; the searches themselves do.
+`GradientSearch` ranks by exact formulas and the cost model, and descends through them; all
+searches have one protocol (`interface.Search`). Loading this package does not load torch; the
+search itself does.
 """
 
 from __future__ import annotations
@@ -12,37 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 _LAZY = {
     "Allocator": "felix.search.allocate",
-    "EvolutionarySearch": "felix.search.strategies.evolutionary",
-    "EvolutionOptions": "felix.search.strategies.evolutionary",
-    "GradientOptions": "felix.search.strategies.gradient",
-    "GradientSearch": "felix.search.strategies.gradient",
-    "LocalOptions": "felix.search.strategies.local",
-    "LocalSearch": "felix.search.strategies.local",
-    "RandomSearch": "felix.search.strategies.random",
+    "GradientOptions": "felix.search.gradient",
+    "GradientSearch": "felix.search.gradient",
     "Search": "felix.search.interface",
     "Suggestion": "felix.search.interface",
 }
 
 if TYPE_CHECKING:
     from felix.search.allocate import Allocator
+    from felix.search.gradient import GradientOptions, GradientSearch
     from felix.search.interface import Search, Suggestion
-    from felix.search.strategies.evolutionary import EvolutionarySearch, EvolutionOptions
-    from felix.search.strategies.gradient import GradientOptions, GradientSearch
-    from felix.search.strategies.local import LocalOptions, LocalSearch
-    from felix.search.strategies.random import RandomSearch
 
-__all__ = [
-    "Allocator",
-    "EvolutionOptions",
-    "EvolutionarySearch",
-    "GradientOptions",
-    "GradientSearch",
-    "LocalOptions",
-    "LocalSearch",
-    "RandomSearch",
-    "Search",
-    "Suggestion",
-]
+__all__ = ["Allocator", "GradientOptions", "GradientSearch", "Search", "Suggestion"]
 
 
 def __getattr__(name: str) -> Any:

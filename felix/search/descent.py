@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from felix import events
 from felix.autodiff import program as autodiff_program
-from felix.autodiff import smoothing, torch_function, torch_threads
+from felix.autodiff import torch_function, torch_threads
 from felix.features.kind import FeatureKind
 from felix.search import interface, scoring
 from felix.sketch import coordinates
@@ -45,15 +45,15 @@ Array = NDArray[np.float64]
 class DescentOptions:
     """How seeds move."""
 
-    #: Adam steps. The paper takes 200; polishing follows here, and a descent costs in proportion
-    steps: int = 32
+    #: Adam steps. The paper takes 200; polishing goes before here and follows, and a descent costs
+    #: in proportion
+    steps: int = 10
     #: step sizes at the start and the end, in nats; cosine in between
-    learning_rate: float = 0.2
+    learning_rate: float = 0.1
     final_learning_rate: float = 0.02
     #: temperatures at the start and the end; geometric in between
-    hot: float = 0.5
+    hot: float = 0.15
     cold: float = 0.05
-    kernel: str = smoothing.DEFAULT_KERNEL
     #: penalty weight at the start, its growth a step while illegal, its decay while legal
     penalty: float = 2.0
     penalty_growth: float = 1.1
@@ -202,12 +202,9 @@ class Adam:
         self.steps += 1
         self.first.mul_(beta1).add_(gradient, alpha=1 - beta1)
         mean = self.first / (1 - beta1**self.steps)
-        return self.x.detach() - rate * self.scaled(mean, gradient, beta2)
-
-    def scaled(self, mean: torch.Tensor, gradient: torch.Tensor, beta2: float) -> torch.Tensor:
-        """The mean gradient over the root of the second moments, which learn of this gradient."""
         self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        return mean / (torch.sqrt(self.second / (1 - beta2**self.steps)) + 1e-8)
+        scaled = mean / (torch.sqrt(self.second / (1 - beta2**self.steps)) + 1e-8)
+        return self.x.detach() - rate * scaled
 
 
 class Descent:
@@ -215,8 +212,6 @@ class Descent:
 
     #: merged programs in the cache; each is a few megabytes
     MAX_MERGED = 4
-    #: makes steps of gradients
-    optimizer: type[Adam] = Adam
 
     def __init__(self, scorer: scoring.Scorer, options: DescentOptions) -> None:
         self.scorer = scorer
@@ -275,7 +270,7 @@ class Descent:
         """Recorded values [n_records, B, n_variables] and predictions [n_records, B, k]."""
         options, where = self.options, merged.space
         x = where.project(where.encode(starts)).requires_grad_(True)
-        adam = self.optimizer(x, where.trainable)
+        adam = Adam(x, where.trainable)
         weight = torch.full((len(starts), merged.n_entries), options.penalty, dtype=torch.float64)
         points, costs = [], []
         self.steps = []
@@ -283,9 +278,7 @@ class Descent:
             progress = step / max(1, options.steps)
             temperature = options.hot * (options.cold / options.hot) ** progress
             values = where.decode(x)
-            outputs = torch_function.smooth(
-                merged.program, values, temperature, kernel=options.kernel
-            )
+            outputs = torch_function.smooth(merged.program, values, temperature)
             cost, excess = self._terms(merged, outputs, masks)
             if step % options.record_every == 0 or step == options.steps:
                 points.append(values.detach().numpy().copy())

@@ -1,4 +1,4 @@
-"""Small legal changes of decisions: mutation, crossover, neighbours.
+"""Small legal changes of decisions: mutation, neighbours.
 
 All of them keep every tiling a perfect one within its domains and every choice within its
 domain; other constraints are for the caller to check. A random generator is passed in.
@@ -53,15 +53,6 @@ class Moves:
             return factorizations.neighbours([row[i] for i in group], self._domains(group))
         (position,) = group
         return [(v,) for v in self.variables[position].domain if v != row[position]]
-
-    def crossover(self, a: Sequence[int], b: Sequence[int], rng: np.random.Generator) -> list[int]:
-        """Each group from one parent or the other."""
-        result = [int(v) for v in a]
-        for group in self.groups:
-            if rng.random() < 0.5:
-                for position in group:
-                    result[position] = int(b[position])
-        return result
 
     def around(self, row: Sequence[int]) -> list[tuple[int, ...]]:
         """All rows one small change away."""

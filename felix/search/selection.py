@@ -21,7 +21,7 @@ import collections
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Container, Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -34,6 +34,8 @@ from felix.sketch import coordinates
 
 #: Candidates that `Pool.apart` looks at for each that it takes.
 LOOKED_AT = 32
+#: Where `SelectionOptions.draw_scale` leaves it to the search, it is this or 0.
+DRAW_SCALE = 0.25
 #: The best candidates that `Pool.drawn` draws of, random others beside them, and draws.
 DRAWN_FROM, DRAWN_BESIDE, N_DRAWS = 384, 256, 64
 #: Sketch index and structure.
@@ -99,8 +101,8 @@ class SelectionOptions:
     #: least that a kind of features gets of which nothing was proposed, while it has candidates
     kind_share: float = 0.25
     #: width of the draws of the model's error that candidates are taken by (`Pool.drawn`), in
-    #: deviations of its posterior; 0: predictions as they are
-    draw_scale: float = 0.25
+    #: deviations of its posterior; 0: predictions as they are. None: what suits the search
+    draw_scale: float | None = None
 
 
 @dataclass(slots=True)
@@ -185,37 +187,21 @@ class Pool:
         first = {among[row].key: among[row] for row in rows}
         return [*first.values(), *(c for c in ranked if c.key not in first)]
 
-    def best(
-        self,
-        n: int,
-        beside: Container[interface.Key] = (),
-        kinds: Collection[FeatureKind] = tuple(FeatureKind),
-    ) -> list[Candidate]:
-        """The first n of `ranked` with features of these kinds whose keys are not in `beside`,
-        without sorting all."""
-        indices = range(len(self.scorer.sketches))
-        within = {index for index in indices if self.scorer.kind_of(index) in kinds}
-        others = (
-            c
-            for key, c in self.candidates.items()
-            if c.sketch_index in within and key not in beside
-        )
+    def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Candidate]:
+        """The first n of `ranked` whose keys are not in `beside`, without sorting all."""
+        others = (c for key, c in self.candidates.items() if key not in beside)
         return heapq.nsmallest(n, others, key=_order)
 
     def apart(
-        self,
-        n: int,
-        n_moves: int,
-        beside: Container[interface.Key] = (),
-        kinds: Collection[FeatureKind] = tuple(FeatureKind),
+        self, n: int, n_moves: int, beside: Container[interface.Key] = ()
     ) -> list[Candidate]:
         """The best n of which those of one sketch are more than so many moves from each other.
 
         Where the best `LOOKED_AT` n have fewer, the best others follow. With 0 moves it is `best`.
         """
         if not n_moves:
-            return self.best(n, beside, kinds)
-        ranked = self.best(LOOKED_AT * n, beside, kinds)
+            return self.best(n, beside)
+        ranked = self.best(LOOKED_AT * n, beside)
         rows = {
             index: [row for row, c in enumerate(ranked) if c.sketch_index == index]
             for index in {c.sketch_index for c in ranked}
@@ -267,7 +253,8 @@ def select(
 ) -> list[Candidate]:
     """Up to n candidates: lowest acquisition, or lowest in a draw, first; random ones; fallbacks
     if need be."""
-    ranked = pool.drawn(options.draw_scale, rng) if options.draw_scale else pool.ranked()
+    scale = DRAW_SCALE if options.draw_scale is None else options.draw_scale
+    ranked = pool.drawn(scale, rng) if scale else pool.ranked()
     fallback = _ranked(pool.fallback.values())[: max(0, n - len(ranked))]
     n = min(n, len(ranked))
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0

@@ -1,6 +1,6 @@
 """Tuning runs; start reading with `felix.tuning.tune`, the round loop.
 
-A run (`run`) has tasks (`task_run`), each with its search (`strategies`), one cost model
+A run (`run`) has tasks (`task_run`), each with its search (`options`), one cost model
 (`online_model`), candidates that are being measured (`pending`) and their records (`recorder`);
 it stores itself in a session (`session`, `checkpoint`), shares the machine with timing
 (`pacing`), measures the best again (`remeasure`) and ends with results (`results`).

@@ -27,24 +27,18 @@ class Parts:
 
     task_runs: Sequence[TaskRun]
     allocator: allocate.Allocator
-    #: None for a strategy without a model
-    learner: online_model.Learner | None
+    learner: online_model.Learner
     clock: pacing.Clock
     breakdown: pacing.Breakdown
 
 
 def take(parts: Parts) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The state of a run: JSON-able values, and tensors by name."""
-    model: dict[str, Any] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    n_learnt = 0
-    if parts.learner is not None:
-        model, tensors = parts.learner.state_dict()
-        n_measured = sum(len(task_run.records) for task_run in parts.task_runs)
-        n_learnt = n_measured - parts.learner.n_unlearnt
+    model, tensors = parts.learner.state_dict()
+    n_measured = sum(len(task_run.records) for task_run in parts.task_runs)
     state = {
         "elapsed_s": parts.clock.elapsed_s,
-        "n_learnt": n_learnt,
+        "n_learnt": n_measured - parts.learner.n_unlearnt,
         "jobs": [task_run.state_dict() for task_run in parts.task_runs],
         "allocator": parts.allocator.state_dict(),
         "breakdown": dataclasses.asdict(parts.breakdown),
@@ -86,8 +80,7 @@ def restore(
             n_learnt, earlier_s = int(state["n_learnt"]), float(state["elapsed_s"])
             parts.allocator.load_state_dict(state["allocator"])
             parts.breakdown.resume(pacing.Breakdown(**state["breakdown"]))
-            if parts.learner is not None:
-                parts.learner.load_state_dict(state["model"], journal.tensors)
+            parts.learner.load_state_dict(state["model"], journal.tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.RecordError(f"the checkpoint is malformed: {error!r}") from error
     _replay(parts, journal.records, n_learnt)
@@ -103,7 +96,7 @@ def _replay(parts: Parts, stored: Sequence[records.Record], n_learnt: int) -> No
             raise errors.RecordError("the records hold a task that is not tuned here")
         task_run.replay(record)
         n_trials += not record.repeat
-        if record.repeat or n_trials <= n_learnt or parts.learner is None:
+        if record.repeat or n_trials <= n_learnt:
             continue
         suggestion = task_run.suggestion(record)
         parts.learner.remember(task_run.search, task_run.index, suggestion, record.measurement)

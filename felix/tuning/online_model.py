@@ -21,8 +21,7 @@ from torch import nn
 
 from felix import errors
 from felix.features.kind import FeatureKind
-from felix.search import cost_model, interface, scoring
-from felix.search.strategies import base
+from felix.search import base, cost_model, interface, scoring
 
 if TYPE_CHECKING:
     import tvm
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 class _Example:
     """A measured candidate of a task; `search` has its formulas."""
 
-    search: base.ModelSearch
+    search: base.BaseSearch
     task_index: int
     suggestion: interface.Suggestion
     latency_us: float
@@ -121,7 +120,7 @@ class Learner:
     ) -> None:
         """Take in a measurement, to be learnt with the next `learn`; failed ones teach nothing."""
         latency_us = measured.latency_us
-        if latency_us is None or not isinstance(search, base.ModelSearch):
+        if latency_us is None:
             self._n_failed += 1
         else:
             self._examples.append(_Example(search, task_index, suggestion, latency_us))

@@ -26,7 +26,7 @@ class Opener:
 
     Args:
         request: of the run.
-        learner: the cost model; None without one.
+        learner: the cost model.
         allocator: told of tasks that cannot be tuned.
         baselines: measures the unscheduled programs.
         compute_guard, breakdown: of the run.
@@ -35,7 +35,7 @@ class Opener:
     def __init__(
         self,
         request: options_module.Request,
-        learner: online_model.Learner | None,
+        learner: online_model.Learner,
         allocator: allocate.Allocator,
         baselines: pending.Baselines,
         compute_guard: pacing.ComputeGuard,
@@ -107,13 +107,12 @@ class Opener:
         self.begin(task_run, is_resumed)
         before_s = self._breakdown.extract_s
         with self._compute_guard.computing("extract"):
-            model = None if self._learner is None else self._learner.models_for(task_run.index)
             left_out = task_run.open(
-                self._budget.strategy,
-                model,
-                self._options.search,
+                self._options.maker(self._budget.strategy),
+                self._learner.models_for(task_run.index),
                 self._budget.seed,
                 self._compute_guard.yield_to_timing,
+                has_templates=self._options.templates,
                 templates_first=self._n_tasks > 1 and not is_resumed,
                 judge=judge,
             )

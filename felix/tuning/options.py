@@ -13,16 +13,13 @@ from felix.measure.pool.locks import rwlock
 from felix.search import allocate, strategies
 
 if TYPE_CHECKING:
-    from felix.metaschedule.tvm_search import TVMEvolutionOptions
-    from felix.search import EvolutionOptions, GradientOptions, LocalOptions, cost_model
+    from felix.search import GradientOptions, base, cost_model, interface
     from felix.sketch.sketch import Sketch
     from felix.task import Task
     from felix.tuning import session
 
-#: Sizes of a strategy's round.
-SearchOptions: TypeAlias = (
-    "LocalOptions | GradientOptions | EvolutionOptions | TVMEvolutionOptions"
-)
+#: (sketches of a task, its cost models, seed) -> the task's search.
+MakeSearch: TypeAlias = "Callable[[Sequence[Sketch], interface.CostModels, int], base.BaseSearch]"
 OnEvent: TypeAlias = Callable[[events.Event], None]
 #: (task, its sketches) -> (sketch key, decisions), the most promising first; what does not fit
 #: the sketches is left out.
@@ -81,8 +78,12 @@ class TuneOptions:
     baseline: bool = True
     #: torch threads of the tuner. Its tensors are small; more threads than idle cores are slow.
     torch_threads: int = 1
-    #: Sizes of the strategy's round.
-    search: SearchOptions | None = None
+    #: Sizes of the search's rounds.
+    search: GradientOptions | None = None
+    #: Makes another search than a strategy's.
+    make_search: MakeSearch | None = None
+    #: Search kernels that templates generate, too.
+    templates: bool = True
     #: Processes that search rounds of several tasks on a GPU side by side; 0: none, None: as
     #: many as pay.
     search_processes: int | None = None
@@ -114,6 +115,50 @@ class TuneOptions:
 
         return local.LocalPool(task, local.LocalOptions(devices=self.devices))
 
+    def default_strategy(self, task: Task) -> str:
+        """The strategy of a run that names none: as the sizes are, or the target's."""
+        if self.make_search is not None:
+            return strategies.CUSTOM
+        if self.search is not None:
+            return "gradient" if self.search.n_structures else "local"
+        return strategies.DEFAULTS[task.target.kind.name]
+
+    def sizes(self, strategy: str) -> GradientOptions:
+        """Sizes of the rounds of a strategy.
+
+        Raises:
+            TuningError: they are of another one.
+        """
+        from felix.search import GradientOptions
+
+        chosen = self.search or GradientOptions()
+        if strategy == "local":
+            return dataclasses.replace(chosen, n_structures=0)
+        if not chosen.n_structures:
+            raise errors.TuningError("sizes without structures to descend under are of `local`")
+        return chosen
+
+    def maker(self, strategy: str) -> MakeSearch:
+        """What makes the searches of a run.
+
+        Raises:
+            TuningError: the strategy needs `make_search`, or other sizes.
+        """
+        if self.make_search is not None:
+            return self.make_search
+        if strategy == strategies.CUSTOM:
+            raise errors.TuningError(
+                "the search of this session was made by the caller: give `make_search`"
+            )
+        return making(self.sizes(strategy))
+
+
+def making(sizes: GradientOptions) -> MakeSearch:
+    """What makes searches of such sizes."""
+    from felix.search import GradientSearch
+
+    return lambda sketches, model, seed: GradientSearch(sketches, model, sizes, seed)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
@@ -125,9 +170,8 @@ class Budget:
     strategy: str
 
     def __post_init__(self) -> None:
-        if self.strategy not in strategies.NAMES:
-            known = ", ".join(strategies.NAMES)
-            raise errors.TuningError(f"unknown strategy {self.strategy!r}; use one of {known}")
+        if self.strategy != strategies.CUSTOM and (why := strategies.problem(self.strategy)):
+            raise errors.TuningError(why)
         if self.trials is None and self.seconds is None:
             raise errors.TuningError("give a number of trials, of seconds, or both")
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):

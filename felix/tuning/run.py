@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from felix import events, target
 from felix.autodiff import torch_threads
-from felix.search import allocate, interface, strategies
+from felix.search import allocate, interface
 from felix.tuning import (
     checkpoint,
     opener,
@@ -115,9 +115,7 @@ class Run:
         stack.callback(made_ahead.close)
         self.breakdown.add("start", self._clock.elapsed_s)
 
-    def _load_model(self, request: options_module.Request) -> online_model.Learner | None:
-        if self._budget.strategy in strategies.WITHOUT_MODEL:
-            return None
+    def _load_model(self, request: options_module.Request) -> online_model.Learner:
         from felix.tuning import online_model
 
         return online_model.Learner(
@@ -200,13 +198,10 @@ class Run:
     ) -> list[interface.Suggestion]:
         """Choose the candidates of a round; other rounds that are searched have `n_reserved`,
         those of `busy` tasks."""
-        from felix.search.strategies import base
-
         if task_run.n_rounds and task_run.unopened:
             self.opener.open_rest(task_run)
         with self._compute_guard.computing("search"):
-            if self.learner is not None and isinstance(task_run.search, base.ModelSearch):
-                task_run.search.model = self.learner.models_for(task_run.index)
+            task_run.search.model = self.learner.models_for(task_run.index)
             n = self.round_size(task_run, n_reserved, busy=busy)
             first = task_run.take_first(n)
             return [*first, *task_run.search.suggest(n - len(first))]
@@ -341,7 +336,7 @@ class Run:
 
     def learn(self) -> None:
         """Let the cost models learn what is new."""
-        if self.learner is None or not self.learner.n_unlearnt:
+        if not self.learner.n_unlearnt:
             return
         with self._compute_guard.computing("train"):
             outcomes = self.learner.learn()
@@ -374,7 +369,7 @@ class Run:
                 trials=self._budget.trials,
                 seconds=self._budget.seconds,
                 resumed_trials=self._recorder.n_trials,
-                model="none" if self.learner is None else self.learner.message,
+                model=self.learner.message,
             )
         )
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, files, records
+from felix.search import strategies
 from felix.tuning import results
 
 if TYPE_CHECKING:
@@ -94,11 +95,18 @@ def strategy_of(out: pathlib.Path) -> str | None:
     say.
 
     Raises:
-        RecordError: it is damaged.
+        RecordError: it is damaged, or of a strategy that there is no more.
     """
     path = out / FOLDER / "session.json"
     stored = read_json(path).get("strategy") if path.exists() else None
-    return stored if isinstance(stored, str) else None
+    if not isinstance(stored, str):
+        return None
+    if stored not in (*strategies.NAMES, strategies.CUSTOM):
+        raise errors.RecordError(
+            f"the session in {path.parent} is of the strategy {stored!r}, which there is no more: "
+            "use another output folder, or do not resume"
+        )
+    return stored
 
 
 def open_journal(

@@ -36,7 +36,7 @@ from felix import errors, events
 from felix.measure import limits
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results, session, strategies
+from felix.tuning import pacing, results, session
 from felix.tuning import run as run_module
 from felix.tuning.searching import rounds
 
@@ -94,10 +94,8 @@ def tune(
         seconds: stop after this long, start-up included; None for no limit.
         seed: everything random follows from it. Of several tasks on a GPU the order of rounds
             depends on the machine's speed, too (`TuneOptions.search_processes`).
-        strategy: "local", "gradient", or one that is there to compare with: "evolutionary",
-            "random", "tvm-evolutionary", "tvm-xgb". If left out that of the session that is
-            resumed, else that of `options.search`, else the target's: "gradient" on a CPU,
-            "local" on a GPU.
+        strategy: "gradient", or "local", which takes no gradients. If left out that of the session
+            that is resumed, else that of `options`, else "gradient".
         model: a cost-model checkpoint or module; the one shipped for the target if left out.
         options: sizes and details.
         out: folder for the session (records and checkpoints, in `tuning/`).
@@ -118,10 +116,12 @@ def tune(
     options_module.check(tasks)
     chosen = options or options_module.TuneOptions()
     folder = None if out is None else pathlib.Path(out)
+    if strategy is not None and chosen.make_search is not None:
+        raise errors.TuningError("give a strategy or a function that makes the search, not both")
     if strategy is None and resume and folder is not None:
         strategy = session.strategy_of(folder)
     if strategy is None:
-        strategy = strategies.default(tasks[0], chosen.search)
+        strategy = chosen.default_strategy(tasks[0])
     request = options_module.Request(
         tasks=tasks,
         budget=options_module.Budget(trials=trials, seconds=seconds, seed=seed, strategy=strategy),

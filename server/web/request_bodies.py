@@ -83,8 +83,8 @@ def _file_name(value: str) -> str:
 
 
 def _strategy(value: str) -> str:
-    if value not in strategies.NAMES:
-        raise ValueError(f"must be one of {', '.join(strategies.NAMES)}")
+    if why := strategies.problem(value):
+        raise ValueError(why)
     return value
 
 

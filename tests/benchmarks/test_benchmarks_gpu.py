@@ -281,12 +281,12 @@ def test_felix_and_evolution_differ_in_the_search_alone(
         tuned.tune({"strategy": strategy, **request})
     assert len(pools) == 2 and models[0] == models[1]  # builder, runner; model and its learning
     ours, theirs = calls
-    kinds = ours.pop("strategy"), theirs.pop("strategy")
-    assert kinds == (None, "tvm-evolutionary")
     options, others = ours.pop("options"), theirs.pop("options")
     assert options.pool.__func__ is others.pool.__func__ is server_pools.Pools.take
-    batches = {"round_size": 64, "first_round_size": 64, "pool": others.pool}
-    assert dataclasses.replace(options, **batches) == others and ours == theirs
+    differing = {"round_size": 64, "first_round_size": 64, "templates": False}
+    differing |= {"pool": others.pool, "make_search": others.make_search}
+    assert options.make_search is None and others.make_search is not None
+    assert dataclasses.replace(options, **differing) == others and ours == theirs
 
 
 @pytest.mark.parametrize("name", ["gemm-skinny", "depthwise", "transposed", "reduction"])

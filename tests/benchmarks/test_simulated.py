@@ -13,6 +13,7 @@ import pytest
 
 import felix
 from benchmarks import cluster_scaling, multi_gpu
+from benchmarks.support.searches import baselines
 from benchmarks.support.simulated import nodes, throughput
 from felix import events, target, workloads
 from felix.measure import payload
@@ -84,8 +85,10 @@ def test_one_round_less_than_devices_is_on_its_way_when_the_next_begins(n_device
         first_round_size=4,
         n_finalists=0,
         baseline=False,
+        make_search=baselines.RandomSearch,
+        learn=False,
     )
-    felix.tune(GEMM, trials=24, strategy="random", options=chosen, on_event=listen)
+    felix.tune(GEMM, trials=24, options=chosen, on_event=listen)
     assert n_trials == 24 and len(begun) == 6
     assert [n for n, _ in begun] == [4] * 6
     on_the_way = [4 * number - done for number, (_, done) in enumerate(begun)]

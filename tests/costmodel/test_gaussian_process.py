@@ -157,11 +157,16 @@ def _predicted(options: gaussian_process.CorrectionOptions, n: int, shown: Float
 
 
 def _deviations(n: int, shown: Floats) -> Floats:
-    """Posterior standard deviations [B]: what a prediction is lowered by."""
-    lowered = gaussian_process.CorrectionOptions(lowered_by=1.0)
-    return _predicted(gaussian_process.CorrectionOptions(), n, shown) - _predicted(
-        lowered, n, shown
-    )
+    """Posterior standard deviations [B]."""
+    corrector = gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(n, 1)
+    corrector.update(rows, mask, y, np.zeros(n, np.int64))
+    model = corrector.for_task(0)
+    assert isinstance(model, interface.ProbabilisticModel)
+    every = torch.from_numpy(shown.astype(np.float32))
+    root = model.deviations(every, torch.ones(every.shape[:2]), torch.eye(len(every)))
+    deviations: Floats = np.linalg.norm(root.numpy(), axis=1)
+    return deviations
 
 
 def test_a_prediction_is_surer_near_measurements() -> None:
@@ -191,14 +196,6 @@ def _posterior(shown: NDArray[np.float32], n: int = 6) -> Floats:
     known = np.linalg.solve(joint[:n, :n] + 0.04 * np.eye(n), across.T)
     covariance: Floats = joint[n:, n:] - across @ known
     return covariance
-
-
-def test_the_deviation_is_the_posterior_of_the_process() -> None:
-    one = gaussian_process.CorrectionOptions(lengths=(1.0,), amplitudes=(0.2,), noises=(0.04,))
-    lowered = gaussian_process.CorrectionOptions((1.0,), (0.2,), (0.04,), lowered_by=1.0)
-    shown, _, _ = _programs(1, 9)
-    deviation = _predicted(one, 6, shown) - _predicted(lowered, 6, shown)
-    assert deviation[0] == pytest.approx(math.sqrt(_posterior(shown).item()), rel=1e-3)
 
 
 def test_draws_have_the_covariance_of_the_posterior() -> None:

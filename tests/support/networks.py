@@ -18,7 +18,7 @@ from felix.measure.pool.locks import rwlock
 from felix.network import executable, imported
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
-from felix.search.strategies import local
+from felix.search import gradient
 from felix.task import Task
 from felix.tuning import options
 
@@ -58,7 +58,7 @@ class Pool:
 
 def tune_options(pool: Pool, **changes: Any) -> options.TuneOptions:
     """Quick rounds without processes."""
-    sizes = local.LocalOptions(n_samples=8, n_polish=0)
+    sizes = gradient.GradientOptions(n_samples=8, n_before=0, n_polish=0, n_structures=0)
     defaults: dict[str, Any] = {
         "round_size": 4,
         "first_round_size": 2,

@@ -17,7 +17,6 @@ import sys
 from typing import Any
 
 from felix.processes import policy
-from felix.tuning.opening import task_search
 from server import settings
 from server.database import database
 from server.store import blobs, trials
@@ -61,7 +60,7 @@ class FakeDeviceEngine(felix_engine.FelixEngine):
 
 def make_engine(_: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> FakeDeviceEngine:
     """The engine, in a process of its own."""
-    task_search.sketches_of = tuning_fakes.sketches
+    tuning_fakes.use_cheap()
     return FakeDeviceEngine()
 
 
@@ -81,7 +80,7 @@ def acknowledge(path: pathlib.Path) -> None:
 
 def tune(url: str, folder: pathlib.Path) -> None:
     """Be a tuner until killed or ended by SIGTERM."""
-    task_search.sketches_of = tuning_fakes.sketches
+    tuning_fakes.use_cheap()
     acknowledge(folder / "acknowledged")
     db = database.Database(url)
     working = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), FakeDeviceEngine(), SETTINGS)

@@ -21,8 +21,7 @@ import torch
 
 from felix.autodiff import program as autodiff_program
 from felix.features.kind import FeatureKind
-from felix.search import descent
-from felix.search.strategies import gradient
+from felix.search import descent, gradient
 from felix.sketch import factorizations
 from felix.sketch.variables import Variable
 from felix.symbolic import expr
@@ -256,6 +255,6 @@ def programs_of_a_task() -> list[FakeSketch]:
 
 def gradient_search(sketches: list[FakeSketch], **sizes: Any) -> gradient.GradientSearch:
     """A search with short descents."""
-    steps = descent.DescentOptions(steps=5)
+    steps = descent.DescentOptions(steps=5, hot=0.5, learning_rate=0.2)
     options = gradient.GradientOptions(**{"n_before": 0, "descent": steps} | sizes)
     return gradient.GradientSearch(sketches, CostModel(), options, 1)

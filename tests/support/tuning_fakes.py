@@ -17,9 +17,11 @@ import pytest
 import torch
 
 import felix
+from benchmarks.support.searches import baselines
 from felix import errors, records, workloads
 from felix.measure import protocol, testing
 from felix.measure.pool.locks import rwlock
+from felix.search import cost_model
 from felix.task import Task
 from felix.tuning import options, pacing, results
 from felix.tuning.opening import task_search
@@ -128,6 +130,13 @@ def use(monkeypatch: pytest.MonkeyPatch, make: Callable[[Task], list[Any]] | Non
     monkeypatch.setattr(task_search, "sketches_of", lambda task, *_: (make or sketches)(task))
 
 
+def use_cheap(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let runs of any strategy take random schedules of synthetic sketches, with a fake model."""
+    set_attribute(task_search, "sketches_of", sketches)
+    set_attribute(cost_model, "load", lambda *_: cost_model.Loaded(Model(), "a fake model"))
+    set_attribute(options.TuneOptions, "maker", lambda *_: baselines.RandomSearch)
+
+
 def sketches(task: Task, *_: Any) -> list[Any]:
     """Two sketches; tasks of other sizes get other ones."""
     extent = int(task.func.params[0].shape[0])
@@ -142,9 +151,11 @@ def task(m: int = 64, weight: float = 1.0) -> Task:
 
 def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     """Options for quick runs with a fake pool."""
-    from felix.search.strategies import local
+    from felix.search import gradient
 
-    sizes = local.LocalOptions(n_samples=16, n_polish=1, n_warm_polish=8)
+    sizes = gradient.GradientOptions(
+        n_samples=16, n_before=0, n_polish=1, n_warm_polish=8, n_structures=0
+    )
     chosen = pool or Pool()
     defaults: dict[str, Any] = {
         "round_size": 8,

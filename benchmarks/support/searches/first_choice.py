@@ -7,7 +7,6 @@ choice. It is built, checked and timed by a pool, as thoroughly as the fastest c
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,16 +47,15 @@ def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion]
     None where the task has no template.
     """
     from felix.features.kind import FeatureKind
-    from felix.search import cost_model
-    from felix.search.strategies import local
+    from felix.search import cost_model, gradient
     from felix.sketch import sketch as sketching
 
     sketches = sketching.of_templates(task)
     if not sketches:
         return None
     loaded = cost_model.load(None, task.target, seed, FeatureKind.TEMPLATE)
-    options = dataclasses.replace(local.LocalOptions(), n_warm_rounds=0)
-    search = local.LocalSearch(list(sketches), loaded.module, options, seed=seed)
+    options = gradient.GradientOptions(n_warm_rounds=0)
+    search = gradient.GradientSearch(list(sketches), loaded.module, options, seed=seed)
     best = preferred(search.suggest(SUGGESTIONS))
     return None if best is None else (sketches[best.sketch_index], best)
 

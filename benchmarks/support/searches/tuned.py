@@ -11,14 +11,8 @@ from typing import Any
 
 from benchmarks.support.searches import winners
 
-#: Strategies of `felix.tune` by their names here; None: the default of the target.
-TUNED = {
-    "felix": None,
-    "local": "local",
-    "exact-evolution": "evolutionary",
-    "evolution": "tvm-evolutionary",
-    "random": "random",
-}
+#: The names of the searches: the default, a strategy of `felix.tune`, or what `_maker` makes.
+TUNED = ("felix", "local", "exact-evolution", "evolution", "random")
 #: Candidates of a batch of TVM's evolution, as `ms.tune_tir` has them.
 TVM_BATCH = 64
 
@@ -30,9 +24,13 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
     from felix.tuning import options
     from server.tuner import warm_pools
 
-    settings = options.TuneOptions(baseline=False)
-    if request["strategy"] == "evolution":
-        settings = dataclasses.replace(settings, round_size=TVM_BATCH, first_round_size=TVM_BATCH)
+    name = request["strategy"]
+    settings = options.TuneOptions(baseline=False, make_search=_maker(name))
+    if name == "evolution":  # TVM knows no templates
+        batch = {"round_size": TVM_BATCH, "first_round_size": TVM_BATCH}
+        settings = dataclasses.replace(settings, templates=False, **batch)
+    elif name == "random":
+        settings = dataclasses.replace(settings, learn=False)
     task = workloads.parse(request["workload"], target=request["target"])
     with warm_pools.Pools() as pools:
         pools.warm(request["target"])
@@ -42,7 +40,7 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
             trials=request["trials"],
             seed=request["seed"],
             model=request["model"],
-            strategy=TUNED[request["strategy"]],
+            strategy="local" if name == "local" else None,
             options=dataclasses.replace(settings, pool=pools.take),
         )
         wall_s = time.perf_counter() - start
@@ -57,6 +55,20 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
         "breakdown": dataclasses.asdict(result.breakdown),
     }
     return piece | ({"variant": result.best.variant, "flops": task.flops} if best else {})
+
+
+def _maker(name: str) -> Any:
+    """What makes the searches of that name; None where Felix does."""
+    from benchmarks.support.searches import baselines, tvm_search
+
+    kinds = {
+        "exact-evolution": baselines.EvolutionarySearch,
+        "evolution": tvm_search.TVMEvolutionarySearch,
+        "random": baselines.RandomSearch,
+    }
+    if name not in kinds:
+        return None
+    return lambda sketches, model, seed: kinds[name](sketches, model, seed=seed)
 
 
 def mean_build_s(records: Sequence[Any]) -> float | None:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from felix import errors
-from felix.search import interface, strategies
+from felix.search import interface
 from felix.sketch import legality
 from felix.tir import grammar
 from felix.tuning import options as options_module
-from felix.tuning import strategies as searches
 from felix.tuning.opening import opened_sketches
 
 if TYPE_CHECKING:
-    from felix.search.strategies import base
+    from felix.search import base
     from felix.sketch.sketch import Sketch
     from felix.task import Task
 
@@ -49,19 +48,20 @@ class TaskSearch:
 
     def open(
         self,
-        strategy: str,
-        model: interface.CostModels | None,
-        options: options_module.SearchOptions | None,
+        make_search: options_module.MakeSearch,
+        model: interface.CostModels,
         seed: int,
         before_each: Callable[[], None] | None = None,
+        has_templates: bool = True,
         templates_first: bool = False,
         judge: Judge = legality.make_formulas,
     ) -> list[str]:
         """Make the sketches and the search; says which sketches are left out and why.
 
         Args:
-            strategy, model, options, seed: of the search.
+            make_search, model, seed: of the search.
             before_each: called before the formulas of each sketch are made; it may raise.
+            has_templates: whether kernels of templates are searched, too.
             templates_first: where there are templates, leave traces, whose formulas take a
                 hundred times as long, to `open_rest`.
             judge: makes the formulas of a sketch, or knows what making them gave elsewhere.
@@ -71,7 +71,6 @@ class TaskSearch:
         """
         left_out: list[str] = []
         try:
-            has_templates = strategy not in strategies.TRACES_ONLY
             sketches = sketches_of(self.task, left_out.append, has_templates)
         except errors.UnsupportedSchedule as error:
             raise errors.NoDesignSpace(str(error)) from error
@@ -90,7 +89,7 @@ class TaskSearch:
             )
         self._unopened = traces
         task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
-        self._search = searches.make_search(strategy, self.sketches, model, options, task_seed)
+        self._search = make_search(self.sketches, model, task_seed)
         return left_out
 
     @property

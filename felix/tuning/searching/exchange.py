@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from felix.search import interface
-from felix.search.strategies import base
 from felix.tuning import opener
 from felix.tuning import options as options_module
 from felix.tuning.searching import messages
@@ -45,8 +44,8 @@ class Exchange:
         return messages.Request(
             task_index=task_run.index,
             task=self._texts[task_run.index],
-            strategy=self._budget.strategy,
-            options=self._options.search,
+            sizes=self._options.sizes(self._budget.strategy),
+            has_templates=self._options.templates,
             seed=self._budget.seed,
             has_rest=is_open and (task_run.n_rounds > 0 or not task_run.unopened),
             models=self._learner.models_for(task_run.index),
@@ -100,9 +99,7 @@ class Exchange:
             if pair[0].key not in taken
         ][: n - len(before)]
         chosen = [suggestion for suggestion, _ in kept]
-        search = task_run.search
-        assert isinstance(search, base.ModelSearch), "a search without a model takes no time"
-        search.adopt(
+        task_run.search.adopt(
             dataclasses.replace(
                 searched, suggestions=chosen, features=[features for _, features in kept]
             )

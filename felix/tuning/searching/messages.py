@@ -14,9 +14,7 @@ from felix.features.kind import FeatureKind
 if TYPE_CHECKING:
     from torch import nn
 
-    from felix.search import interface
-    from felix.search.strategies import base
-    from felix.tuning import options as options_module
+    from felix.search import GradientOptions, base, interface
     from felix.tuning import task_run
 
 
@@ -27,8 +25,9 @@ class Request:
     task_index: int
     #: its text (`Task.to_json`)
     task: str
-    strategy: str
-    options: options_module.SearchOptions | None
+    #: of the search
+    sizes: GradientOptions
+    has_templates: bool
     #: of the run
     seed: int
     #: whether the search has the sketches of traces, which may be left to the second round

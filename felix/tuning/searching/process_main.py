@@ -18,10 +18,9 @@ import torch
 
 from felix import errors
 from felix.measure import payload
-from felix.search.strategies import base
 from felix.sketch import legality
 from felix.task import Task
-from felix.tuning import task_run
+from felix.tuning import options, task_run
 from felix.tuning.opening import task_search
 from felix.tuning.searching import messages, processes
 
@@ -46,17 +45,16 @@ class OpenTask:
         ours, start = self._task_search, time.perf_counter()
         if not ours.is_open:
             ours.open(
-                request.strategy,
+                options.making(request.sizes),
                 request.models,
-                request.options,
                 request.seed,
+                has_templates=request.has_templates,
                 templates_first=not request.has_rest,
                 judge=self._judge,
             )
         if request.has_rest and ours.unopened:
             ours.open_rest(judge=self._judge)
         search, open_s = ours.search, time.perf_counter() - start
-        assert isinstance(search, base.ModelSearch), "a search without a model takes no time"
         search.model = request.models
         if request.state is not None:
             search.load_state_dict(request.state)

@@ -24,20 +24,17 @@ if TYPE_CHECKING:
 
 #: Processes at most, and cores for each: builders have the others.
 MAX_PROCESSES, CORES_EACH = 8, 4
-#: Strategies whose rounds take so long that a process pays.
-STRATEGIES = ("local", "gradient", "evolutionary")
 _MODULE = "felix.tuning.searching.process_main"
 
 
 def n_processes(
-    tasks: Sequence[Task], strategy: str, asked: int | None = None, n_cores: int | None = None
+    tasks: Sequence[Task], asked: int | None = None, n_cores: int | None = None
 ) -> int:
     """How many processes pay, or as many as were asked for.
 
-    None for one task, on a CPU (they would disturb timing), or where a search takes no time or
-    keeps what no process knows.
+    None for one task, or on a CPU (they would disturb timing).
     """
-    if len(tasks) < 2 or tasks[0].target.kind.name == "llvm" or strategy not in STRATEGIES:
+    if len(tasks) < 2 or tasks[0].target.kind.name == "llvm":
         return 0
     cores = cpu.available_cores() if n_cores is None else n_cores
     count = min(MAX_PROCESSES, cores // CORES_EACH) if asked is None else asked

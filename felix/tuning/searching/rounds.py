@@ -50,9 +50,8 @@ def side_by_side(run: Run) -> Iterator[Rounds | None]:
     """The rounds of a run with their processes; None where these would not pay."""
     every = [task_run.task for task_run in run.task_runs]
     tasks = [task for task in every if task.key not in run.options.settled]
-    strategy, asked = run.request.budget.strategy, run.options.search_processes
-    count = processes.n_processes(tasks, strategy, asked)
-    if not count or run.learner is None:
+    count = processes.n_processes(tasks, run.options.search_processes)
+    if not count or run.options.make_search is not None:  # no process knows a caller's search
         yield None
         return
     with contextlib.closing(processes.SearchProcesses(count)) as searches:

@@ -24,7 +24,7 @@ class Recorder:
     Args:
         task_runs: the tasks of the run.
         journal: where records are stored; None: nowhere.
-        learner: the cost model that learns them later; None without a model.
+        learner: the cost model that learns them later.
         clock, breakdown: of the run.
         on_event: called with each trial.
     """
@@ -33,7 +33,7 @@ class Recorder:
         self,
         task_runs: Sequence[TaskRun],
         journal: session.Journal | None,
-        learner: online_model.Learner | None,
+        learner: online_model.Learner,
         clock: pacing.Clock,
         breakdown: pacing.Breakdown,
         on_event: options_module.OnEvent,
@@ -71,8 +71,7 @@ class Recorder:
         self._store(record)
         trial.mark_recorded()
         is_best = task_run.add(record)
-        if self._learner is not None:
-            self._learner.remember(task_run.search, task_run.index, suggestion, measurement)
+        self._learner.remember(task_run.search, task_run.index, suggestion, measurement)
         self._add_work(measurement)
         self._on_event(
             events.Trial(

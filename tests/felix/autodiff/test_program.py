@@ -98,7 +98,7 @@ def test_the_reverse_pass_is_made_where_it_is_needed() -> None:
     program = autodiff_program.Program.compile([x * x], [x])
     assert program.exact(np.asarray([[3]])).tolist() == [[9]]
     assert "gathers" not in vars(program._passes)
-    _, buffer = program.forward(np.asarray([[3.0]]), 0.1, smoothing.KERNELS["algebraic"])
+    _, buffer = program.forward(np.asarray([[3.0]]), 0.1)
     assert program.backward(buffer, np.ones((1, 1))).tolist() == [[6.0]]
 
 
@@ -119,8 +119,7 @@ def test_log_outputs_are_log2_of_one_plus_v(typical) -> None:
     torch.testing.assert_close(soft[:, ~flags], soft_raw[:, ~flags])
 
 
-@pytest.mark.parametrize("kernel", sorted(smoothing.KERNELS))
-def test_smooth_converges_to_exact(typical, kernel: str) -> None:
+def test_smooth_converges_to_exact(typical) -> None:
     _, _, program = typical
     rng = np.random.default_rng(3)
     points = 2 ** rng.integers(0, 6, (32, 12))
@@ -128,7 +127,7 @@ def test_smooth_converges_to_exact(typical, kernel: str) -> None:
     errors_at = []
     for temperature in (0.3, 1e-2, 1e-5, 1e-12):
         soft = torch_function.smooth(
-            program, torch.tensor(points, dtype=torch.float64), temperature, kernel=kernel
+            program, torch.tensor(points, dtype=torch.float64), temperature
         )
         assert torch.isfinite(soft).all()
         errors_at.append(np.abs(soft.numpy() - exact) / (1 + np.abs(exact)))
@@ -137,24 +136,17 @@ def test_smooth_converges_to_exact(typical, kernel: str) -> None:
     assert errors_at[-1].max() < 1e-3
 
 
-@pytest.mark.parametrize("kernel", sorted(smoothing.KERNELS))
 @pytest.mark.parametrize("temperature", [1.0, 0.2])
-def test_gradients_agree_with_differences(typical, kernel: str, temperature: float) -> None:
+def test_gradients_agree_with_differences(typical, temperature: float) -> None:
     _, _, program = typical
     generator = torch.Generator().manual_seed(0)
     x = torch.exp(3 * torch.rand(4, 12, dtype=torch.float64, generator=generator))
     weights = torch.randn(len(program.outputs), dtype=torch.float64, generator=generator)
 
     def loss(at: torch.Tensor) -> torch.Tensor:
-        return (
-            torch_function.smooth(program, at, temperature, kernel=kernel)
-            * program_scale
-            * weights
-        ).sum(1)
+        return (torch_function.smooth(program, at, temperature) * program_scale * weights).sum(1)
 
-    program_scale = 1.0 / (
-        1.0 + torch_function.smooth(program, x, temperature, kernel=kernel).abs().amax(0)
-    )
+    program_scale = 1.0 / (1.0 + torch_function.smooth(program, x, temperature).abs().amax(0))
     x.requires_grad_(True)
     loss(x).sum().backward()
     assert torch.isfinite(x.grad).all()

@@ -15,7 +15,6 @@ from felix.symbolic import expr
 CONDITIONS = (expr.And, expr.Or, expr.Not)
 DIVISIONS = (expr.FloorDiv, expr.CeilDiv, expr.FloorMod)
 OPERATORS = list(expr.OPERATORS)
-KERNELS = sorted(smoothing.KERNELS)
 integers = st.integers(0, 10**9)
 
 
@@ -23,8 +22,8 @@ def column(*values: float) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray([value], dtype=np.float64) for value in values)
 
 
-def smooth(operator: type, args: tuple, t: float, kernel: str = "algebraic") -> smoothing.Smooth:
-    return smoothing.RULES[operator].smooth(column(*args), t, smoothing.KERNELS[kernel])
+def smooth(operator: type, args: tuple, t: float) -> smoothing.Smooth:
+    return smoothing.RULES[operator].smooth(column(*args), t)
 
 
 def arity(operator: type) -> int:
@@ -56,23 +55,19 @@ def test_exact_rule_equals_the_symbolic_operator(operator: type, data: st.DataOb
     assert float(expected) == smoothing.RULES[operator].exact(*column(*args))[0]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda op: op.__name__)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_smooth_tends_to_exact_at_integers(
-    operator: type, kernel: str, data: st.DataObject
-) -> None:
+def test_smooth_tends_to_exact_at_integers(operator: type, data: st.DataObject) -> None:
     args = draw_arguments(data, operator)
     exact = smoothing.RULES[operator].exact(*column(*args))[0]
-    value, partials = smooth(operator, args, 1e-11, kernel)
+    value, partials = smooth(operator, args, 1e-11)
     assert abs(value[0] - exact) <= 1e-3 * max(1.0, abs(exact)) ** 0.5 + 1e-6 * abs(exact)
     assert all(np.isfinite(p).all() for p in partials)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda op: op.__name__)
-def test_error_shrinks_with_the_temperature(operator: type, kernel: str) -> None:
+def test_error_shrinks_with_the_temperature(operator: type) -> None:
     """Over a grid of small integers the worst error falls with T, and gets small."""
     grid = range(2) if operator in CONDITIONS else range(1, 7)
     axes = np.meshgrid(*[np.asarray(grid, float)] * arity(operator))
@@ -82,14 +77,17 @@ def test_error_shrinks_with_the_temperature(operator: type, kernel: str) -> None
     exact = smoothing.RULES[operator].exact(*args)
     worst = []
     for t in (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4):
-        value, _ = smoothing.RULES[operator].smooth(tuple(args), t, smoothing.KERNELS[kernel])
+        value, _ = smoothing.RULES[operator].smooth(tuple(args), t)
         worst.append(float(np.abs(value - exact).max()))
     assert worst[-1] < (1e-2 if operator in (expr.Floor, expr.Ceiling) else 4e-3)
     assert worst[-1] <= worst[-2] <= worst[-3] <= max(worst[:3])
 
 
 def _difference(
-    operator: type, args: tuple[float, ...], position: int, t: float, kernel: str
+    operator: type,
+    args: tuple[float, ...],
+    position: int,
+    t: float,
 ) -> float:
     """The partial of a smooth operator by central differences of two steps (Richardson)."""
 
@@ -97,47 +95,42 @@ def _difference(
         moved = [list(args), list(args)]
         moved[0][position] -= step
         moved[1][position] += step
-        low, high = (float(smooth(operator, tuple(m), t, kernel)[0][0]) for m in moved)
+        low, high = (float(smooth(operator, tuple(m), t)[0][0]) for m in moved)
         return (high - low) / (2 * step)
 
     step = 1e-6 * max(1.0, abs(args[position])) * t
     return (4 * central(step / 2) - central(step)) / 3
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_partials_of_many_periods_agree_with_differences(kernel: str) -> None:
+def test_partials_of_many_periods_agree_with_differences() -> None:
     """Thousands of periods of a remainder: the steps are not small beside one."""
     args = (2549.6015625, 0.5)
-    _, (partial, _) = smooth(expr.FloorMod, args, 0.2, kernel)
-    assert _difference(expr.FloorMod, args, 0, 0.2, kernel) == pytest.approx(partial[0], rel=2e-3)
+    _, (partial, _) = smooth(expr.FloorMod, args, 0.2)
+    assert _difference(expr.FloorMod, args, 0, 0.2) == pytest.approx(partial[0], rel=2e-3)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda op: op.__name__)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), t=st.sampled_from([1.0, 0.5, 0.2, 0.05]))
-def test_partials_agree_with_differences(
-    operator: type, kernel: str, t: float, data: st.DataObject
-) -> None:
+def test_partials_agree_with_differences(operator: type, t: float, data: st.DataObject) -> None:
     condition = st.floats(0.0, 1.0)
     size = st.floats(0.5, 3000.0)
     kinds = [condition if operator in CONDITIONS else size] * arity(operator)
     if operator is expr.Select:
         kinds[0] = condition
     args = tuple(data.draw(kind) for kind in kinds)
-    value, partials = smooth(operator, args, t, kernel)
+    value, partials = smooth(operator, args, t)
     for position, partial in enumerate(partials):
         assert np.isfinite(partial).all()
-        difference = _difference(operator, args, position, t, kernel)
+        difference = _difference(operator, args, position, t)
         tolerance = 2e-3 * (abs(difference) + abs(partial[0])) + 1e-4 * max(1, abs(value[0]))
         assert abs(difference - partial[0]) <= tolerance, (args, difference, partial)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda op: op.__name__)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_finite_everywhere(operator: type, kernel: str, data: st.DataObject) -> None:
+def test_finite_everywhere(operator: type, data: st.DataObject) -> None:
     anything = st.floats(-1e12, 1e12)
     condition = st.floats(0.0, 1.0)
     kinds = [condition if operator in CONDITIONS else anything] * arity(operator)
@@ -145,7 +138,7 @@ def test_finite_everywhere(operator: type, kernel: str, data: st.DataObject) -> 
         kinds[0] = condition
     args = tuple(data.draw(kind) for kind in kinds)
     t = data.draw(st.sampled_from([2.0, 1.0, 0.1, 1e-3, 1e-6]))
-    value, partials = smooth(operator, args, t, kernel)
+    value, partials = smooth(operator, args, t)
     assert np.isfinite(value).all()
     assert all(np.isfinite(p).all() for p in partials)
 
@@ -155,31 +148,23 @@ def test_arithmetic_is_finite_at_its_poles(name: str) -> None:
     for pair in ((0.0, 0.0), (5.0, 0.0), (-1.0, -0.0), (1e12, 1e12), (800.0, 900.0)):
         args = column(*pair)[: 1 if name in ("log", "exp") else 2]
         rule = smoothing.ARITHMETIC[name]
-        value, partials = rule.smooth(args, 0.1, smoothing.KERNELS["algebraic"])
+        value, partials = rule.smooth(args, 0.1)
         assert np.isfinite(value).all()
         assert all(np.isfinite(p).all() for p in partials)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_are_a_bump_and_its_integrals(kernel: str) -> None:
+def test_a_bump_and_its_integrals() -> None:
     z = np.linspace(-30, 30, 60001)
-    functions = smoothing.KERNELS[kernel]
-    phi, phi_slope = functions.bump(z)
-    step, step_slope = functions.step(z)
-    ramp, ramp_slope = functions.ramp(z)
-    assert functions.bump(np.zeros(1))[0][0] == 1.0
-    assert functions.step(np.zeros(1))[0][0] == pytest.approx(0.5)
+    phi, phi_slope = smoothing.bump(z)
+    step, step_slope = smoothing.step(z)
+    ramp, ramp_slope = smoothing.ramp(z)
+    assert smoothing.bump(np.zeros(1))[0][0] == 1.0
+    assert smoothing.step(np.zeros(1))[0][0] == pytest.approx(0.5)
     np.testing.assert_allclose(ramp_slope, step, atol=1e-12)
     np.testing.assert_allclose(np.gradient(phi, z)[1:-1], phi_slope[1:-1], atol=1e-5)
     np.testing.assert_allclose(np.gradient(step, z)[1:-1], step_slope[1:-1], atol=1e-5)
     np.testing.assert_allclose(np.gradient(ramp, z)[1:-1], ramp_slope[1:-1], atol=1e-5)
     np.testing.assert_allclose(step_slope / step_slope.max(), phi, atol=1e-12)
-
-
-def test_the_papers_kernel_is_the_arctangent() -> None:
-    z = np.linspace(-9, 9, 101)
-    step, _ = smoothing.KERNELS["paper"].step(z)
-    np.testing.assert_allclose(step, 0.5 + np.arctan(z) / np.pi, atol=1e-14)
 
 
 def test_a_loop_of_one_is_not_nearly_nontrivial() -> None:
@@ -221,5 +206,5 @@ def test_hot_staircase_is_a_line() -> None:
 def test_temperature_may_differ_per_point() -> None:
     args = (np.asarray([[4.0, 4.0]]), np.asarray([[5.0, 5.0]]))
     rule: Callable = smoothing.RULES[expr.Less].smooth
-    value, _ = rule(args, np.asarray([1.0, 0.01]), smoothing.KERNELS["algebraic"])
+    value, _ = rule(args, np.asarray([1.0, 0.01]))
     assert value[0, 0] < 0.9 < value[0, 1]

@@ -25,8 +25,7 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from felix import errors
 from felix.metaschedule import cost_model, search_strategy
-from felix.search import descent
-from felix.search.strategies import gradient
+from felix.search import descent, gradient
 
 sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
 
@@ -167,7 +166,7 @@ def test_tunes_with_tvms_own_builder_and_runner(
     database = tune(
         task,
         tmp_path,
-        strategy=search_strategy.LocalSearch(model, options=SMALL),
+        strategy=search_strategy.GradientSearch(model, options=SMALL),
         cost_model=model,
         builder=ms.builder.LocalBuilder(
             max_workers=2,
@@ -190,7 +189,7 @@ def test_tunes_with_tvms_own_builder_and_runner(
 @pytest.mark.parametrize("shared", [True, False])
 def test_both_plug_ins_learn_once(shared: bool, task: felix.Task, tmp_path: pathlib.Path) -> None:
     model, runner = cost_model.MLPCostModel(), Runner()
-    strategy = search_strategy.LocalSearch(model if shared else None, options=SMALL)
+    strategy = search_strategy.GradientSearch(model if shared else None, options=SMALL)
     database = tune(task, tmp_path, strategy=strategy, cost_model=model, runner=runner)
     n_ran = sum(s is not None for s in runner.seconds)
     assert len(runner.seconds) == 8 and n_ran < 8  # some failed
@@ -203,7 +202,7 @@ def test_strategy_learns_itself_when_tvm_has_another_cost_model(
     task: felix.Task, tmp_path: pathlib.Path
 ) -> None:
     model, runner = cost_model.MLPCostModel(), Runner()
-    strategy = search_strategy.LocalSearch(model, options=SMALL)
+    strategy = search_strategy.GradientSearch(model, options=SMALL)
     tune(task, tmp_path, strategy=strategy, cost_model="random", runner=runner)
     assert len(model.online._network.tuner) == sum(s is not None for s in runner.seconds)
 
@@ -220,11 +219,15 @@ def test_cost_model_serves_tvms_evolutionary_search(
     assert len(model.online._network.tuner) > 0
 
 
-@pytest.mark.parametrize("kind", ["LocalSearch", "GradientSearch"])
-def test_same_seed_same_candidates(kind: str, task: felix.Task, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("n_structures", [0, 2])
+def test_same_seed_same_candidates(
+    n_structures: int, task: felix.Task, tmp_path: pathlib.Path
+) -> None:
+    sizes = dataclasses.replace(HALF_RANDOM, n_structures=n_structures)
+
     def mods(name: str, seed: int) -> list[str]:
         builder = Builder()
-        strategy = getattr(search_strategy, kind)(options=HALF_RANDOM)
+        strategy = search_strategy.GradientSearch(options=sizes)
         tune(
             task,
             tmp_path / name,
@@ -250,7 +253,7 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
     tune(
         gpu,
         tmp_path,
-        strategy=search_strategy.LocalSearch(model, options=SMALL),
+        strategy=search_strategy.GradientSearch(model, options=SMALL),
         cost_model=model,
         builder=builder,
         space=rules,
@@ -265,7 +268,7 @@ def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     tune(
         small,
         tmp_path,
-        strategy=search_strategy.LocalSearch(options=SMALL),
+        strategy=search_strategy.GradientSearch(options=SMALL),
         cost_model="random",
         builder=builder,
         max_trials_global=64,
@@ -348,7 +351,7 @@ def test_an_unmodelled_design_space_is_left_out(
     tune(
         task,
         tmp_path,
-        strategy=search_strategy.LocalSearch(options=SMALL),
+        strategy=search_strategy.GradientSearch(options=SMALL),
         cost_model="random",
         builder=builder,
     )
@@ -358,7 +361,7 @@ def test_an_unmodelled_design_space_is_left_out(
 def test_errors_arrive_with_their_type_and_the_strategy_can_be_used_again(
     task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = search_strategy.LocalSearch(options=SMALL)
+    strategy = search_strategy.GradientSearch(options=SMALL)
     with monkeypatch.context() as patched:
         patched.setattr(cost_model.Workload, "sketch", _refuse)
         with pytest.raises(errors.TuningError, match=r"no design space .* for the test"):
@@ -387,7 +390,6 @@ def _refuse(*args: Any) -> Callable[..., Any]:
 
 
 def test_the_package_offers_all_plug_ins() -> None:
-    assert felix.metaschedule.LocalSearch is search_strategy.LocalSearch
     assert felix.metaschedule.GradientSearch is search_strategy.GradientSearch
     assert felix.metaschedule.MLPCostModel is cost_model.MLPCostModel
     with pytest.raises(AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.support.searches import baselines
 from felix import errors
-from felix.search import descent, scoring, selection
+from felix.search import base, descent, gradient, scoring, selection
 from felix.search.interface import Suggestion
-from felix.search.strategies import base, evolutionary, gradient, local, random
 from tests.support import synthetic
 from tests.support.synthetic import (
     Result,
@@ -24,19 +25,22 @@ from tests.support.synthetic import (
 
 torch.set_num_threads(1)
 SEARCHES = ["local", "gradient", "evolutionary", "random"]
+#: As from samples that nothing has polished.
+LONG = descent.DescentOptions(steps=60, hot=0.5, learning_rate=0.2)
 
 
 def make(kind: str, sketches: list[synthetic.FakeSketch], seed: int = 0) -> base.BaseSearch:
     model = synthetic.CostModel()
     if kind == "local":
-        return local.LocalSearch(sketches, model, None, seed)
+        options = gradient.GradientOptions(n_structures=0)
+        return gradient.GradientSearch(sketches, model, options, seed)
     if kind == "gradient":
-        options = gradient.GradientOptions(descent=descent.DescentOptions(steps=60))
+        options = gradient.GradientOptions(descent=LONG)
         return gradient.GradientSearch(sketches, model, options, seed)
     if kind == "evolutionary":
-        options = evolutionary.EvolutionOptions(population=64)
-        return evolutionary.EvolutionarySearch(sketches, model, options, seed)
-    return random.RandomSearch(sketches, seed)
+        sizes = baselines.EvolutionOptions(population=64)
+        return baselines.EvolutionarySearch(sketches, model, sizes, seed)
+    return baselines.RandomSearch(sketches, model, seed)
 
 
 def true_us(sketches: list[synthetic.FakeSketch], suggestion: Suggestion) -> float:
@@ -111,7 +115,7 @@ def test_predictions_belong_to_their_candidates() -> None:
 def test_copies_of_what_was_proposed_wait() -> None:
     """Widths 1 and 2 give the synthetic sketch equal features, and so do 3 and 4."""
 
-    def fingerprints(search: base.ModelSearch, suggestions: list[Suggestion]) -> list[bytes]:
+    def fingerprints(search: base.BaseSearch, suggestions: list[Suggestion]) -> list[bytes]:
         rows = np.asarray([s.decisions for s in suggestions], np.int64)
         return search.scorer.fingerprints(0, rows).tolist()
 
@@ -199,9 +203,7 @@ def test_lost_measurements_can_be_forgotten() -> None:
 @pytest.mark.parametrize(("n_new_structures", "n_rounds"), [(2, 4), (1, 10)])
 def test_structures_change_between_rounds(n_new_structures: int, n_rounds: int) -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 8)))]
-    options = gradient.GradientOptions(
-        descent=descent.DescentOptions(steps=60), n_new_structures=n_new_structures
-    )
+    options = gradient.GradientOptions(descent=LONG, n_new_structures=n_new_structures)
     search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
     for _ in range(n_rounds):
         search.update([(s, Result(true_us(sketches, s))) for s in search.suggest(8)])
@@ -215,7 +217,7 @@ def test_a_round_compiles_few_new_structures(kind: str) -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 60)))]
     search = make(kind, sketches)
     limit = search.options.n_new_structures
-    if isinstance(search, local.LocalSearch):
+    if isinstance(search, gradient.GradientSearch):
         limit = max(limit, 24 // len(sketches[0].variables))
     for round_number in range(1, 4):
         assert search.suggest(8)
@@ -250,7 +252,7 @@ def test_polishing_finds_what_rounding_missed() -> None:
             n_seeds=2,
             n_roundings=1,
             n_warm_rounds=0,
-            descent=descent.DescentOptions(steps=4, record_every=4),
+            descent=dataclasses.replace(LONG, steps=4, record_every=4),
         )
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))
         search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
@@ -272,8 +274,8 @@ def test_warm_up_has_its_own_selection() -> None:
 def test_a_first_round_can_be_polished() -> None:
     def best(n_warm_polish: int) -> float:
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))
-        options = local.LocalOptions(n_warm_polish=n_warm_polish)
-        search = local.LocalSearch([sketch], synthetic.CostModel(), options, 1)
+        options = gradient.GradientOptions(n_warm_polish=n_warm_polish)
+        search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
         return min(suggestion.predicted_us or math.inf for suggestion in search.suggest(8))
 
     assert best(8) < 0.5 * best(0)

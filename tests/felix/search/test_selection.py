@@ -60,8 +60,6 @@ def test_the_best_of_a_pool_are_the_first_of_its_ranking() -> None:
     assert pool.best(4) == ranked[:4]
     beside = {c.key for c in ranked[1:5]}
     assert pool.best(3, beside) == [ranked[0], *ranked[5:7]]
-    assert pool.best(3, beside, [FeatureKind.TRACE]) == pool.best(3, beside)
-    assert pool.best(3, beside, [FeatureKind.TEMPLATE]) == []
 
 
 def test_candidates_apart_are_the_best_with_few_values_in_common() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.support.searches import baselines
 from costmodel.models import analytic_time
 from felix.features.kind import FeatureKind
-from felix.search import build_time, descent, interface, scoring, selection
+from felix.search import base, build_time, descent, gradient, interface, scoring, selection
 from felix.search import history as history_module
-from felix.search.strategies import base, evolutionary, gradient, local, random
 from felix.templates import spec
 from tests.support import synthetic
 from tests.support.templates import naive_gemm
@@ -55,10 +55,10 @@ MAKE: dict[str, Callable[..., base.BaseSearch]] = {
         gradient.GradientOptions(n_samples=32, descent=descent.DescentOptions(steps=16)),
         seed,
     ),
-    "evolutionary": lambda sketches, of, seed: evolutionary.EvolutionarySearch(
-        sketches, of, evolutionary.EvolutionOptions(population=48), seed
+    "evolutionary": lambda sketches, of, seed: baselines.EvolutionarySearch(
+        sketches, of, baselines.EvolutionOptions(population=48), seed
     ),
-    "random": lambda sketches, of, seed: random.RandomSearch(sketches, seed),
+    "random": baselines.RandomSearch,
 }
 
 
@@ -139,36 +139,6 @@ def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float)
     options = selection.SelectionOptions(**shares, kind_share=0.25)
     picked = selection.select(pool, 16, options, np.random.default_rng(0))
     assert sorted((sum(c.sketch_index == 2 for c in picked), 16)) in ([4, 16], [12, 16])
-
-
-@pytest.mark.parametrize("shift", [-60.0, 60.0])
-def test_each_kind_is_polished_unless_it_is_far_behind(shift: float) -> None:
-    def lowered(*, each: bool = True, **measured_us: float) -> tuple[bool, bool]:
-        """Whether polishing found lower predictions: of traces, and of the template."""
-        options = local.LocalOptions(n_polished=4, polishes_each_kind=each)
-        search = local.LocalSearch([*TRACES, TEMPLATE], models(shift), options)
-        for kind, latency_us in measured_us.items():
-            index = 2 if kind == "template" else 0
-            row = search.sketches[index].sample(1, 7).tolist()[0]
-            search.history.measured[index, tuple(row)] = latency_us
-        pool = selection.Pool(search.scorer, search.history)
-        for index, sketch in enumerate(search.sketches):
-            pool.add(index, sketch.sample(16, 3).tolist(), selection.Source.SAMPLE)
-        first = _lowest(pool)
-        search._polish(pool, 2)
-        assert len(pool.surrounded) == 2 * 4
-        return _lowest(pool)[0] < first[0], _lowest(pool)[1] < first[1]
-
-    assert lowered() == (True, True)
-    assert lowered(each=False) == (shift < 0, shift > 0)
-    assert lowered(trace=3.0, template=5.0) == lowered(template=3.0) == (True, True)
-    assert lowered(trace=3.0, template=7.0) == (True, False)
-    assert lowered(trace=7.0, template=3.0) == (False, True)
-
-
-def _lowest(pool: selection.Pool) -> tuple[float, float]:
-    traces, templates = ([c.score for c in pool.best(1, kinds=[kind])] for kind in FeatureKind)
-    return traces[0], templates[0]
 
 
 def test_a_template_says_itself_how_long_it_builds() -> None:

@@ -13,7 +13,7 @@ from felix import events, records
 from felix.measure import payload, protocol, testing
 from felix.measure.pool.locks import rwlock
 from felix.search import interface
-from felix.tuning import options, pacing, strategies, task_run
+from felix.tuning import options, pacing, task_run
 from felix.tuning.trials import remeasure
 from tests.support import tuning_fakes as fakes
 
@@ -142,9 +142,8 @@ def test_a_duplicate_learns_the_measurement_of_the_first(
         def update(self, results: Any) -> None:
             updates.extend(results)
 
-    monkeypatch.setattr(strategies, "make_search", lambda *_: Search())
     run = task_run.TaskRun(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
-    run.open("random", None, None, 0)
+    run.open(lambda *_: Search(), None, 0)  # type: ignore[arg-type,return-value]
     first, duplicate = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
     compute_guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown())
     scheduled = run.programs([first, duplicate], compute_guard, {})

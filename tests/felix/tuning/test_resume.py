@@ -92,7 +92,7 @@ def test_a_new_run_keeps_the_old_session(tmp_path: pathlib.Path) -> None:
     [
         ({"tasks": fakes.task(128)}, "another workload or target"),
         ({"seed": 5}, "another seed"),
-        ({"strategy": "random"}, "another strategy"),
+        ({"strategy": "gradient", "options": {"search": None}}, "another strategy"),
     ],
 )
 def test_resume_refuses_another_run(
@@ -127,7 +127,7 @@ def test_resume_refuses_a_damaged_state(tmp_path: pathlib.Path, text: str) -> No
 def test_two_runs_do_not_share_a_folder(tmp_path: pathlib.Path) -> None:
     identity = session.Identity(
         task_keys=("a",),
-        strategy="random",
+        strategy="local",
         seed=0,
         features_version=1,
         template_features_version=1,

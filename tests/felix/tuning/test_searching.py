@@ -26,12 +26,15 @@ from felix.features.kind import FeatureKind
 from felix.measure import payload, protocol
 from felix.measure.pool.locks import rwlock
 from felix.processes import child
+from felix.search import gradient
 from felix.tuning import online_model, pacing, task_run
 from felix.tuning import options as options_module
 from felix.tuning.opening import task_search
 from felix.tuning.searching import exchange, messages, process_main, processes
 from tests.support import tuning_fakes as fakes
 
+LOCAL = gradient.GradientOptions(n_structures=0)
+maker = options_module.TuneOptions().maker
 TEXTS = ("softmax:64x96", "gemm:64,64,64,dtype=bfloat16", "layer_norm:96x64")
 
 
@@ -104,8 +107,8 @@ def request_of(
     request = messages.Request(
         task_index=run.index,
         task=run.task.to_json(),
-        strategy="gradient",
-        options=None,
+        sizes=gradient.GradientOptions(),
+        has_templates=True,
         seed=5,
         has_rest=False,
         models=models,
@@ -121,7 +124,7 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
     (task, *_) = tasks()
     here, adopting = (task_search.TaskSearch(0, task) for _ in range(2))
     for each in (here, adopting):
-        each.open("gradient", models, None, 5)
+        each.open(maker("gradient"), models, 5)
     there = process_main.OpenTask(0, task)
     for n in (4, 8):
         expected = here.search.suggest(n)
@@ -148,7 +151,7 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
 def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     models, (task, *_) = learner().models_for(0), tasks()
     run = task_search.TaskSearch(0, task)
-    run.open("local", models, None, 5)
+    run.open(maker("local"), models, 5)
     refused: list[Any] = []
     make = task_run.made
 
@@ -160,13 +163,13 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(task_run, "made", failing)
     there = process_main.OpenTask(0, task)
-    answer = there.answer(request_of(run, 4, models, strategy="local", has_rest=True))
+    answer = there.answer(request_of(run, 4, models, sizes=LOCAL, has_rest=True))
     answer = pickle.loads(pickle.dumps(answer))
     made = answer.programs.values()
     bad = [str(each) for each in made if not isinstance(each, payload.WrittenProgram)]
     assert len(made) == 4 and bad == ["no such program"]
     whole = task_run.TaskRun(0, task, fakes.Pool().for_task(task))
-    whole.open("local", models, None, 5)
+    whole.open(maker("local"), models, 5)
     guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown(), None)
     monkeypatch.setattr(task_run, "made", None)  # all are made
     programs = whole.programs(answer.searched.suggestions, guard, answer.programs)
@@ -177,7 +180,7 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
 def test_what_was_measured_meanwhile_stays_known() -> None:
     models = learner().models_for(0)
     run = task_search.TaskSearch(0, tasks()[0])
-    run.open("gradient", models, None, 5)
+    run.open(maker("gradient"), models, 5)
     (early, *_) = run.search.suggest(2)
     there = process_main.OpenTask(0, run.task)
     answer = there.answer(request_of(run, 4, models, has_rest=True))
@@ -281,8 +284,8 @@ def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(
     request = messages.Request(
         task_index=0,
         task="{}",
-        strategy="local",
-        options=None,
+        sizes=LOCAL,
+        has_templates=True,
         seed=0,
         has_rest=False,
         models={},
@@ -463,19 +466,15 @@ def test_time_that_is_up_still_gives_each_task_its_first_candidates(
 def test_processes_pay_for_several_tasks_on_a_gpu() -> None:
     on_gpu, on_cpu = tasks(), [fakes.task(32), fakes.task(64)]
 
-    def count(some: Any, strategy: str, cores: int, asked: int | None = None) -> int:
-        return processes.n_processes(some, strategy, asked, cores)
+    def count(some: Any, cores: int, asked: int | None = None) -> int:
+        return processes.n_processes(some, asked, cores)
 
-    assert count(on_gpu, "gradient", 16) == count(on_gpu, "local", 16) == 3
-    assert count(on_gpu * 9, "gradient", 16) == 4
-    assert count(on_gpu * 9, "evolutionary", 64) == processes.MAX_PROCESSES
-    assert count(on_gpu, "gradient", 2) == 0 and count(on_gpu, "gradient", 2, asked=2) == 2
-    assert count(on_gpu, "gradient", 16, asked=0) == 0
+    assert count(on_gpu, 16) == 3 and count(on_gpu * 9, 16) == 4
+    assert count(on_gpu * 9, 64) == processes.MAX_PROCESSES
+    assert count(on_gpu, 2) == 0 and count(on_gpu, 2, asked=2) == 2
+    assert count(on_gpu, 16, asked=0) == 0
     for asked in (None, 2):
-        assert count(on_gpu[:1], "gradient", 16, asked) == 0
-        assert count(on_gpu, "random", 16, asked) == 0
-        assert count(on_gpu, "tvm-evolutionary", 16, asked) == 0
-        assert count(on_cpu, "gradient", 16, asked) == 0
+        assert count(on_gpu[:1], 16, asked) == count(on_cpu, 16, asked) == 0
 
 
 def test_where_no_process_starts_the_run_searches_itself(

@@ -11,8 +11,7 @@ import pytest
 
 import felix
 from felix import events, records
-from felix.search import descent
-from felix.search.strategies import gradient
+from felix.search import descent, gradient
 from felix.tuning import session
 from tests.support import tuning_fakes
 
@@ -46,10 +45,10 @@ def test_a_journal_replaces_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal()
     options = tuning_fakes.small(journal=journal.open)
     task = tuning_fakes.task()
-    first = felix.tune(task, trials=16, strategy="random", options=options)
+    first = felix.tune(task, trials=16, model=tuning_fakes.Model(), options=options)
     assert journal.records == list(first.records)
     assert journal.identities[0].task_keys == (task.key,)
-    second = felix.tune(task, trials=24, strategy="random", options=options)
+    second = felix.tune(task, trials=24, model=tuning_fakes.Model(), options=options)
     assert second.records[:16] == first.records
     assert len({(*r.decisions, r.sketch_index) for r in second.records}) == 24
     assert journal.n_closed == 2
@@ -69,7 +68,11 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
 
     begun = time.monotonic()
     result = felix.tune(
-        tuning_fakes.task(), trials=1000, strategy="random", options=options, on_event=watch
+        tuning_fakes.task(),
+        trials=1000,
+        model=tuning_fakes.Model(),
+        options=options,
+        on_event=watch,
     )
     assert result.reason == "interrupted"
     assert 3 <= len(result.records) <= 16  # the pool answers at once: what is measured is kept
@@ -90,7 +93,7 @@ def test_an_interrupt_in_a_callback_records_no_trial_twice(
     result = felix.tune(
         tuning_fakes.task(),
         trials=32,
-        strategy="random",
+        model=tuning_fakes.Model(),
         options=tuning_fakes.small(journal=journal.open),
         on_event=interrupt,
     )

@@ -18,12 +18,12 @@ from felix import errors, events, records
 from felix.cli import report
 from felix.cli.commands import compile as compile_command
 from felix.measure import payload, protocol
-from felix.search import strategies as names
+from felix.search import strategies
 from felix.sketch import sketch as sketching
 from felix.sketch import template_sketch
 from felix.templates import registry, spec
 from felix.templates.generated import GeneratedProgram
-from felix.tuning import results, session, strategies, task_run
+from felix.tuning import results, session
 from felix.tuning.opening import task_search
 from tests.support import tuning_fakes as fakes
 from tests.support.templates import naive_gemm
@@ -136,7 +136,7 @@ def test_failed_kernels_are_recorded_by_class() -> None:
     assert isinstance(result.best.program, fakes.Program)
 
 
-@pytest.mark.parametrize("strategy", ["local", "gradient", "evolutionary", "random"])
+@pytest.mark.parametrize("strategy", strategies.NAMES)
 def test_same_seed_same_run(strategy: str) -> None:
     options = {} if strategy == "local" else {"search": None}
     first, second = (tune(strategy=strategy, seed=3, options=options) for _ in range(2))
@@ -212,33 +212,17 @@ def test_a_stored_result_is_made_again(tmp_path: pathlib.Path) -> None:
     assert again.best.program == result.best.program
 
 
-def test_searches_of_tvm_have_traces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("templates", [True, False])
+def test_a_search_has_traces_alone_if_wished(
+    templates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
-    with_templates: list[bool] = []
-
-    def every(task: Any, **_: Any) -> list[Any]:
-        with_templates.append(True)
-        return [naive_gemm.sketch(0, task)]
-
-    def traces(task: Any, **_: Any) -> list[Any]:
-        with_templates.append(False)
-        return []
-
-    monkeypatch.setattr(sketching, "sketches", every)
-    monkeypatch.setattr(sketching, "trace_sketches", traces)
-    for strategy in names.NAMES:
-        run = task_run.TaskRun(0, naive_gemm.task(), fakes.Pool().for_task(naive_gemm.task()))
-        with_templates.clear()
-        if strategy in names.TRACES_ONLY:
-            with pytest.raises(errors.TuningError, match="no design space"):
-                run.open(strategy, fakes.Model(), None, 0)
-            assert with_templates == [False]
-        else:
-            assert run.open(strategy, fakes.Model(), None, 0) == []
-            assert with_templates == [True] and len(run.sketches) == 1
-    with pytest.raises(errors.TuningError, match="know no templates"):
-        strategies.make_search("tvm-evolutionary", [naive_gemm.sketch()], None, None, 0)
+    task = naive_gemm.task()
+    monkeypatch.setattr(sketching, "sketches", lambda *_, **__: [naive_gemm.sketch(0, task)])
+    monkeypatch.setattr(sketching, "trace_sketches", lambda *_, **__: fakes.sketches(fakes.task()))
+    result = tune(options={"templates": templates})
+    assert {record.variant == "naive-gemm" for record in result.records} == {templates}
 
 
 def test_a_template_is_no_trace_sketch() -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 import felix
+from benchmarks.support.searches import baselines
 from felix import errors, events, workloads
 from felix.cli import report
 from felix.measure import protocol
-from felix.metaschedule import tvm_search
-from felix.search.strategies import evolutionary, gradient, local
-from felix.tuning import session, strategies
+from felix.search import gradient, strategies
+from felix.tuning import options as options_module
+from felix.tuning import session
 from tests.support import tuning_fakes as fakes
 
 
@@ -51,7 +52,7 @@ def test_finds_a_fast_schedule_and_says_what_happened() -> None:
         json.dumps(events.to_json(event))
 
 
-@pytest.mark.parametrize("strategy", ["local", "gradient", "evolutionary", "random"])
+@pytest.mark.parametrize("strategy", strategies.NAMES)
 def test_same_seed_same_run(strategy: str) -> None:
     options = {} if strategy == "local" else {"search": None}
     first, second = (fakes.tune(strategy=strategy, seed=3, options=options) for _ in range(2))
@@ -286,19 +287,56 @@ def test_felix_tune_is_the_function_whatever_is_imported() -> None:
     assert isinstance(fakes.tune([fakes.task()], trials=8), felix.NetworkResult)
 
 
-def test_a_strategy_refuses_the_options_of_another() -> None:
-    with pytest.raises(errors.TuningError, match="evolutionary takes EvolutionOptions, not Local"):
-        fakes.tune(strategy="evolutionary")
-    with pytest.raises(errors.TuningError, match="local takes LocalOptions, not GradientOptions"):
-        fakes.tune(strategy="local", options={"search": gradient.GradientOptions()})
+def test_sizes_are_of_the_strategy() -> None:
+    still = gradient.GradientOptions(n_structures=0, n_samples=9)
+    assert options_module.TuneOptions(search=still).sizes("local") == still
+    descending = options_module.TuneOptions(search=gradient.GradientOptions(n_samples=9))
+    assert descending.sizes("local") == still and descending.sizes("gradient").n_structures
+    with pytest.raises(errors.TuningError, match="are of `local`"):
+        fakes.tune(strategy="gradient", options={"search": still})
 
 
 def test_the_default_strategy_is_that_of_the_sizes_or_of_the_target() -> None:
     on_cpu = fakes.task()
     on_gpu = workloads.gemm(64, 64, 64, target="cuda")
-    assert strategies.default(on_cpu, None) == "gradient"
-    assert strategies.default(on_gpu, None) == "local"
-    assert strategies.default(on_cpu, local.LocalOptions()) == "local"
-    assert strategies.default(on_gpu, gradient.GradientOptions()) == "gradient"
-    assert strategies.default(on_gpu, evolutionary.EvolutionOptions()) == "evolutionary"
-    assert strategies.default(on_cpu, tvm_search.TVMEvolutionOptions()) == "tvm-evolutionary"
+    default = options_module.TuneOptions()
+    assert default.default_strategy(on_cpu) == default.default_strategy(on_gpu) == "gradient"
+    for n_structures, expected in ((0, "local"), (1, "gradient")):
+        sizes = gradient.GradientOptions(n_structures=n_structures)
+        assert options_module.TuneOptions(search=sizes).default_strategy(on_gpu) == expected
+
+
+def test_a_search_may_be_the_callers(tmp_path: pathlib.Path) -> None:
+    made: list[baselines.RandomSearch] = []
+
+    def make(sketches: Any, model: Any, seed: int) -> baselines.RandomSearch:
+        made.append(baselines.RandomSearch(sketches, model, seed))
+        return made[-1]
+
+    arguments: dict[str, Any] = {"out": tmp_path, "options": {"make_search": make}}
+    emitted: list[events.Event] = []
+    first = fakes.tune(trials=16, on_event=emitted.append, **arguments)
+    assert len(first.records) == 16 and len(made) == 1 and made[0].round >= 2
+    assert next(e for e in emitted if isinstance(e, events.Started)).strategy == "custom"
+    second = fakes.tune(trials=24, resume=True, **arguments)
+    assert second.records[:16] == first.records and len(set(fakes.keys(second))) == 24
+    with pytest.raises(errors.TuningError, match="give `make_search`"):
+        fakes.tune(trials=32, out=tmp_path, resume=True)
+    with pytest.raises(errors.TuningError, match="a strategy or a function that makes the search"):
+        fakes.tune(strategy="local", options={"make_search": make})
+
+
+@pytest.mark.parametrize("strategy", ["evolutionary", "random", "tvm-xgb"])
+def test_a_strategy_that_left_is_refused_in_a_sentence(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(errors.TuningError, match=f"no strategy '{strategy}': use gradient or loc"):
+        fakes.tune(strategy=strategy)
+    fakes.tune(trials=8, out=tmp_path)
+    path = tmp_path / "tuning" / "session.json"
+    path.write_text(path.read_text().replace('"local"', f'"{strategy}"'))
+    with pytest.raises(errors.RecordError, match=f"strategy '{strategy}', which there is no more"):
+        fakes.tune(trials=16, out=tmp_path, resume=True)
+    with pytest.raises(errors.RecordError, match="another strategy"):
+        fakes.tune(trials=16, out=tmp_path, resume=True, strategy="local")
+    assert len((tmp_path / "tuning" / "records.jsonl").read_text().splitlines()) == 8

@@ -143,9 +143,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[felix.TuneResult,
     """A real run, as if its unscheduled program had been faster, and its bundle."""
     task = workloads.elementwise((64,), ops=("relu",), target="llvm -num-cores 1")
     out = tmp_path_factory.mktemp("unscheduled")
-    tuned = felix.tune(
-        task, trials=2, strategy="random", out=out, options=options.TuneOptions(n_finalists=0)
-    )
+    tuned = felix.tune(task, trials=2, out=out, options=options.TuneOptions(n_finalists=0))
     assert tuned.tuned_or_none is not None
     state = json.loads((out / "tuning" / "state.json").read_text())
     state["jobs"][0]["unscheduled"] = {"latency_us": 1e-3, "message": ""}
@@ -239,7 +237,7 @@ def test_candidates_that_tvm_rejects_leave_their_reason_and_a_bundle(
         tir_programs.B16,
     )
     task = felix.Task.from_prim_func(func, "llvm -num-cores 1")
-    result = felix.tune(task, trials=1, strategy="random", out=tmp_path)
+    result = felix.tune(task, trials=1, out=tmp_path)
     assert result.tuned_or_none is None and result.ships_unscheduled
     assert "TVM rejected" in (result.unscheduled_note() or "")
     result.export(tmp_path)

@@ -49,9 +49,8 @@ def test_without_a_budget_there_is_one(service: Service) -> None:
     ("asked", "strategy"),
     [
         ({}, "gradient"),
-        ({"target": "cuda -arch sm_90"}, "local"),
-        ({"strategy": "random"}, "random"),
-        ({"target": "h100", "strategy": "gradient"}, "gradient"),
+        ({"target": "cuda -arch sm_90"}, "gradient"),
+        ({"target": "h100", "strategy": "local"}, "local"),
     ],
 )
 def test_without_a_strategy_a_job_has_its_target_s(

@@ -20,7 +20,18 @@ from felix import records, workloads
 from felix.metaschedule import trace_text
 from felix.tuning.opening import task_search
 from server.parsing import databases
-from server.store import artifacts, keys, leases, progress, projects, reuse, rows, trials, tuners
+from server.store import (
+    artifacts,
+    keys,
+    leases,
+    progress,
+    projects,
+    requests,
+    reuse,
+    rows,
+    trials,
+    tuners,
+)
 from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 from tests.support.api import zips
@@ -220,6 +231,21 @@ def test_templates_are_submitted_with_changes(service: Service) -> None:
     assert others == []  # templates are of a key
     assert service.client.delete("/v1/templates/nightly").status_code == 204
     assert service.client.post("/v1/templates/nightly/jobs", json={}).status_code == 404
+
+
+def test_a_strategy_that_left_is_shown_and_refused(service: Service) -> None:
+    key_id = service.keys["submit"].key.id
+    with service.db.write() as tx:
+        requests.save_template(tx, key_id, "old", GEMM | {"strategy": "random"})
+    (saved,) = service.client.get("/v1/templates").json()["items"]
+    assert saved["job"]["strategy"] == "random"
+    refused = service.client.post("/v1/templates/old/jobs", json={})
+    assert refused.status_code == 422
+    assert "no strategy 'random': use gradient or local" in refused.text
+    made = service.client.post("/v1/templates/old/jobs", json={"job": {"strategy": "local"}})
+    assert made.status_code == 201 and made.json()["strategy"] == "local"
+    job = service_fakes.create(service.db, strategy="evolutionary")
+    assert service.client.get(f"/v1/jobs/{job.id}").json()["strategy"] == "evolutionary"
 
 
 def test_queued_jobs_say_when_they_begin(service: Service) -> None:

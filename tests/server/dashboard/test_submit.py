@@ -168,7 +168,7 @@ def test_a_job_like_another_has_the_default_of_its_own_target(pages: Pages) -> N
     """A strategy that nobody chose is not carried over to a form where the target may change."""
     form = filled(pages)
     strategies, likes = [], []
-    for chosen in ({}, {"strategy": ""}, {"strategy": "random"}, {"strategy": "local"}):
+    for chosen in ({}, {"strategy": ""}, {"strategy": "local"}):
         place = pages.client.post("/dashboard/submit", data=form | chosen | {"begin_anew": "on"})
         with pages.service.db.read() as tx:
             made = jobs.get(tx, int(place.headers["location"].rsplit("/", 1)[1]))
@@ -176,8 +176,8 @@ def test_a_job_like_another_has_the_default_of_its_own_target(pages: Pages) -> N
         likes.append(
             re.findall(r"<option selected>(\w+)<", pages.get(f"/dashboard/submit?like={made.id}"))
         )
-    assert strategies == ["gradient", "gradient", "random", "local"]
-    assert [set(like) & {*strategies} for like in likes] == [set(), set(), {"random"}, {"local"}]
+    assert strategies == ["gradient", "gradient", "local"]
+    assert [set(like) & {*strategies} for like in likes] == [set(), set(), {"local"}]
 
 
 def test_begin_anew_is_the_api_s_reuse_false(

@@ -28,9 +28,7 @@ def network() -> felix.NetworkResult:
         felix.workloads.gemm(16, 16, 16, target=TARGET),
         felix.workloads.elementwise((64,), ops=("relu",), target=TARGET),
     ]
-    return felix.tune(
-        tasks, trials=4, strategy="random", options=options.TuneOptions(round_size=2)
-    )
+    return felix.tune(tasks, trials=4, options=options.TuneOptions(round_size=2))
 
 
 @pytest.fixture

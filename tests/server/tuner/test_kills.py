@@ -90,7 +90,7 @@ def submit(db: database.Database) -> int:
         target="llvm -num-cores 2",
         tasks=(new,),
         trials=N_TRIALS,
-        strategy="random",
+        strategy="local",
         options={"round_size": 8},
     ).id
 

@@ -8,12 +8,13 @@ from unittest import mock
 
 import pytest
 
+from felix import errors as felix_errors
 from felix import events as engine_events
 from felix import workloads
 from felix.measure import payload
 from server.database import database
 from server.store import control, events, jobs, leases, plot_points, progress, rows, trials
-from server.tuner import claimed_job, engine, run_records
+from server.tuner import claimed_job, engine, run_records, tuner
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 
 TARGET = "llvm -num-cores 2"
@@ -21,11 +22,11 @@ TARGET = "llvm -num-cores 2"
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning_fakes.use(monkeypatch)
+    tuning_fakes.use_cheap(monkeypatch.setattr)
     monkeypatch.setattr(payload, "fingerprint", lambda mod: None)
 
 
-def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
+def submit(db: database.Database, n_trials: int = 24, strategy: str = "local") -> rows.Job:
     task = workloads.gemm(64, 64, 64, target=TARGET)
     new = jobs.NewTask(
         name=task.name,
@@ -39,7 +40,7 @@ def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
         target=TARGET,
         tasks=(new,),
         trials=n_trials,
-        strategy="random",
+        strategy=strategy,
         options={"round_size": 8},
     )
 
@@ -84,6 +85,15 @@ def test_a_run_tells_everything(db: database.Database) -> None:
     assert task.task_key is not None
     assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds
     assert curve[-1].best_us == after.best_us
+
+
+def test_a_job_of_a_strategy_that_left_ends_in_a_sentence(db: database.Database) -> None:
+    submit(db, strategy="evolutionary")
+    with pytest.raises(felix_errors.TuningError) as failed:
+        run(service_fakes.claim_next(db))
+    decision = tuner.decide(failed.value, attempts=1, max_attempts=3)
+    assert decision.retry_after_s is None
+    assert decision.message == "there is no strategy 'evolutionary': use gradient or local"
 
 
 def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> None:

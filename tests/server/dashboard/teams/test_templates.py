@@ -121,6 +121,18 @@ def test_a_name_that_is_none_is_refused(pages: Pages, name: str) -> None:
     assert "The name of a template has letters" in page and stored(pages) == {}
 
 
+def test_a_strategy_that_left_is_shown_and_refused(pages: Pages) -> None:
+    sentence = "here is no strategy 'random': use gradient or local"
+    job = api_rows.queued(pages.service.db, workload={"params": PARAMS}, strategy="random")
+    assert "random" in words(pages.get(f"/dashboard/jobs/{job.id}"))
+    refused = send(pages, "/dashboard/templates", 422, job=str(job.id), name="x")
+    assert sentence in words(refused) and stored(pages) == {}
+    page = pages.get(f"/dashboard/submit?like={job.id}")
+    assert "<option selected>random</option>" in page
+    again = send(pages, "/dashboard/submit", 422, **form_of(page), strategy="random")
+    assert sentence in words(again)
+
+
 def test_what_is_no_template_and_who_may_not(pages: Pages) -> None:
     model = api_rows.queued(pages.service.db, kind="onnx", op="a.onnx", workload={"file": "a"})
     assert "Save as a template" not in pages.get(f"/dashboard/jobs/{model.id}")

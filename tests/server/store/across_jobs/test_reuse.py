@@ -249,7 +249,7 @@ def _stored(content: bytes) -> bytes:
     "changes",
     [
         {"target": "llvm -num-cores 2"},
-        {"strategy": "random"},
+        {"strategy": "local"},
         {"seed": 1},
         {"target_key": "cuda", "target": "cuda"},
         {"versions": {**VERSIONS, "apache-tvm": "9"}},

@@ -46,7 +46,7 @@ def submit(db: database.Database, task: Task, trials: int = 4) -> int:
         min_bytes=float(task.min_bytes),
         program=task.to_json(),
     )
-    return service_fakes.create(db, tasks=(new,), trials=trials, strategy="random").id
+    return service_fakes.create(db, tasks=(new,), trials=trials, strategy="local").id
 
 
 def wait(condition: Callable[[], bool], limit_s: float = 120.0) -> float:

@@ -1,9 +1,9 @@
-"""What the searches share: history, seeds of rounds, checkpoints."""
+"""What a search of any kind has: history, scores, seeds of rounds, checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,23 +34,40 @@ class Round:
     #: of the search after the round, without its history
     state: dict[str, Any]
     steps: Sequence[events.DescentStep]
-    #: of each suggestion; none of a search without a model
+    #: of each suggestion
     features: Sequence[Rows]
 
 
 class BaseSearch:
-    """History, rounds and state; a subclass adds `_suggest`."""
+    """History, scores, rounds and state; a subclass adds `kind` and `_suggest`."""
 
-    kind = ""
+    #: what a stored state is of
+    kind: str
 
-    def __init__(self, sketches: Sequence[interface.Sketch], seed: int = 0) -> None:
+    def __init__(
+        self, sketches: Sequence[interface.Sketch], model: interface.CostModels, seed: int = 0
+    ) -> None:
         if not sketches:
             raise ValueError("a search needs at least one sketch")
         self.sketches = list(sketches)
+        self.scorer = scoring.Scorer(self.sketches, model)
         self.seed = seed
         self.round = 0
         self.history = history.History()
         self.statistics = Statistics()
+        #: of what was proposed; made from the history where it is missing
+        self._fingerprints: dict[interface.Key, bytes] = {}
+        #: of suggestions that were searched elsewhere
+        self._features: dict[interface.Key, Rows] = {}
+
+    @property
+    def model(self) -> interface.CostModels:
+        """The cost model, or one for each kind of features; assign to replace it."""
+        return self.scorer.model
+
+    @model.setter
+    def model(self, model: interface.CostModels) -> None:
+        self.scorer.model = model
 
     @property
     def descent_steps(self) -> list[events.DescentStep]:
@@ -76,11 +93,25 @@ class BaseSearch:
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         raise NotImplementedError
 
+    def features_of(self, suggestion: interface.Suggestion) -> Rows:
+        """Exact features of a candidate [R, F], as the search ranked it."""
+        if suggestion.key in self._features:
+            return self._features.pop(suggestion.key)  # nobody asks twice
+        index, decisions = suggestion.sketch_index, suggestion.decisions
+        structure = coordinates.structure(self.sketches[index].variables, decisions)
+        rows = self.scorer.features(index, structure, np.asarray([decisions], np.float64))
+        return np.asarray(rows[0], np.float32)
+
     def run_round(self, n: int) -> Round:
         """`suggest`, with what a search elsewhere needs to `adopt` the round."""
         suggestions = self.suggest(n)
         state = {name: value for name, value in self.state_dict().items() if name != "history"}
-        return Round(suggestions=suggestions, state=state, steps=self.descent_steps, features=[])
+        return Round(
+            suggestions=suggestions,
+            state=state,
+            steps=self.descent_steps,
+            features=[self.features_of(suggestion) for suggestion in suggestions],
+        )
 
     def adopt(self, searched: Round) -> None:
         """Take over a round that began with the state that this search had.
@@ -92,6 +123,8 @@ class BaseSearch:
         """
         self.load_state_dict({**searched.state, "history": self.history.state_dict()})
         self.history.propose(searched.suggestions)
+        keys = [suggestion.key for suggestion in searched.suggestions]
+        self._features.update(zip(keys, searched.features, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state."""
@@ -100,6 +133,7 @@ class BaseSearch:
             "seed": self.seed,
             "round": self.round,
             "history": self.history.state_dict(),
+            "structures": [[i, list(structure)] for i, structure in sorted(self.scorer.known)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -114,81 +148,19 @@ class BaseSearch:
         try:
             kind, seed, number = state["kind"], int(state["seed"]), int(state["round"])
             past = state["history"]
+            known = {(int(i), tuple(int(v) for v in s)) for i, s in state["structures"]}
         except (KeyError, TypeError, ValueError) as error:
             raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
         if kind != self.kind:
             raise errors.RecordError(f"the state is of a {kind!r} search, not {self.kind!r}")
         self.history.load_state_dict(past)
-        self.seed, self.round = seed, number
+        self.seed, self.round, self.scorer.known = seed, number, known
 
     def forget_pending(self, keys: Iterable[interface.Key] | None = None) -> None:
         """Make pending candidates available again, all or these: their measurements were lost."""
         self.history.pending.difference_update(
             list(self.history.pending if keys is None else keys)
         )
-
-
-class ModelSearch(BaseSearch):
-    """A search that ranks candidates with cost models; a subclass adds `_candidates`."""
-
-    def __init__(
-        self, sketches: Sequence[interface.Sketch], model: interface.CostModels, seed: int = 0
-    ) -> None:
-        super().__init__(sketches, seed)
-        self.scorer = scoring.Scorer(self.sketches, model)
-        #: of what was proposed; made from the history where it is missing
-        self._fingerprints: dict[interface.Key, bytes] = {}
-        #: of suggestions that were searched elsewhere
-        self._features: dict[interface.Key, Rows] = {}
-
-    @property
-    def model(self) -> interface.CostModels:
-        """The cost model, or one for each kind of features; assign to replace it."""
-        return self.scorer.model
-
-    @model.setter
-    def model(self, model: interface.CostModels) -> None:
-        self.scorer.model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-able state."""
-        known = [[index, list(structure)] for index, structure in sorted(self.scorer.known)]
-        return {**super().state_dict(), "structures": known}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a stored state; see `BaseSearch.load_state_dict`."""
-        try:
-            known = {(int(i), tuple(int(v) for v in s)) for i, s in state["structures"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
-        super().load_state_dict(state)
-        self.scorer.known = known
-
-    def features_of(self, suggestion: interface.Suggestion) -> Rows:
-        """Exact features of a candidate [R, F], as the search ranked it."""
-        if suggestion.key in self._features:
-            return self._features.pop(suggestion.key)  # nobody asks twice
-        index, decisions = suggestion.sketch_index, suggestion.decisions
-        structure = coordinates.structure(self.sketches[index].variables, decisions)
-        rows = self.scorer.features(index, structure, np.asarray([decisions], np.float64))
-        return np.asarray(rows[0], np.float32)
-
-    def run_round(self, n: int) -> Round:
-        """See `BaseSearch.run_round`."""
-        searched = super().run_round(n)
-        return replace(searched, features=[self.features_of(s) for s in searched.suggestions])
-
-    def adopt(self, searched: Round) -> None:
-        """See `BaseSearch.adopt`."""
-        super().adopt(searched)
-        keys = [suggestion.key for suggestion in searched.suggestions]
-        self._features.update(zip(keys, searched.features, strict=True))
-
-    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
-        return [candidate.suggestion() for candidate in self._candidates(n, rng)]
-
-    def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
-        raise NotImplementedError
 
     def _pool(self, options: selection.SelectionOptions) -> selection.Pool:
         """The empty pool of a round, which knows what was proposed before."""

@@ -1,7 +1,4 @@
-"""TVM's own evolutionary search behind Felix's search protocol, for comparisons.
-
-    felix.tune(task, strategy="tvm-evolutionary")   # with the cost model that Felix uses
-    felix.tune(task, strategy="tvm-xgb")            # with TVM's XGBoost model and features
+"""TVM's own evolutionary search with the cost model that Felix uses, for comparisons.
 
 MetaSchedule's `EvolutionarySearch` chooses what to measure, on the same sketches; schedules are
 built, checked and timed by Felix's pool, so that a comparison sees the search and nothing else.
@@ -13,7 +10,6 @@ same measurements, but not with the same numbers).
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,16 +19,13 @@ from numpy.typing import NDArray
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from felix import errors
 from felix.metaschedule import trace_lookup
-from felix.search import interface
-from felix.search.strategies import base
+from felix.search import base, interface
 from felix.sketch.trace_sketch import TraceSketch
 from felix.target import cpu
 from felix.tir import design_space
 
 if TYPE_CHECKING:
-    import torch
     from tvm.s_tir.schedule import Trace
 
 #: More trials than any run has; TVM's strategy stops there.
@@ -55,17 +48,14 @@ class TVMEvolutionOptions:
     threads: int | None = None
 
 
-class TVMEvolutionarySearch(base.ModelSearch):
+class TVMEvolutionarySearch(base.BaseSearch):
     """MetaSchedule's EvolutionarySearch (`felix.search.interface.Search`).
 
     Args:
         sketches: trace sketches of one task.
-        model: predicts ln(latency_us); None: TVM's XGBModel, trained on what is measured.
+        model: predicts ln(latency_us).
         options: sizes.
         seed: of TVM's random numbers.
-
-    Raises:
-        TuningError: XGBoost is needed and not installed.
     """
 
     kind = "tvm-evolutionary"
@@ -73,23 +63,17 @@ class TVMEvolutionarySearch(base.ModelSearch):
     def __init__(
         self,
         sketches: Sequence[TraceSketch],
-        model: interface.CostModels | None,
+        model: interface.CostModels,
         options: TVMEvolutionOptions | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(sketches, _no_model if model is None else model, seed)
+        super().__init__(sketches, model, seed)
         self.options = options or TVMEvolutionOptions()
         self._traces = trace_lookup.TraceScorer(self.scorer, list(sketches))
         self._task = sketches[0].task
-        self._xgb = _xgb(self._threads) if model is None else None
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self._task.mod)
         self._spare: list[tuple[interface.Key, ms.search_strategy.MeasureCandidate]] = []
-        #: candidates proposed and not yet learnt, for XGB
-        self._candidates_of: dict[interface.Key, ms.search_strategy.MeasureCandidate] = {}
-        self._unlearnt: list[
-            tuple[ms.search_strategy.MeasureCandidate, ms.runner.RunnerResult]
-        ] = []
         self._strategy: ms.search_strategy.EvolutionarySearch | None = None
         self._context: ms.TuneContext | None = None
 
@@ -113,15 +97,11 @@ class TVMEvolutionarySearch(base.ModelSearch):
         if self._strategy is None:
             self._start(n, int(rng.integers(1, 2**31 - 1)))
         assert self._strategy is not None
-        self._train()
         for _ in range(_MAX_TRIES):
             if len(self._spare) >= n:
                 break
             self._take(self._strategy.generate_measure_candidates() or ())
         chosen, self._spare = self._spare[:n], self._spare[n:]
-        for key, candidate in chosen:
-            if self._xgb is not None:
-                self._candidates_of[key] = candidate
         predicted_us = self._predicted_us([candidate.sch.trace for _, candidate in chosen])
         return [
             interface.Suggestion(*key, latency_us)
@@ -150,7 +130,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
             for s in self._traces.sketches
             if self._is_own(s)
         ]
-        model = self._xgb if self._xgb is not None else _Adapter(self._traces)
+        model = _Adapter(self._traces)
         self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
 
     def _is_own(self, sketch: TraceSketch) -> bool:
@@ -168,44 +148,20 @@ class TVMEvolutionarySearch(base.ModelSearch):
             self._spare.append((key, candidate))
 
     def _learn(self, key: interface.Key, latency_us: float | None) -> None:
-        run_secs = None if latency_us is None else [latency_us * 1e-6]
-        if self._xgb is not None:
-            candidate = self._candidates_of.pop(key, None) or self._candidate(key)
-            error = "failed" if run_secs is None else None
-            if candidate is not None:
-                self._unlearnt.append((candidate, ms.runner.RunnerResult(run_secs, error)))
-        if run_secs is None or not self._is_own(self._traces.sketches[key[0]]):
+        if latency_us is None or not self._is_own(self._traces.sketches[key[0]]):
             return
         info = ms.arg_info.ArgInfo.from_entry_func(self._task.mod, remove_preproc=True)
         self._database.commit_tuning_record(
             ms.database.TuningRecord(
                 trace=self._traces.sketches[key[0]].with_decisions(key[1]),
                 workload=self._workload,
-                run_secs=run_secs,
+                run_secs=[latency_us * 1e-6],
                 target=self._task.target,
                 args_info=info,
             )
         )
 
-    def _candidate(self, key: interface.Key) -> ms.search_strategy.MeasureCandidate | None:
-        """The candidate of a stored result; None if TVM rejects it."""
-        try:
-            schedule = self._traces.sketches[key[0]].schedule(key[1])
-        except errors.InvalidSchedule:
-            return None
-        info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-        return ms.search_strategy.MeasureCandidate(schedule, info)
-
-    def _train(self) -> None:
-        """Give the XGB model all that is new at once, for it trains from scratch."""
-        if self._xgb is not None and self._unlearnt:
-            candidates, results = zip(*self._unlearnt, strict=True)
-            self._xgb.update(self._context, list(candidates), list(results))
-        self._unlearnt.clear()
-
     def _predicted_us(self, traces: Sequence[Trace]) -> list[float | None]:
-        if self._xgb is not None:
-            return [None] * len(traces)  # its scores are no latencies
         values = self._traces.predict(traces).tolist()
         return [None if math.isnan(v) else math.exp(min(max(v, -50.0), 50.0)) for v in values]
 
@@ -227,15 +183,3 @@ class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
             return np.ones(len(candidates))
         predicted[~known] = np.median(predicted[known])
         return np.exp(-np.clip(predicted, -50.0, 50.0))
-
-
-def _xgb(threads: int) -> ms.cost_model.XGBModel:
-    if importlib.util.find_spec("xgboost") is None:
-        raise errors.TuningError(
-            "the strategy tvm-xgb needs XGBoost: pip install 'felix-tuner[baselines]'"
-        )
-    return ms.cost_model.XGBModel(num_tuning_cores=threads)
-
-
-def _no_model(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    raise errors.TuningError("this search ranks with XGBoost")

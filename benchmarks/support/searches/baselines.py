@@ -1,7 +1,8 @@
-"""Evolution on the same legal decisions with the same model: the gradient-free baseline.
+"""Searches to compare with: random legal schedules, and evolution with the same model.
 
-A round starts from legal samples and the best measured candidates, and for some generations
-breeds by crossover and mutation, choosing parents by predicted latency (a tournament of two).
+A round of evolution starts from legal samples and the best measured candidates, and for some
+generations breeds by crossover and mutation, choosing parents by predicted latency (a tournament
+of two).
 """
 
 from __future__ import annotations
@@ -11,8 +12,38 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from felix.search import interface, mutations, scoring, selection
-from felix.search.strategies import base
+from felix.search import base, interface, mutations, scoring, selection
+from felix.sketch import sampling
+
+#: Draws of n random samples before a space counts as exhausted.
+MAX_DRAWS = 4
+
+
+class RandomSearch(base.BaseSearch):
+    """Legal random decisions, sketches in equal shares, none twice."""
+
+    kind = "random"
+
+    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+        chosen: dict[interface.Key, None] = {}
+        n_considered = n_new = 0
+        for _ in range(MAX_DRAWS):
+            per_sketch = []
+            for index, sketch in enumerate(self.sketches):
+                rows = scoring.legal_samples(sketch, n, rng, sampling.MAX_STRUCTURES)
+                n_considered += len(rows)
+                keys = dict.fromkeys((index, tuple(row)) for row in rows.tolist())
+                per_sketch.append([k for k in keys if k not in self.history and k not in chosen])
+            n_new += sum(map(len, per_sketch))
+            turns = max(map(len, per_sketch))
+            for turn in range(turns):  # round robin over sketches
+                for keys_of_sketch in per_sketch:
+                    if turn < len(keys_of_sketch) and len(chosen) < n:
+                        chosen[keys_of_sketch[turn]] = None
+            if len(chosen) >= n:
+                break
+        self.statistics = base.Statistics(n_considered, n_new, n_new)
+        return [interface.Suggestion(index, decisions) for index, decisions in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +61,8 @@ class EvolutionOptions:
     selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
 
-class EvolutionarySearch(base.ModelSearch):
-    """See the module docstring; arguments as for `local.LocalSearch`."""
+class EvolutionarySearch(base.BaseSearch):
+    """See the module docstring; arguments as for `felix.search.GradientSearch`."""
 
     kind = "evolutionary"
 
@@ -51,7 +82,7 @@ class EvolutionarySearch(base.ModelSearch):
         super().extend(sketches)
         self._moves += [mutations.Moves(s.variables) for s in sketches]
 
-    def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
+    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         self.scorer.begin_round(self.options.n_new_structures)
         pool = self._pool(self.options.selection)
         size = max(1, self.options.population // len(self.sketches))
@@ -61,7 +92,8 @@ class EvolutionarySearch(base.ModelSearch):
             pool.add(index, samples.tolist(), selection.Source.SAMPLE)
             self._evolve(index, pool, size, rng)
         self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)
-        return selection.select(pool, n, self.options.selection, rng)
+        chosen = selection.select(pool, n, self.options.selection, rng)
+        return [candidate.suggestion() for candidate in chosen]
 
     def _evolve(
         self, index: int, pool: selection.Pool, size: int, rng: np.random.Generator
@@ -87,4 +119,16 @@ class EvolutionarySearch(base.ModelSearch):
         if rng.random() >= self.options.crossover_share:
             return self._moves[index].mutate(first, rng)
         second = parents[int(rng.integers(0, len(parents), 2).min())]
-        return self._moves[index].crossover(first, second, rng)
+        return _crossover(self._moves[index].groups, first, second, rng)
+
+
+def _crossover(
+    groups: Sequence[list[int]], a: Sequence[int], b: Sequence[int], rng: np.random.Generator
+) -> list[int]:
+    """Each group from one parent or the other."""
+    result = [int(v) for v in a]
+    for group in groups:
+        if rng.random() < 0.5:
+            for position in group:
+                result[position] = int(b[position])
+    return result
