@@ -10,8 +10,8 @@ A page's template is prose with lines of one tag each:
     {{figure NAME}}       the picture NAME.svg
 
 Results files may lie in folders below benchmarks/results. With --check nothing is written; the
-exit code is 1 if a page is not up to date. With --join FILE becomes one that has all results of
-the others, in their order.
+exit code is 1 if a page is not up to date. With --join FILE becomes one that has what pages use of
+what `python -m costmodel` wrote to the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks.support import common
+from benchmarks.support import common, model_tables
 
 TEMPLATES = pathlib.Path(__file__).resolve().parent / "pages"
 PAGES = common.ROOT / "docs" / "results"
@@ -72,7 +72,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.join:
         file, *others = args.join
-        common.write(file, [result for path in others for result in common.read(path)])
+        every = [result for path in others for result in common.read(path)]
+        common.write(file, [model_tables.kept(result) for result in every])
         return 0
     texts = {PAGES / name: text for name, text in pages().items()}
     if args.check:

@@ -71,8 +71,7 @@ def curve(run: Run, tool: str) -> list[tuple[float, float]]:
 def render(*results: Run) -> str:
     """Every case, and geometric means by element type."""
     every = rows([run for data in results for run in data["runs"]])
-    keys = ("case", "seconds", "felix", "best", "best_us", "best_ratio", "eager_ratio",
-            "stock_ratio", "ahead_s")  # fmt: skip
+    keys = "case seconds felix best best_us best_ratio eager_ratio stock_ratio ahead_s".split()
     head = ["network", "tuning s", "Felix us", "best peer", "its us", "peer / Felix"]
     head += ["eager / Felix", "stock / Felix", "ahead after s"]
     means = []

@@ -18,6 +18,20 @@ COLUMNS = {
 }
 
 
+def kept(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a results file keeps: scores over all workloads and seeds, none of each."""
+    parts = {
+        name: [{key: each[key] for key in keys} for each in result[name]]
+        for name, keys in (
+            ("reports", ("label", "overall")),
+            ("corrected", ("label", "overall")),
+            ("rows", ("variant", "mean")),
+        )
+        if name in result
+    }
+    return {**result, **parts}
+
+
 def render(*results: Mapping[str, Any]) -> str:
     """The predictors, or the variants of an ablation, of all files side by side."""
     rows = [

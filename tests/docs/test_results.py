@@ -59,11 +59,15 @@ def test_results_of_several_runs_are_joined(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / name for name in ("all.json", "a.json", "b.json")]
-    files[1].write_text(json.dumps({"command": "a"}))
+    report_of = {"label": "network", "overall": {"top1": 1.0}}
+    evaluated = {"command": "a", "reports": [report_of | {"tasks": [1, 2]}]}
+    files[1].write_text(json.dumps(evaluated))
     files[2].write_text(json.dumps([{"command": "b"}, {"command": "c"}]))
     monkeypatch.setattr("sys.argv", ["report.py", "--join", *map(str, files)])
     assert report.main() == 0
-    assert [each["command"] for each in common.read(files[0])] == ["a", "b", "c"]
+    ours, *others = common.read(files[0])
+    assert ours == {"command": "a", "reports": [report_of]}
+    assert [each["command"] for each in others] == ["b", "c"]
 
 
 def test_tags_are_replaced_and_the_rest_stays(tmp_path: pathlib.Path) -> None:
