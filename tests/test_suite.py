@@ -60,6 +60,12 @@ def test_a_share_is_spread_evenly(count: int, values: list[int]) -> None:
     assert [share.rounds(count, 500, everything) for everything in (False, True)] == [count, 500]
 
 
+def test_combinations_have_each_value_of_the_first_once() -> None:
+    some = share.crossed("abcde", [1, 2], "xy", everything=False)
+    assert some == [("a", 1, "x"), ("b", 2, "x"), ("c", 1, "y"), ("d", 2, "y"), ("e", 1, "x")]
+    assert len(share.crossed("abcde", [1, 2], "xy", everything=True)) == 20
+
+
 @pytest.mark.parametrize("reasons", [(), ("",), ("a matrix of all targets",)])
 def test_slow_says_why(request: pytest.FixtureRequest, reasons: tuple[str, ...]) -> None:
     item = pytest.Function.from_parent(request.node.parent, name="x", callobj=lambda: None)

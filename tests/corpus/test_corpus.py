@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.corpus import outcome
+from tests.support import share
 
 MODELLED = (
     "add_of_add", "gelu", "bitwise_xor_int32", "shift_and_mask", "sum_of_sum", "mean_and_variance",
@@ -37,8 +38,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("target", outcome.TARGETS)
-@pytest.mark.parametrize("name", MODELLED)
+@pytest.mark.parametrize("name, target", share.crossed(MODELLED, outcome.TARGETS))
 def test_a_program_is_modelled_as_tvm_schedules_it(name: str, target: str) -> None:
     result = outcome.of(name, target, rows=1)
     assert (result.kind, result.message) == (outcome.Kind.MODELLED, "")

@@ -6,6 +6,7 @@ the operators do not have: several accesses to a buffer, conditions on data, tra
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +25,7 @@ from felix.tir.design_space.variants import (
     padded_windows,
     split_reductions,
 )
-from tests.support import legal_rows
+from tests.support import legal_rows, share
 from tests.support.oracle import features
 
 Make = Callable[..., task.Task]
@@ -198,8 +199,7 @@ TASKS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("target", ["llvm", "cuda"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name, target", share.of(itertools.product(TASKS, ["llvm", "cuda"]), 41))
 def test_every_feature_equals_its_enumeration(name: str, target: str) -> None:
     sketches = sketching.trace_sketches(TASKS[name](target=target))
     assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
@@ -232,8 +232,7 @@ VARIANTS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("target", ["llvm", "cuda"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name, target", share.crossed(VARIANTS, ["llvm", "cuda"]))
 def test_every_feature_of_a_variant_equals_its_enumeration(
     name: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from tvm import relax
 
 from benchmarks.networks import catalogue, onnx_files
 from felix import frontend, target
+from tests.support import share
 
 #: Largest difference of outputs by the largest output of PyTorch: rounding of sums in float32;
 #: of 16 bits, several roundings of 2**-8 and 2**-11 one behind the other.
@@ -50,9 +51,10 @@ def distances_from_float64(model, args, result):
     return [float((x.double() - y).abs().max()) for x, y in pairs]
 
 
-@pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", catalogue.NETWORKS)
+@pytest.mark.parametrize(
+    "name, dtype, batch",
+    share.crossed(catalogue.NETWORKS, [torch.float32, torch.bfloat16], [1, 16]),
+)
 def test_small_networks_agree_with_pytorch(name, dtype, batch):
     model, args = catalogue.make(name, batch=batch, dtype=dtype, small=True)
     imported = frontend.import_torch(model, args)
@@ -70,8 +72,7 @@ def test_small_networks_agree_with_pytorch(name, dtype, batch):
         raise
 
 
-@pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("name", catalogue.NETWORKS)
+@pytest.mark.parametrize("name, batch", share.crossed(catalogue.NETWORKS, [1, 16]))
 def test_onnx_exports_of_networks_agree_with_pytorch(name, batch):
     pytest.importorskip("onnx", reason="onnx is an optional extra")
     model, args = catalogue.make(name, batch=batch, small=True)

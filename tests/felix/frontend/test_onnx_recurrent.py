@@ -17,6 +17,7 @@ from torch import nn
 from felix import errors, frontend
 from felix.frontend.onnx import recurrent
 from tests.felix.frontend.test_networks import assert_agrees, run
+from tests.support import share
 
 STEPS, BATCH, INPUTS, HIDDEN = 4, 2, 3, 5
 FLOAT = TensorProto.FLOAT
@@ -29,11 +30,12 @@ def exported(module: nn.Module, args: tuple[torch.Tensor, ...]) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}],
-    ids=lambda options: "-".join(options) or "plain",
+    ("options", "kind"),
+    share.crossed(
+        [{}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}],
+        [nn.LSTM, nn.GRU, nn.RNN],
+    ),
 )
 def test_modules_of_pytorch(kind: type[nn.RNNBase], options: dict[str, object]) -> None:
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from torch import nn
 from felix import frontend
 from felix.frontend.rewriting import operator_name
 from tests.felix.frontend.test_networks import assert_agrees, run
+from tests.support import share
 
 
 class Power(nn.Module):
@@ -25,8 +26,12 @@ def operators(imported: frontend.imported.ImportedModel) -> set[str]:
     return {operator_name(binding.value) for block in blocks for binding in block.bindings}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("exponent", [1, 2, 3, 7, 16, -1, -2, 0.5, -0.5])
+@pytest.mark.parametrize(
+    "exponent, dtype",
+    share.crossed(
+        [1, 2, 3, 7, 16, -1, -2, 0.5, -0.5], [torch.float32, torch.float16, torch.bfloat16]
+    ),
+)
 def test_a_constant_exponent_is_a_product(exponent: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = Power(exponent, is_absolute=abs(exponent) < 1)

@@ -15,7 +15,7 @@ from felix.sketch import sketch as sketching
 from felix.symbolic import ir
 from felix.task import Task
 from felix.verify import compare, touched, tvm_schedule
-from tests.support import legal_rows
+from tests.support import legal_rows, share
 
 TASKS = [
     "gemm_primes",
@@ -38,8 +38,7 @@ TASKS = [
 ]
 
 
-@pytest.mark.parametrize("target", ["llvm", "cuda"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name, target", share.crossed(TASKS, ["llvm", "cuda"]))
 def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
     for sketch in sketching.trace_sketches(workloads.CHECK_SUITE[name](target)):
         rows = legal_rows.draw(sketch, 4, seed=2)

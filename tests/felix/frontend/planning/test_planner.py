@@ -12,12 +12,14 @@ from felix.frontend.programs.planning import candidates, reading
 from felix.frontend.programs.planning.cost import Judgement
 from felix.verify import compare
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.support import share
 
 PLANNED = Grouping(Fusion.PLANNED)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", catalogue.NETWORKS)
+@pytest.mark.parametrize(
+    "name, dtype", share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32])
+)
 def test_planned_networks_agree_with_pytorch(name, dtype):
     model, args = catalogue.make(name, dtype=dtype, small=True)
     imported = frontend.import_torch(model, args)

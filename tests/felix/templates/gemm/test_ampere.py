@@ -19,6 +19,7 @@ from felix.templates.gemm import epilogue as gemm_epilogue
 from felix.templates.gemm.ampere import decisions, layout, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read
+from tests.support import share
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
 SMALL = {
@@ -121,7 +122,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share.of(CASES, 6))
 def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
     p, values = CASES[case]
     generated = program.program(p, Decisions.of(values), "sm_80")

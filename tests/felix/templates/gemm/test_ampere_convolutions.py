@@ -20,6 +20,7 @@ from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
 from felix.templates.generated import GeneratedProgram
+from tests.support import share
 from tests.support.templates import cubin, gemm_problems, host_gpu
 
 A100 = target.hardware(target.parse("cuda -arch sm_80"))
@@ -146,7 +147,7 @@ def _checked(
     return p, host_gpu.Counts(*(a - b for a, b in pairs))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share.of(CASES, 7))
 def test_text_computes_the_convolution_and_features_count_it(
     case: str, tmp_path: pathlib.Path
 ) -> None:
@@ -183,7 +184,7 @@ _PYTHON = {
 }
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(share.rounds(4, 16)))
 def test_random_convolutions_and_decisions(seed: int, tmp_path: pathlib.Path) -> None:
     rng = random.Random(seed)
     n_axes, sizes, options = _random_convolution(rng)
@@ -245,7 +246,7 @@ def _generated(p: GemmProblem, arch: str, values: dict[str, int]) -> GeneratedPr
     return template.AmpereGemm(p, hardware, arch).generate(values)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("arch", share.of(["sm_80", "sm_86", "sm_89", "sm_90a"], 2))
 def test_kernels_compile_without_spills(arch: str) -> None:
     cases = [
         (problem(2, 8, 56, 56, 64, 64, 3, padding=1, epilogue=("bias", "relu")), BIG),

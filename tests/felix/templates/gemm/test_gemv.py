@@ -19,6 +19,7 @@ from felix.templates import registry, spec
 from felix.templates.gemm.gemv import decisions, program, template
 from felix.templates.gemm.gemv.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
+from tests.support import share
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
 H200 = target.hardware(target.parse("cuda -arch sm_90"))
@@ -80,7 +81,7 @@ def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
 
 def test_text_computes_problems_of_random_decisions(tmp_path: pathlib.Path) -> None:
     rng = random.Random(3)
-    for number in range(8):
+    for number in range(share.rounds(3, 8)):
         p = problem(
             rng.choice((1, 2, 3, 8)),
             rng.choice((17, 64, 70)),

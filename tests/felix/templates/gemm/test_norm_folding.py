@@ -13,6 +13,7 @@ from felix.measure.checking import reference
 from felix.templates.gemm.norms.folding import Folded, NotFolded, fold
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
+from tests.support import share
 
 ROWS, K, N = 6, 32, 10
 
@@ -75,9 +76,10 @@ def _outputs(task: felix.Task, folded: Folded) -> tuple[np.ndarray, np.ndarray]:
     return tensors[-1].numpy(), known[len(arrays) - 1].numpy()
 
 
-@pytest.mark.parametrize("epilogue", ["", "residual"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("kind", ["rms", "divided", "layer"])
+@pytest.mark.parametrize(
+    "kind, dtype, epilogue",
+    share.crossed(["rms", "divided", "layer"], ["float32", "float16"], ["", "residual"]),
+)
 def test_folded_programs_compute_the_same(kind: str, dtype: str, epilogue: str) -> None:
     task = _program(kind, dtype, epilogue)
     folded = fold(task.func)

@@ -6,6 +6,7 @@ the CPU, and compared with what the program itself gives when TVM builds it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 
@@ -221,12 +222,15 @@ def _programs() -> dict[str, tvm.IRModule]:
     }
 
 
-PROGRAMS = {**_gemms(), **_programs(), **_attention_parts(), **_models()}
+@functools.cache
+def programs() -> dict[str, tvm.IRModule]:
+    """Products of all forms by their names."""
+    return {**_gemms(), **_programs(), **_attention_parts(), **_models()}
 
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, gemm_problems.Function]:
-    problems = {name: recognise(mod) for name, mod in PROGRAMS.items()}
+    problems = {name: recognise(mod) for name, mod in programs().items()}
     known = {name: p for name, p in problems.items() if isinstance(p, GemmProblem)}
     folder: pathlib.Path = tmp_path_factory.mktemp("epilogues")
     return dict(
@@ -234,24 +238,23 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, gemm_proble
     )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_problem_computes_what_the_program_computes(
-    name: str, functions: dict[str, gemm_problems.Function]
+def test_problems_compute_what_the_programs_compute(
+    functions: dict[str, gemm_problems.Function],
 ) -> None:
-    mod = PROGRAMS[name]
-    problem = recognise(mod)
-    assert isinstance(problem, GemmProblem), problem
-    arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
-    tvm.tirx.build(mod, "llvm")["main"](*tensors)
-    param, values = gemm_problems.evaluate(problem, arrays, functions[name])
-    tolerance = 1e-3 if name == "activated_narrow" else task_program.tolerance(mod)
-    assert reference.mismatch(values, tensors[param].numpy(), tolerance) is None
+    for name, mod in programs().items():
+        problem = recognise(mod)
+        assert isinstance(problem, GemmProblem), (name, problem)
+        arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        tvm.tirx.build(mod, "llvm")["main"](*tensors)
+        param, values = gemm_problems.evaluate(problem, arrays, functions[name])
+        tolerance = 1e-3 if name == "activated_narrow" else task_program.tolerance(mod)
+        assert reference.mismatch(values, tensors[param].numpy(), tolerance) is None, name
 
 
 def test_orders_and_merged_axes() -> None:
     def of(name: str) -> GemmProblem:
-        problem = recognise(PROGRAMS[name])
+        problem = recognise(programs()[name])
         assert isinstance(problem, GemmProblem)
         return problem
 
@@ -307,7 +310,7 @@ def _two_outputs() -> tvm.IRModule:
 
 def test_offsets_and_batch_axes() -> None:
     def of(name: str) -> GemmProblem:
-        problem = recognise(PROGRAMS[name])
+        problem = recognise(programs()[name])
         assert isinstance(problem, GemmProblem)
         return problem
 

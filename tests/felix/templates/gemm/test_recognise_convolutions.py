@@ -6,6 +6,7 @@ the program itself gives when TVM builds it.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -171,39 +172,41 @@ def _everywhere(i: Any, x: te.Tensor, n: Any) -> Any:
     return i >= 0
 
 
-PROGRAMS = {
-    **_workloads(),
-    **_imported(),
-    **_channels_last(),
-    "one_side_without_images": _padded_at(0),
-    "one_side": _padded_at(1),
-    "padded_channels": _padded_at(2),
-}
+@functools.cache
+def programs() -> dict[str, tvm.IRModule]:
+    """Convolutions of all forms by their names."""
+    return {
+        **_workloads(),
+        **_imported(),
+        **_channels_last(),
+        "one_side_without_images": _padded_at(0),
+        "one_side": _padded_at(1),
+        "padded_channels": _padded_at(2),
+    }
 
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, gemm_problems.Function]:
-    problems = {name: recognise(mod) for name, mod in PROGRAMS.items()}
+    problems = {name: recognise(mod) for name, mod in programs().items()}
     known = {name: p for name, p in problems.items() if isinstance(p, GemmProblem)}
     folder: pathlib.Path = tmp_path_factory.mktemp("epilogues")
     compiled = gemm_problems.compile_epilogues([*known.values()], folder)
     return dict(zip(known, compiled, strict=True))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_problem_computes_what_the_program_computes(
-    name: str, functions: dict[str, gemm_problems.Function]
+def test_problems_compute_what_the_programs_compute(
+    functions: dict[str, gemm_problems.Function],
 ) -> None:
-    mod = PROGRAMS[name]
-    problem = recognise(mod)
-    assert isinstance(problem, GemmProblem), problem
-    assert problem.a.gather or problem.b.gather
-    arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
-    tvm.tirx.build(mod, "llvm")["main"](*tensors)
-    param, values = gemm_problems.evaluate(problem, arrays, functions[name])
-    actual = tensors[param].numpy()
-    assert reference.mismatch(values, actual, task_program.tolerance(mod)) is None
+    for name, mod in programs().items():
+        problem = recognise(mod)
+        assert isinstance(problem, GemmProblem), (name, problem)
+        assert problem.a.gather or problem.b.gather, name
+        arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        tvm.tirx.build(mod, "llvm")["main"](*tensors)
+        param, values = gemm_problems.evaluate(problem, arrays, functions[name])
+        actual = tensors[param].numpy()
+        assert reference.mismatch(values, actual, task_program.tolerance(mod)) is None, name
 
 
 def _problem(mod: tvm.IRModule) -> GemmProblem:
@@ -213,7 +216,7 @@ def _problem(mod: tvm.IRModule) -> GemmProblem:
 
 
 def test_windows_of_a_convolution() -> None:
-    made = _problem(PROGRAMS["uneven"])
+    made = _problem(programs()["uneven"])
     assert (made.batch, made.m, made.n, made.k) == (1, 2 * 4 * 5, 7, 3 * 2 * 5)
     assert made.a.gather is not None and made.b.gather is None
     assert (made.a.gather.images, made.a.gather.image_stride) == (2, 9 * 6 * 5)
@@ -223,20 +226,20 @@ def test_windows_of_a_convolution() -> None:
 
 
 def test_groups_are_batches() -> None:
-    made = _problem(PROGRAMS["groups"])
+    made = _problem(programs()["groups"])
     assert (made.batch, made.m, made.n, made.k) == (2, 98, 3, 36)
     assert (made.a.strides, made.b.strides) == ((4, 0, 0), (3, 1, 6))
     assert [read.strides for read in made.epilogue.reads] == [(3, 0, 1), (3, 6, 1)]
 
 
 def test_weights_of_channels_last_are_one_axis_of_k() -> None:
-    (name,) = (name for name in PROGRAMS if name.startswith("last_") and "add_relu" in name)
-    made = _problem(PROGRAMS[name])
+    (name,) = (name for name in programs() if name.startswith("last_") and "add_relu" in name)
+    made = _problem(programs()[name])
     assert made.b.gather is None and made.b.strides == (0, 36, 1)
 
 
 def test_channels_first_has_pixels_as_columns_and_images_as_batches() -> None:
-    made = _problem(PROGRAMS["first"])
+    made = _problem(programs()["first"])
     assert made.a.gather is not None and made.b.gather is not None
     assert (made.batch, made.m, made.n, made.k) == (2, 6, 49, 36)
     assert (made.b.strides, made.b.gather.channel_stride) == ((196, 0, 0), 49)

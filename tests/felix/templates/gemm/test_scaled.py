@@ -16,6 +16,7 @@ from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
+from tests.support import share
 from tests.support.templates import host_gpu
 
 A100 = target.hardware(target.parse("cuda -arch sm_80"))
@@ -35,7 +36,7 @@ FLOAT8 = [
 ]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", share.of(TEXTS, 4))
 def test_text_of_a_kernel_computes_the_program(text: str, tmp_path: pathlib.Path) -> None:
     """With a split sum and without; `on_cpu` is what TVM builds of the program."""
     task = workloads.parse(text, "cuda -arch sm_80")
@@ -58,7 +59,7 @@ def test_text_of_a_kernel_computes_the_program(text: str, tmp_path: pathlib.Path
         assert reference.mismatch(arrays[-1].reshape(expected.shape), expected, limit) is None
 
 
-@pytest.mark.parametrize("text", [*TEXTS, *FLOAT8])
+@pytest.mark.parametrize("text", share.of([*TEXTS, *FLOAT8], 5))
 def test_templates_take_scales_and_compile(text: str) -> None:
     task = workloads.parse(text, "h200")
     templates, reasons = fuzzing.suited(task, target.hardware(task.target))

@@ -16,6 +16,7 @@ from felix.templates import spec
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
 from felix.templates.gemm.simt import decisions, layout, program, template
 from felix.templates.gemm.simt.decisions import Decisions
+from tests.support import share
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
 SMALL = {
@@ -148,12 +149,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share.of(CASES, 6))
 def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
     _check(*CASES[case], tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(share.rounds(4, 12)))
 def test_random_decisions_compute_random_problems(seed: int, tmp_path: pathlib.Path) -> None:
     rng = random.Random(seed)
     p = problem(

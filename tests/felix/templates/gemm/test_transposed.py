@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pathlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import NotRecognised, recognise
+from tests.support import share
 from tests.support.templates import cubin, host_gpu, transposed_programs
 from tests.support.templates.transposed_programs import Dimension
 
@@ -65,60 +68,97 @@ def _made(*args: Any, **options: Any) -> tvm.IRModule:
     return transposed_programs.program(*args, **options)
 
 
-CASES: dict[str, tuple[tvm.IRModule, dict[str, int]]] = {
-    "four_taps": (_workload(2, 4, 5, 16, 16), SMALL),
+CASES: dict[str, tuple[Callable[[], tvm.IRModule], dict[str, int]]] = {
+    "four_taps": (functools.partial(_workload, 2, 4, 5, 16, 16), SMALL),
     "three_taps": (
-        _workload(1, 4, 5, 16, 20, 3, output_padding=1, epilogue=("bias", "gelu", "residual")),
+        functools.partial(
+            _workload, 1, 4, 5, 16, 20, 3, output_padding=1, epilogue=("bias", "gelu", "residual")
+        ),
         SMALL | {"warps_m": 2, "stages": 3},
     ),
-    "odd_result": (_workload(2, 4, 5, 24, 16, 3, dtype="float16"), SMALL | {"split_k": 3}),
-    "few_taps": (_workload(1, 4, 3, 8, 16, 2, stride=3, padding=0), SMALL),
-    "one_axis": (_workload(1, 4, 5, 8, 16, 3, stride=(1, 2)), SMALL | {"warps_n": 2}),
-    "dense": (_workload(1, 6, 5, 8, 16, 3, stride=1), SMALL),
-    "odd_channels": (_workload(2, 4, 5, 3, 7), SMALL),
-    "tf32": (_workload(1, 4, 5, 6, 16, dtype="float32"), SMALL | {"block_k": 16}),
+    "odd_result": (
+        functools.partial(_workload, 2, 4, 5, 24, 16, 3, dtype="float16"),
+        SMALL | {"split_k": 3},
+    ),
+    "few_taps": (functools.partial(_workload, 1, 4, 3, 8, 16, 2, stride=3, padding=0), SMALL),
+    "one_axis": (
+        functools.partial(_workload, 1, 4, 5, 8, 16, 3, stride=(1, 2)),
+        SMALL | {"warps_n": 2},
+    ),
+    "dense": (functools.partial(_workload, 1, 6, 5, 8, 16, 3, stride=1), SMALL),
+    "odd_channels": (functools.partial(_workload, 2, 4, 5, 3, 7), SMALL),
+    "tf32": (
+        functools.partial(_workload, 1, 4, 5, 6, 16, dtype="float32"),
+        SMALL | {"block_k": 16},
+    ),
     "first": (
-        _workload(2, 4, 5, 16, 24, layout="NCHW", epilogue=("bias", "relu", "residual")),
+        functools.partial(
+            _workload, 2, 4, 5, 16, 24, layout="NCHW", epilogue=("bias", "relu", "residual")
+        ),
         SMALL | {"warps_m": 2, "split_k": 2},
     ),
     "first_1x1_data": (
-        _workload(2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"),
+        functools.partial(
+            _workload, 2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"
+        ),
         SMALL,
     ),
     "first_odd_result": (
-        _workload(1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"),
+        functools.partial(_workload, 1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"),
         SMALL | {"warp_n": 32},
     ),
-    "line": (_made([Dimension(9, 5, 3)], 8, 16, images=3), SMALL | {"warp_m": 32}),
-    "volume": (_made([Dimension(3, 3)] * 3, 8, 16, epilogue=True), SMALL | {"warps_m": 2}),
+    "line": (
+        functools.partial(_made, [Dimension(9, 5, 3)], 8, 16, images=3),
+        SMALL | {"warp_m": 32},
+    ),
+    "volume": (
+        functools.partial(_made, [Dimension(3, 3)] * 3, 8, 16, epilogue=True),
+        SMALL | {"warps_m": 2},
+    ),
     "groups": (
-        _made([Dimension(4), Dimension(5, 3)], 8, 12, groups=2, images=2, epilogue=True),
+        functools.partial(
+            _made, [Dimension(4), Dimension(5, 3)], 8, 12, groups=2, images=2, epilogue=True
+        ),
         SMALL | {"stages": 3},
     ),
     "first_groups": (
-        _made([Dimension(4), Dimension(5)], 6, 8, groups=2, images=2, first=True, epilogue=True),
+        functools.partial(
+            _made,
+            [Dimension(4), Dimension(5)],
+            6,
+            8,
+            groups=2,
+            images=2,
+            first=True,
+            epilogue=True,
+        ),
         SMALL,
     ),
-    "dilated": (_made([Dimension(5, 3, 3, 2), Dimension(4, 3, 2, 3)], 8, 16), SMALL),
+    "dilated": (
+        functools.partial(_made, [Dimension(5, 3, 3, 2), Dimension(4, 3, 2, 3)], 8, 16),
+        SMALL,
+    ),
     "backwards": (
-        _made([Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False),
+        functools.partial(
+            _made, [Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False
+        ),
         SMALL,
     ),
-    "flipped_weights": (_made([Dimension(9, 2, 1, before=0)], 8, 16), SMALL),
+    "flipped_weights": (functools.partial(_made, [Dimension(9, 2, 1, before=0)], 8, 16), SMALL),
     "backwards_of_stride_1": (
-        _made([Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False),
+        functools.partial(_made, [Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False),
         SMALL,
     ),
     "groups_of_as_many_columns_as_the_stride": (
-        _made([Dimension(4), Dimension(5, 3)], 16, 2, groups=2),
+        functools.partial(_made, [Dimension(4), Dimension(5, 3)], 16, 2, groups=2),
         SMALL,
     ),
     "one_cell_of_larger_stride": (
-        _made([Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16),
+        functools.partial(_made, [Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16),
         SMALL,
     ),
-    "result_below_stride": (_made([Dimension(1, 3, 4, 1, 0)], 8, 16), SMALL),
-    **{name: (made(), SMALL) for name, made in transposed_programs.TOPI.items()},
+    "result_below_stride": (functools.partial(_made, [Dimension(1, 3, 4, 1, 0)], 8, 16), SMALL),
+    **{name: (make, SMALL) for name, make in transposed_programs.TOPI.items()},
 }
 
 
@@ -154,12 +194,12 @@ def _checked(
     return p, host_gpu.Counts(*(a - b for a, b in pairs))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share.of(CASES, 9))
 def test_text_computes_the_program_and_features_count_it(
     case: str, tmp_path: pathlib.Path
 ) -> None:
-    mod, values = CASES[case]
-    p, done = _checked(mod, values, tmp_path)
+    make, values = CASES[case]
+    p, done = _checked(make(), values, tmp_path)
     f = _features(p, values)["gemm"]
     assert f["tensor_instructions"] == done.mma
     assert f["copied_bytes"] == done.copied_bytes
@@ -191,7 +231,7 @@ _PYTHON = {
 }
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(share.rounds(4, 24)))
 def test_random_programs_and_decisions(seed: int, tmp_path: pathlib.Path) -> None:
     rng = random.Random(seed)
     while not _has_phases(mod := transposed_programs.random_program(rng)):
@@ -279,7 +319,7 @@ def test_other_problems_have_the_keys_that_they_had() -> None:
     assert len(keys) == 2
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("arch", share.of(["sm_80", "sm_86", "sm_89", "sm_90a"], 2))
 def test_kernels_compile_without_spills(arch: str) -> None:
     programs = [
         (_workload(8, 8, 8, 512, 256, epilogue=("bias", "relu")), BIG),

@@ -16,16 +16,18 @@ from tests.support.templates.transposed_programs import Dimension
 pytestmark = on_gpu.MARKS
 
 PROGRAMS = {
-    "line": transposed_programs.program([Dimension(200, 5, 3)], 64, 96, images=4),
-    "volume": transposed_programs.program([Dimension(8, 3)] * 3, 32, 64, epilogue=True),
-    "groups": transposed_programs.program(
+    "line": lambda: transposed_programs.program([Dimension(200, 5, 3)], 64, 96, images=4),
+    "volume": lambda: transposed_programs.program([Dimension(8, 3)] * 3, 32, 64, epilogue=True),
+    "groups": lambda: transposed_programs.program(
         [Dimension(28), Dimension(17, 3)], 32, 48, groups=4, images=2, epilogue=True
     ),
-    "first_groups": transposed_programs.program(
+    "first_groups": lambda: transposed_programs.program(
         [Dimension(14)] * 2, 32, 24, groups=2, images=2, first=True, dtype="bfloat16"
     ),
-    "dilated": transposed_programs.program([Dimension(15, 3, 3, 2)] * 2, 64, 40, flipped=False),
-    **{name: made() for name, made in transposed_programs.TOPI.items()},
+    "dilated": lambda: transposed_programs.program(
+        [Dimension(15, 3, 3, 2)] * 2, 64, 40, flipped=False
+    ),
+    **transposed_programs.TOPI,
 }
 
 
@@ -56,5 +58,5 @@ def test_random_decisions_compute_the_workload(spec: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_random_decisions_compute_the_program(name: str) -> None:
-    func: tvm.tirx.PrimFunc = PROGRAMS[name]["main"]
+    func: tvm.tirx.PrimFunc = PROGRAMS[name]()["main"]
     _check(Task.from_prim_func(func, "cuda", name=name))

@@ -16,6 +16,7 @@ from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.convolution import channel_blocks
 from felix.templates.gemm.hopper.template import HopperGemm
 from felix.templates.gemm.problem import GemmProblem, Operand
+from tests.support import share
 from tests.support.templates import conv_problems, hopper_problems, hopper_stage
 from tests.support.templates.conv_problems import Dimension
 
@@ -97,8 +98,8 @@ def _read_back(
     line, k, batch = at
     tensor_map = tile.tensor_map()
     instructions = []
-    for share in range(tile.sharers):
-        made = copies.share(is_a, line, k, batch, share)
+    for part in range(tile.sharers):
+        made = copies.share(is_a, line, k, batch, part)
         assert all(each.blocks == (0x5A if tile.sharers > 1 else None) for each in made)
         instructions += made
     stage = hopper_stage.stage(tile, tensor_map, instructions, memory)
@@ -115,7 +116,7 @@ def _read_back(
     return result
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(share.rounds(6, 24)))
 def test_tiles_are_the_problems_operands(seed: int, tmp_path: pathlib.Path) -> None:
     rng = random.Random(seed)
     while True:
