@@ -38,9 +38,9 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         CheckpointError: there is no such file, or it is not one of these or damaged.
     """
     try:
-        # "pread" copies: tensors stay what they are when the file is replaced
-        with safetensors.safe_open(path, framework="pt", backend="pread") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        with safetensors.safe_open(path, framework="pt") as file:
+            # copies: a view of the file would change with it
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
             return tensors, dict(file.metadata() or {})
     except OSError as error:
         raise errors.CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
