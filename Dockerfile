@@ -10,11 +10,11 @@ RUN apt-get update && apt-get install -y --no-install-recommends binutils \
     && useradd --create-home felix && mkdir /data && chown felix /data
 
 WORKDIR /app
-COPY pyproject.toml README.md LICENSE deployment/requirements.py ./
+COPY pyproject.toml README.md LICENSE requirements.lock deployment/requirements.py ./
 # Extras of pyproject.toml.
 ARG EXTRAS="server s3 onnx"
 RUN python requirements.py ${EXTRAS} --without torch scipy pyarrow safetensors > needed.txt \
-    && pip install --no-cache-dir -r needed.txt
+    && pip install --no-cache-dir -c requirements.lock -r needed.txt
 COPY felix felix
 COPY costmodel costmodel
 COPY server server
@@ -34,9 +34,9 @@ USER root
 ARG TORCH_ARGS=""
 ARG EXTRAS="server s3 onnx"
 RUN python requirements.py ${EXTRAS} > needed.txt \
-    && grep '^torch==' needed.txt > torch.txt \
+    && grep '^torch==' requirements.lock > torch.txt \
     && pip install --no-cache-dir ${TORCH_ARGS} -r torch.txt \
-    && pip install --no-cache-dir -r needed.txt
+    && pip install --no-cache-dir -c requirements.lock -r needed.txt
 
 USER felix
 CMD ["felix", "tuner"]

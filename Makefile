@@ -16,16 +16,20 @@ BASE    ?= HEAD
 # Options of pip for torch alone, e.g. the index of CPU-only builds.
 TORCH_ARGS ?=
 
-BIN   := .venv/bin
-STAMP := .venv/felix-setup
-TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+BIN    := .venv/bin
+STAMP  := .venv/felix-setup
+LOWEST := .venv-lowest
+# Tunes, optimizes and serves as the guide says.
+SMOKE  := tests/docs/test_tutorials.py tests/felix/test_tensorfile.py
+LOCK   := requirements.lock
+TORCH  := $(shell sed -n 's/^torch==.*/&/p' $(LOCK))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tune serve test test-all check lint audit format docs clean
+.PHONY: help setup tune serve test test-all test-lowest check lint audit format docs lock clean
 
 help: ## show this help
 	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(STAMP) ## make .venv with everything installed (PYTHON: which Python, at least 3.11)
 
@@ -41,6 +45,9 @@ test: $(STAMP) ## run the tests on all cores, in minutes (ARGS: options of pytes
 
 test-all: $(STAMP) ## run all tests, with slow ones, whole matrices and long fuzzes
 	FELIX_TESTS=all $(TESTING) $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-lowest: $(LOWEST)/felix-setup ## the tutorials with the lowest versions that pyproject.toml admits
+	$(TESTING) $(LOWEST)/bin/python -m pytest -n 2 $(SMOKE) $(ARGS)
 
 check: lint ## lint, and the tests of what changed since BASE (default HEAD)
 	$(TESTING) $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
@@ -61,13 +68,16 @@ format: $(STAMP) ## let ruff fix and format
 docs: $(STAMP) ## regenerate the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
-clean: ## remove the environment, caches and build outputs; results in out/ stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+lock: ## choose the versions of requirements.lock (ARGS="--upgrade [PACKAGE ...]")
+	$(PYTHON) .ci/lock.py $(TORCH) --torch-args="$(TORCH_ARGS)" $(ARGS)
+
+clean: ## remove the environments, caches and build outputs; results in out/ stay
+	rm -rf .venv $(LOWEST) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find felix costmodel tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and alone: resolved together with packages that need it, pip may take its
 # CUDA build, which is gigabytes.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Felix needs Python 3.11 or newer; $(PYTHON) is" \
 			"$$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; \
@@ -77,5 +87,17 @@ $(STAMP): pyproject.toml
 			"(Debian, Ubuntu: apt-get install python3-venv)" >&2; \
 		rm -rf .venv; exit 1; }
 	$(BIN)/python -m pip install $(TORCH_ARGS) $(TORCH)
-	$(BIN)/python -m pip install -e '.[dev,plot,baselines,onnx,server,s3,dataframe]'
+	$(BIN)/python -m pip install -c $(LOCK) -e '.[dev,plot,baselines,onnx,server,s3,dataframe]'
+	@touch $@
+
+$(LOWEST)/felix-setup: pyproject.toml $(LOCK) .ci/lowest.py
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install $(TORCH_ARGS) $(TORCH)
+	$(LOWEST)/bin/python -m pip install -c $(LOWEST)/constraints.txt \
+		-e '.[plot,baselines,onnx,server,s3,dataframe,cluster,tracker]'
+	$(LOWEST)/bin/python -m pip install -c $(LOWEST)/constraints.txt \
+		pytest pytest-xdist pytest-timeout hypothesis
+	$(LOWEST)/bin/python -m pip check
 	@touch $@

@@ -1,4 +1,4 @@
-"""The package as users get it: light import, pins, wheel contents, set-up messages."""
+"""The package as users get it: light import, versions, wheel contents, set-up messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from typing import Any
 
 import pytest
+from packaging import requirements, utils
 
 import costmodel
 import felix
@@ -55,14 +57,72 @@ def test_public_names_resolve(package: Any) -> None:
         package.nonsense  # noqa: B018
 
 
-def test_versions_are_pinned_exactly() -> None:
+def _requirements() -> list[requirements.Requirement]:
     project = PROJECT["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    for requirement in [r for group in groups for r in group]:
-        assert re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z]+\])?==[0-9][A-Za-z0-9.]*", requirement), (
-            requirement
-        )
-    assert project["version"] == felix.__version__
+    return [requirements.Requirement(each) for group in groups for each in group]
+
+
+def _lock() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    return {utils.canonicalize_name(name): version for name, version in pairs}
+
+
+def test_the_version_is_stated_once() -> None:
+    assert PROJECT["project"]["version"] == felix.__version__
+
+
+def test_what_the_environment_has_is_kept() -> None:
+    """Ranges, but for TVM; an upper bound for CUDA alone."""
+    for each in _requirements():
+        kinds = {one.operator for one in each.specifier}
+        if each.name.startswith("apache-tvm"):
+            assert kinds == {"=="}
+        else:
+            assert kinds == ({">=", "<"} if each.name.startswith("nvidia-") else {">="}), each
+
+
+def test_the_lock_has_what_is_needed_and_fits() -> None:
+    locked = _lock()
+    for each in _requirements():
+        assert each.specifier.contains(locked[utils.canonicalize_name(each.name)]), each
+    assert not [version for version in locked.values() if "+" in version]
+
+
+def test_everything_that_the_packages_need_is_locked() -> None:
+    """All that is installed because Felix needs it, in the versions of the lock."""
+    locked, found = _lock(), set[str]()
+    wanted = [(each.name, extra) for each in _requirements() for extra in (*each.extras, "")]
+    while wanted:
+        name, extra = wanted.pop()
+        if (name, extra) in found or name == "pip":
+            continue
+        found.add((name, extra))
+        try:
+            installed = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # of an extra that `make setup` leaves out
+        assert locked[utils.canonicalize_name(name)] == installed.version.partition("+")[0], name
+        for text in installed.requires or ():
+            each = requirements.Requirement(text)
+            if each.marker is None or each.marker.evaluate({"extra": extra}):
+                wanted += [(each.name, one) for one in (*each.extras, "")]
+
+
+def test_the_lowest_versions_are_those_of_the_ranges() -> None:
+    command = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lowest = dict(line.split("==") for line in done.stdout.splitlines())
+    tools = {
+        requirements.Requirement(each).name
+        for each in PROJECT["project"]["optional-dependencies"]["dev"]
+    }
+    needed = {each.name: each for each in _requirements()}
+    assert set(needed) - tools - {"torch"} <= set(lowest) <= set(needed) - {"torch"}
+    for name, version in lowest.items():
+        bounds = {one.version for one in needed[name].specifier if one.operator != "<"}
+        assert bounds == {version}
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +200,9 @@ def test_the_wheel_runs_by_itself(wheel: zipfile.ZipFile, tmp_path: pathlib.Path
 
 
 def _make(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", ".ci/lowest.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     return subprocess.run(
         ["make", *arguments],
         capture_output=True,
@@ -170,13 +231,14 @@ def test_make_refuses_an_old_python(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_make_installs_the_pinned_torch_first(tmp_path: pathlib.Path) -> None:
-    (pin,) = [r for r in PROJECT["project"]["dependencies"] if r.startswith("torch==")]
-    done = _make(tmp_path, "-n", "setup", f"PYTHON={sys.executable}")
+@pytest.mark.parametrize("target", ["setup", "test-lowest"])
+def test_make_installs_the_locked_torch_first(target: str, tmp_path: pathlib.Path) -> None:
+    done = _make(tmp_path, "-n", target, f"PYTHON={sys.executable}")
     assert done.returncode == 0, done.stderr
     installs = [line for line in done.stdout.splitlines() if "pip install" in line]
-    assert installs[0].split()[-1] == pin
-    assert ".[dev," in installs[1]
+    assert installs[0].split()[-1] == f"torch=={_lock()['torch']}"
+    assert all(" -c " in line for line in installs[1:])
+    assert "-c requirements.lock" in installs[1] or target != "setup"
 
 
 def test_torch_knows_the_backend(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
