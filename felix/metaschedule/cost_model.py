@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import logging
 import pathlib
+import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +25,8 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from felix import errors, target
-from felix.metaschedule import runner_results, trace_lookup
+from felix.measure import protocol
+from felix.metaschedule import trace_lookup
 from felix.search import cost_model as models
 from felix.search import scoring
 from felix.sketch.trace_sketch import TraceSketch
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
 
 _log = logging.getLogger("felix.metaschedule")
+#: TVM's run time of a failed run, in seconds.
+_FAILED_RUN_S = 1e9
 
 
 class Context(Protocol):
@@ -228,7 +232,7 @@ class MLPCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         """Fine-tune on new measurements."""
         workload = self.online.workload_or_none(context)
         if workload is not None:
-            self.online.learn(workload, runner_results.latencies_us(candidates, results))
+            self.online.learn(workload, latencies_us(candidates, results))
 
     def predict(
         self, context: Context, candidates: Sequence[ms.search_strategy.MeasureCandidate]
@@ -261,3 +265,21 @@ def _register_errors(register: Callable[[str, type], object]) -> None:
 
 
 _register_errors(tvm_ffi.register_error)
+
+
+def measurement(result: ms.runner.RunnerResult) -> protocol.Measurement:
+    """A runner's result; TVM's sentinel for a failed run becomes an error."""
+    run_s = [float(seconds) for seconds in result.run_secs or ()]
+    if run_s and 0 < statistics.median(run_s) < _FAILED_RUN_S:
+        return protocol.Measurement.timed([seconds * 1e6 for seconds in run_s])
+    message = str(result.error_msg or "no run time").strip()
+    return protocol.Measurement(error=protocol.ErrorClass.LAUNCH, message=message)
+
+
+def latencies_us(
+    candidates: Sequence[ms.search_strategy.MeasureCandidate],
+    results: Sequence[ms.runner.RunnerResult],
+) -> list[tuple[Trace, float]]:
+    """(trace, latency_us) of the candidates that ran."""
+    measured = ((c, measurement(r)) for c, r in zip(candidates, results, strict=True))
+    return [(c.sch.trace, m.latency_us) for c, m in measured if m.latency_us is not None]

@@ -22,7 +22,6 @@ from tvm.s_tir import meta_schedule as ms
 from felix import errors
 from felix.measure import protocol
 from felix.metaschedule import cost_model as ms_cost_model
-from felix.metaschedule import runner_results
 from felix.search import gradient, interface
 from felix.sketch.trace_sketch import TraceSketch
 
@@ -188,9 +187,9 @@ class _State:
             position = self._position(located[0])
             if position is not None:
                 suggestion = interface.Suggestion(position, located[1])
-                self.search.update([(suggestion, runner_results.measurement(result))])
+                self.search.update([(suggestion, ms_cost_model.measurement(result))])
         if not self.updated_by_tvm:
-            self.online.learn(self.workload, runner_results.latencies_us(candidates, results))
+            self.online.learn(self.workload, ms_cost_model.latencies_us(candidates, results))
 
     def _candidate(
         self, suggestion: interface.Suggestion

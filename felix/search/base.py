@@ -17,15 +17,6 @@ from felix.sketch import coordinates
 Rows = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Counts of the last round: rows considered, of which new, of which legal."""
-
-    n_considered: int = 0
-    n_new: int = 0
-    n_legal: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """A round as `BaseSearch.run_round` gives it, for a search of the same state elsewhere."""
@@ -54,7 +45,6 @@ class BaseSearch:
         self.seed = seed
         self.round = 0
         self.history = history.History()
-        self.statistics = Statistics()
         #: of what was proposed; made from the history where it is missing
         self._fingerprints: dict[interface.Key, bytes] = {}
         #: of suggestions that were searched elsewhere

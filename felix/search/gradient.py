@@ -164,7 +164,6 @@ class GradientSearch(base.BaseSearch):
             self._surround_proposed(pool)
         if rule.draw_scale is None and not self._draws:
             rule = replace(rule, draw_scale=0.0)
-        self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)
         return [candidate.suggestion() for candidate in selection.select(pool, n, rule, rng)]
 
     def _sample(self, n: int, rng: np.random.Generator) -> None:

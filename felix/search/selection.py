@@ -121,24 +121,17 @@ class Pool:
     fallback: dict[interface.Key, Candidate] = field(default_factory=dict)
     #: candidates all of whose neighbours were added
     surrounded: set[interface.Key] = field(default_factory=set)
-    #: rows considered, of which new (each once), of which legal
-    n_considered: int = 0
-    n_new: int = 0
-    n_legal: int = 0
 
     def add(self, sketch_index: int, rows: Iterable[Sequence[int]], source: Source) -> None:
         """Score rows that are new; the legal ones become candidates."""
         fresh: dict[tuple[int, ...], None] = {}
         for row in rows:
-            self.n_considered += 1
             decisions = tuple(map(int, row))
             key = (sketch_index, decisions)
             if not (key in self.candidates or key in self.fallback or key in self.past):
                 fresh[decisions] = None
-        if not fresh:
-            return
-        self.n_new += len(fresh)
-        self._admit(sketch_index, list(fresh), source)
+        if fresh:
+            self._admit(sketch_index, list(fresh), source)
 
     def _admit(
         self, sketch_index: int, decisions_list: Sequence[tuple[int, ...]], source: Source
@@ -150,7 +143,6 @@ class Pool:
         is_long = scores.build.compile_s > self.options.max_compile_s
         structural = coordinates.structural(self.scorer.sketches[sketch_index].variables)
         for row in np.flatnonzero(~np.isnan(scores.ln_latency)).tolist():
-            self.n_legal += 1
             decisions, fingerprint = decisions_list[row], bytes(scores.fingerprints[row])
             is_fallback = bool(is_long[row]) or fingerprint in self.fingerprints
             self.fingerprints.add(fingerprint)

@@ -26,15 +26,12 @@ class RandomSearch(base.BaseSearch):
 
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         chosen: dict[interface.Key, None] = {}
-        n_considered = n_new = 0
         for _ in range(MAX_DRAWS):
             per_sketch = []
             for index, sketch in enumerate(self.sketches):
                 rows = scoring.legal_samples(sketch, n, rng, sampling.MAX_STRUCTURES)
-                n_considered += len(rows)
                 keys = dict.fromkeys((index, tuple(row)) for row in rows.tolist())
                 per_sketch.append([k for k in keys if k not in self.history and k not in chosen])
-            n_new += sum(map(len, per_sketch))
             turns = max(map(len, per_sketch))
             for turn in range(turns):  # round robin over sketches
                 for keys_of_sketch in per_sketch:
@@ -42,7 +39,6 @@ class RandomSearch(base.BaseSearch):
                         chosen[keys_of_sketch[turn]] = None
             if len(chosen) >= n:
                 break
-        self.statistics = base.Statistics(n_considered, n_new, n_new)
         return [interface.Suggestion(index, decisions) for index, decisions in chosen]
 
 
@@ -91,7 +87,6 @@ class EvolutionarySearch(base.BaseSearch):
             samples = scoring.legal_samples(sketch, size, rng, limit)
             pool.add(index, samples.tolist(), selection.Source.SAMPLE)
             self._evolve(index, pool, size, rng)
-        self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)
         chosen = selection.select(pool, n, self.options.selection, rng)
         return [candidate.suggestion() for candidate in chosen]
 

@@ -14,7 +14,7 @@ import tvm
 from torch import nn
 
 from benchmarks.networks import catalogue, onnx_files
-from felix import target
+from felix import target, workloads
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import payload
@@ -22,6 +22,7 @@ from felix.network import elsewhere, groups, imported, judging, outcomes
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
 from felix.task import Task
+from felix.tuning import options
 from tests.support import elves, networks, run_py
 
 
@@ -45,6 +46,19 @@ def request(pool: networks.Pool) -> outcomes.Request:
 
 def run(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     return run_py.run(folder, "--json", "--repeats", "1")
+
+
+def test_a_session_begun_without_descents_is_resumed() -> None:
+    """Earlier versions had no descents on a GPU, where the default has some."""
+    task = workloads.gemm(16, 16, 16, target="h100")
+    of_local = request(networks.Pool())
+    default = dataclasses.replace(of_local, options=options.TuneOptions())
+    fresh, earlier = (
+        outcomes._session_folder(store.Store(), [task], each) for each in (default, of_local)
+    )
+    assert fresh != earlier
+    earlier.mkdir(parents=True)
+    assert outcomes._session_folder(store.Store(), [task], default) == earlier
 
 
 def test_a_network_is_checked_and_timed_where_it_runs(tmp_path: pathlib.Path) -> None:

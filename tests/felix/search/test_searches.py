@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,13 +102,21 @@ def test_fewer_rounds_are_needed_than_by_chance(kind: str) -> None:
     assert best_after(kind) < 0.5 * best_after("random")
 
 
-def test_predictions_belong_to_their_candidates() -> None:
+def test_predictions_belong_to_their_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where illegal candidates were left out between them."""
+    legal, are_all = scoring.Scorer.legal, []
+
+    def noted(self: scoring.Scorer, *arguments: Any) -> Any:
+        found = legal(self, *arguments)
+        are_all.append(found.all())
+        return found
+
+    monkeypatch.setattr(scoring.Scorer, "legal", noted)
     sketches = [synthetic.FakeSketch(capacity=32)]
     search = make("gradient", sketches)
     search.suggest(8)  # warm-up
     suggestions = search.suggest(24)
-    assert search.statistics.n_legal < search.statistics.n_new
+    assert not all(are_all)
     for suggestion in suggestions:
         assert suggestion.predicted_us == pytest.approx(true_us(sketches, suggestion), rel=1e-4)
 
@@ -174,6 +183,60 @@ def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
     resumed.load_state_dict(stored)
     assert resumed.state_dict() == search.state_dict()
     assert resumed.suggest(6) == search.suggest(6)
+
+
+@pytest.mark.parametrize("kind", ["local", "gradient"])
+def test_a_state_of_an_earlier_version_goes_on(kind: str) -> None:
+    sketches = two_sketches()
+    row, other = ([8, 1, 16, 4, 8, 2, 16, 4, 64, 1, -1], [4, 2, 16, 4, 8, 2, 16, 4, 64, 1, 2])
+    stored = {
+        "kind": kind,
+        "seed": 3,
+        "round": 1,
+        "history": {"format": 1, "measured": [[0, row, 7.5]], "pending": [[0, other]]},
+        "structures": [[0, [-1]], [0, [2]], [1, []]],
+        "samples": [[i, sketch.sample(8, 1).tolist()] for i, sketch in enumerate(sketches)],
+    }
+    search = make(kind, sketches)
+    search.load_state_dict(json.loads(json.dumps(stored)))
+    assert search.state_dict() == stored
+    suggestions = search.suggest(12)
+    assert len(suggestions) == 12 and bool(search.descent_steps) == (kind == "gradient")
+    assert not {s.key for s in suggestions} & {(0, tuple(row)), (0, tuple(other))}
+
+
+@pytest.mark.parametrize(
+    ("is_gpu", "n_structures", "chosen", "expected"),
+    [
+        (True, 2, None, selection.DRAW_SCALE),
+        (True, 0, None, selection.DRAW_SCALE),
+        (False, 0, None, selection.DRAW_SCALE),
+        (False, 2, None, 0.0),
+        (False, 2, 0.5, 0.5),
+    ],
+)
+def test_a_descending_search_on_a_cpu_takes_no_draws(
+    is_gpu: bool,
+    n_structures: int,
+    chosen: float | None,
+    expected: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scales: list[float] = []
+
+    def drawn(pool: selection.Pool, scale: float, rng: np.random.Generator) -> Any:
+        scales.append(scale)
+        return pool.ranked()
+
+    monkeypatch.setattr(selection.Pool, "drawn", drawn)
+    monkeypatch.setattr(synthetic.FakeSketch, "is_gpu", is_gpu)
+    rules = selection.SelectionOptions(draw_scale=chosen)
+    options = gradient.GradientOptions(
+        n_structures=n_structures, selection=rules, warm_selection=rules
+    )
+    search = gradient.GradientSearch(two_sketches(), synthetic.CostModel(), options)
+    assert search.suggest(4) and search.suggest(4)
+    assert scales == ([expected] * 2 if expected else [])
 
 
 @pytest.mark.parametrize(
