@@ -15,9 +15,11 @@ from benchmarks import (
     fusion,
     search_cost,
 )
-from benchmarks.support import common, cpu_pieces
+from benchmarks.support import common, corpus_table, cpu_pieces, model_tables
 from benchmarks.support.service import polling as service_polling
 from felix.target import cpu
+from tests.corpus import __main__ as command
+from tests.corpus.outcome import Kind, Outcome
 
 
 def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
@@ -184,3 +186,59 @@ def test_results_are_written_a_record_a_line(tmp_path: pathlib.Path) -> None:
     common.write(tmp_path / "folder" / "x.json", data)
     text = (tmp_path / "folder" / "x.json").read_text()
     assert json.loads(text) == data and text.splitlines()[4] == '{"a": [2]}'
+
+
+RESULTS = [
+    Outcome("add", "llvm", Kind.MODELLED, rows=6),
+    Outcome("sort", "llvm", Kind.REFUSED, message="UnsupportedSchedule: a | sort\n"),
+    Outcome("scan", "cuda", Kind.REFUSED, message="UnsupportedSchedule: a scan"),
+    Outcome("pad", "cuda", Kind.ERROR, message="Traceback\nboom"),
+]
+
+
+def test_programs_that_only_metaschedule_models_count_against_the_share() -> None:
+    data = command._data(RESULTS, [("sort", "llvm")])
+    assert "reason" not in data["programs"][0]
+    assert [each.get("missing") for each in data["programs"]] == [None, True, False, False]
+    said = corpus_table.render(data)
+    llvm, cuda = ([c.strip() for c in line.split("|")[1:-1]] for line in said.splitlines()[2:4])
+    assert llvm == ["llvm", "2", "1", "1", "0", "0", "1", "50.0%"]
+    assert cuda == ["cuda", "2", "0", "1", "0", "1", "0", "0.0%"]
+    assert said.endswith("6 schedules were compared with TVM's.")
+    assert command._share(RESULTS, [("sort", "llvm")]) == 0.5
+
+
+SCORES = {"pairwise": 0.9, "top1": 0.92, "top5": None, "spearman": 0.9, "rmse": 0.33, "slope": 1.0}
+EVALUATED = {
+    "command": "python -m costmodel evaluate --data data/cuda",
+    "reports": [
+        {"label": "data/pretrained/cuda/held_out.safetensors", "overall": SCORES},
+        {"label": "xgboost", "overall": SCORES | {"top1": 0.91}},
+    ],
+    "corrected": [{"label": "corrected by 8", "overall": SCORES}],
+}
+
+
+def test_predictors_of_all_files_are_in_one_table() -> None:
+    ablated = {
+        "command": "python -m costmodel ablate --kind template",
+        "rows": [{"variant": {"name": "no x"}, "mean": SCORES}],
+    }
+    text = model_tables.render(EVALUATED, ablated)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [
+        ["GPU", "network"],
+        ["GPU", "xgboost"],
+        ["GPU", "corrected by 8"],
+        ["generated kernels", "no x"],
+    ]
+    assert rows[0][2:] == ["0.900", "0.920", "-", "0.900", "0.330", "-"]
+    assert rows[1][3] == "0.910"
+
+
+def test_a_row_says_whose_schedules_are_scored() -> None:
+    command = "python -m costmodel compare --data data/llvm"
+    assert model_tables._what({"command": command}) == "CPU"
+    assert model_tables._what({"command": command, "split": "operator"}).endswith("held out")
+    drawn = EVALUATED | {"command": f"{EVALUATED['command']} --sources random"}
+    assert model_tables._what(drawn) == "GPU, drawn at random"

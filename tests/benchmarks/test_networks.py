@@ -1,17 +1,23 @@
-"""The benchmark of whole networks: what it makes of its cases, and one tiny case as a whole."""
+"""The benchmarks of networks: what they make of their cases, one tiny case as a whole, what is
+reused and the memory that is seen."""
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.networks import catalogue, compare, peers, results, tuned
+import felix
+from benchmarks.networks import branches, catalogue, compare, peers, repeated, results, tuned
 from felix.frontend import Fusion
+from felix.network import optimize
+from tests.support import networks
 
 
 def _run(name: str, dtype: str, us: dict[str, float]) -> dict[str, Any]:
@@ -113,3 +119,77 @@ def test_a_tiny_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     before, after = run["felix"]["points"]
     assert before["elapsed_s"] < after["elapsed_s"]
     assert picture.exists()
+
+
+def test_networks_have_the_results_of_their_papers() -> None:
+    with torch.no_grad():
+        images = branches.googlenet().eval()(torch.randn(1, 3, 64, 64))
+        clicks = branches.DLRM(rows=10)(torch.randn(2, 13), torch.randint(0, 10, (2, 26)))
+    assert images.shape == (1, 1000)
+    assert clicks.shape == (2, 1)
+    assert bool(((clicks > 0) & (clicks < 1)).all())
+
+
+def test_a_row_has_medians_and_the_extreme_ratios() -> None:
+    captured = [
+        {"branches": 4, "in_order_us": us, "branched_us": 10.0} for us in (30.0, 20.0, 25.0)
+    ]
+    run = {"name": "dlrm", "small": False, "dtype": "float32", "calls": 89}
+    (line, chain) = results.render_branches(
+        {"runs": [run | {"captured": captured}, run | {"name": "bert", "captured": []}]}
+    ).splitlines()[-2:]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
+        "dlrm-float32",
+        "89",
+        "4",
+        "25",
+        "10",
+        "2.5",
+        "2",
+        "3",
+    ]
+    assert [cell.strip() for cell in chain.split("|")[1:-1]] == [
+        "bert-float32",
+        "89",
+        "1",
+        *"-----",
+    ]
+
+
+CASE = {
+    "name": "dcgan",
+    "dtype": "float32",
+    "small": True,
+    "target": networks.TARGET,
+    "batches": [1, 2],
+    "trials": 32,
+}
+MIB = 1 << 20
+
+
+def test_the_same_network_is_known_and_another_batch_is_similar(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = networks.tune_options(networks.Pool())
+    fake = functools.partial(optimize.optimize, options=options, pytorch=False)
+    monkeypatch.setattr(felix, "optimize", fake)
+    first = repeated._optimize(CASE, 1, tmp_path)
+    assert (first["known"], first["similar"], first["trials"]) == (0, 0, 32)
+    assert first["tasks"] > 2 and first["max_error"] < 1e-4
+    again = repeated._optimize(CASE, 1, tmp_path)
+    assert (again["known"], again["similar"], again["trials"]) == (first["tasks"], 0, 0)
+    other = repeated._optimize(CASE, 2, tmp_path)
+    assert (other["known"], other["similar"]) == (0, other["tasks"])
+    run = {**CASE, "first": first, "again": again, "batch": other, "peak_gib": 0.5}
+    row = results.render_repeated({"runs": [run]}).splitlines()[-1]
+    assert [cell.strip() for cell in row.split("|")[1:3]] == ["dcgan-small-float32", "32"]
+
+
+def test_memory_of_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "_EVERY_S", 0.01)
+    before_bytes, memory = repeated._used_bytes(), repeated.Memory()
+    held = bytearray(128 * MIB)
+    held[::4096] = b"x" * len(held[::4096])
+    time.sleep(0.5)
+    peak_bytes = memory.end()
+    assert peak_bytes - before_bytes > 100 * MIB

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks make of their numbers, without a GPU."""
+"""Search efficiency, libraries and throughput: pieces, and what is made of them, without a GPU."""
 
 from __future__ import annotations
 
