@@ -7,12 +7,14 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is an optional extra")
 
 from tests.security import fuzz_models
+from tests.support import share
 
 
 def test_random_models_and_targets_are_answered_or_refused() -> None:
-    figures = fuzz_models.run(150, seed=1)
+    n_inputs = share.rounds(90, 400)
+    figures = fuzz_models.run(n_inputs, seed=1)
     assert figures.violations == []
-    assert sum(figures.outcomes.values()) == 150
+    assert sum(figures.outcomes.values()) == n_inputs
     assert {"onnx: read", "onnx: refused", "operator: read", "operator: refused"} <= set(
         figures.outcomes
     )

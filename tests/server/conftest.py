@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import shutil
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from server import settings as service_settings
 from server.database import columns, database, models, schema
 from server.parsing import parser as parsing
 from server.store import blobs, keys, projects
+from tests.support import live_service
 from tests.support.live_service import Served, Shell
 
 with warnings.catch_warnings():
@@ -126,24 +126,13 @@ def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     return postgres_url
 
 
-@pytest.fixture(scope="session")
-def empty_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An SQLite file of today's schema without rows, to be copied: revisions take their time."""
-    path = tmp_path_factory.mktemp("schema") / "felix.db"
-    made = database.Database(f"sqlite:///{path}")
-    schema.upgrade(made)
-    made.close()
-    return path
-
-
 @pytest.fixture
-def db(url: str, empty_file: pathlib.Path) -> Iterator[database.Database]:
+def db(url: str) -> Iterator[database.Database]:
     """A database of today's schema without rows."""
-    is_sqlite = url.startswith("sqlite")
-    if is_sqlite:
-        shutil.copyfile(empty_file, url.removeprefix("sqlite:///"))
-    opened = database.Database(url)
-    if not is_sqlite:
+    if url.startswith("sqlite"):
+        opened = live_service.empty_database(url)
+    else:
+        opened = database.Database(url)
         empty(opened)
     yield opened
     opened.close()
@@ -171,6 +160,12 @@ def drop_all(db: database.Database) -> None:
         connection.execute(sa.text("CREATE SCHEMA public"))
 
 
+#: A job as a request has it.
+GEMM: dict[str, Any] = {
+    "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Service:
     """An application that runs, and what is behind it."""
@@ -185,6 +180,17 @@ class Service:
     def auth(self, scope: str) -> dict[str, str]:
         """The header of a key with that scope."""
         return {"Authorization": f"Bearer {self.keys[scope].text}"}
+
+    def get(self, path: str) -> Any:
+        """What the API says at an address."""
+        response = self.client.get(path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def upload(self, name: str, content: bytes, job: str = "{}") -> Any:
+        """The response to a file."""
+        files = {"file": (name, content)}
+        return self.client.post("/v1/jobs/upload", files=files, data={"job": job})
 
     def files(self) -> list[pathlib.Path]:
         """The files of the blob store."""

@@ -1,23 +1,101 @@
-"""The commands of the service, as a user types them, and the tuner that `felix serve` keeps."""
+"""Settings, the commands of the service as a user types them, and the files that they make."""
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
-import time
 
 import psutil
+import pydantic
 import pytest
 
 from felix.cli import main
-from server import commands, settings
+from felix.processes import policy
+from server import commands, errors, folders, settings
 from server.database import database, schema
-from server.store import keys
+from server.store import blobs, keys
 from server.tuner import tuner_process
+from tests.support.waiting import until
+
+
+def test_every_variable_changes_its_setting() -> None:
+    texts = {int: "7", float: "7.5", bool: "true", policy.ConfineGpu: "off"}
+    for name, field in settings.Settings.model_fields.items():
+        other = "7" if "int" in str(field.annotation) else "/x"  # int | None
+        text = {"trusted_proxies": "10.0.0.0/8", "cluster": "head:6379"}.get(
+            name, texts.get(field.annotation, other)
+        )
+        environment = {f"FELIX_{name.upper()}": text}
+        changed = settings.Settings.from_environment(environment)
+        assert getattr(changed, name) != getattr(settings.Settings(), name)
+    assert settings.Settings.from_environment({}) == settings.Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("FELIX_PORT", "http"),
+        ("FELIX_LEASE_S", "-1"),
+        ("FELIX_LEASE_S", "nan"),
+        ("FELIX_LOG_JSON", "maybe"),
+        ("FELIX_MAX_TRIALS", "0"),
+        ("FELIX_CONFINE_GPU", "1"),
+        ("FELIX_TRUSTED_PROXIES", "everybody"),
+        ("FELIX_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("FELIX_CLUSTER", "head"),
+        ("FELIX_CLUSTER", "http://head:6379"),
+    ],
+)
+def test_wrong_values_are_named(name: str, text: str) -> None:
+    with pytest.raises(errors.SettingsError, match=f"{name} is '{text}'"):
+        settings.Settings.from_environment({name: text})
+
+
+def test_an_empty_variable_counts_as_absent() -> None:
+    assert settings.Settings.from_environment({"FELIX_PORT": ""}) == settings.Settings()
+
+
+def test_only_from_environment_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = settings.Settings().port
+    monkeypatch.setenv("FELIX_PORT", "99")
+    assert settings.Settings().port == default
+    assert settings.Settings.from_environment().port == 99
+
+
+def test_the_lifetime_of_cached_responses_has_an_earlier_name() -> None:
+    earlier, now = {"FELIX_LOOK_S": "3"}, {"FELIX_CACHE_TTL_S": "4"}
+    assert settings.Settings.from_environment(earlier).cache_ttl_s == 3.0
+    assert settings.Settings.from_environment(earlier | now).cache_ttl_s == 4.0
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        settings.Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("url", "with_driver"),
+    [
+        ("postgresql://u:p@h/d", "postgresql+psycopg://u:p@h/d"),
+        ("postgres://h/d", "postgresql+psycopg://h/d"),
+        ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
+    ],
+)
+def test_urls_name_the_driver(url: str, with_driver: str) -> None:
+    assert settings.Settings(database_url=url).database == with_driver
+
+
+def test_defaults_lie_in_the_data_folder(tmp_path: pathlib.Path) -> None:
+    chosen = settings.Settings(data_dir=tmp_path / "a b")
+    assert chosen.database == f"sqlite:///{tmp_path}/a b/felix.db"
+    assert chosen.blobs == (tmp_path / "a b" / "blobs").as_uri()
+    assert chosen.address == "http://127.0.0.1:8000"
 
 
 def felix(
@@ -27,7 +105,7 @@ def felix(
         [sys.executable, "-m", "felix", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=os.environ | {"FELIX_DATA_DIR": str(folder)} | environment,
     )
 
@@ -99,14 +177,11 @@ def tuner_script(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pat
 
 def starts(path: pathlib.Path, n: int) -> list[str]:
     """The first n starts, once they were."""
-    deadline_s = time.monotonic() + 30
-    while time.monotonic() < deadline_s:
-        if path.exists() and len(lines := path.read_text().splitlines()) >= n:
-            return lines
-        time.sleep(0.02)
-    raise AssertionError(f"the tuner was not started {n} times")
+    until(lambda: path.exists() and len(path.read_text().splitlines()) >= n)
+    return path.read_text().splitlines()
 
 
+@pytest.mark.fresh_processes
 def test_a_tuner_that_dies_is_started_again(tuner_script: pathlib.Path) -> None:
     with tuner_process.TunerProcess():
         pid, _, arguments = starts(tuner_script, 1)[0].partition(" ")
@@ -121,7 +196,7 @@ def test_a_tuner_leaves_with_its_parent(tmp_path: pathlib.Path) -> None:
     child = (
         "import threading; from server.tuner import tuner_process; leaving = threading.Event(); "
         "tuner_process.leave_with_parent(leaving, 0.05); print('ready', flush=True); "
-        "assert leaving.wait(30); open('left', 'w').close()"
+        "assert leaving.wait(120); open('left', 'w').close()"
     )
     parent = (
         "import subprocess, sys; "
@@ -130,7 +205,79 @@ def test_a_tuner_leaves_with_its_parent(tmp_path: pathlib.Path) -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", parent], check=True, cwd=tmp_path, env=environment)
-    deadline_s = time.monotonic() + 30
-    while not (tmp_path / "left").exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until((tmp_path / "left").exists)
+
+
+#: Serves nothing, but does what `felix serve` does before: database, a row, a blob, the key.
+START = """
+    import os, pathlib, sys
+    os.umask(0o022)
+    from server import commands, settings
+    from server.database import database
+    from server.store import blobs, keys
+    chosen = settings.Settings(data_dir=pathlib.Path(sys.argv[1]))
+    commands.upgrade(chosen)
+    commands._announce_key(chosen, commands.first_key(chosen))
+    db = database.Database(chosen.database)
+    with db.write() as tx:
+        keys.create(tx, keys.NewKey(name="second"))
+    content = pathlib.Path(sys.argv[2])
+    content.write_bytes(b"x")
+    blobs.open_store(chosen.blobs).put(content)
+    os._exit(0)  # SQLite's -wal and -shm stay
+"""
+
+
+def open_to_others(folder: pathlib.Path) -> list[str]:
+    """What in a folder, itself included, others than its user have a right to."""
+    paths = [folder, *folder.rglob("*")]
+    return [path.name for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077]
+
+
+def start(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Use the service's files in a process with the usual umask."""
+    command = [sys.executable, "-c", textwrap.dedent(START), str(folder), f"{folder}-content"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+
+
+def test_new_files_are_their_users_alone(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "deep" / "data"
+    start(folder)
+    names = {path.name for path in folder.rglob("*")}
+    assert {"felix.db", "felix.db-wal", "felix.db-shm", "admin-key", "blobs"} <= names
+    assert open_to_others(folder) == []
+
+
+def test_wider_files_are_tightened_with_a_log_line(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "data"
+    start(folder)
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    log = start(folder).stderr
+    assert open_to_others(folder) == []
+    for name in ("data", "felix.db", "felix.db-wal", "felix.db-shm", "blobs", "admin-key"):
+        assert f"{name} was open to other users" in log
+
+
+def test_a_shared_folder_is_not_taken_from_the_others(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o1777)
+    with caplog.at_level(logging.WARNING, "server"):
+        folders.tighten(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
+    assert "other users can read" in caplog.text
+
+
+def test_the_folder_of_a_database_elsewhere_stays_as_it_is(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o755)
+    database.Database(f"sqlite:///{tmp_path / 'own.db'}").close()
+    assert open_to_others(tmp_path) == [tmp_path.name]
+
+
+def test_a_blob_folder_is_tightened_when_it_is_opened(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "blobs"
+    folder.mkdir()
+    os.chmod(folder, 0o755)
+    blobs.open_store(str(folder))
+    assert open_to_others(folder) == []

@@ -23,10 +23,7 @@ def store(tmp_path: pathlib.Path) -> blobs.LocalStore:
 
 
 def finished(
-    db: database.Database,
-    store: blobs.BlobStore,
-    days_ago: float,
-    **changes: Any,
+    db: database.Database, store: blobs.BlobStore, days_ago: float, **changes: Any
 ) -> rows.Job:
     """A job that ended so long ago, with an artifact."""
     job = api_rows.finished(db, store, **changes)
@@ -52,8 +49,7 @@ def stored(store: blobs.LocalStore) -> int:
 
 
 def test_files_stay_for_ever_unless_someone_says_otherwise(
-    db: database.Database,
-    store: blobs.LocalStore,
+    db: database.Database, store: blobs.LocalStore
 ) -> None:
     old = finished(db, store, 10_000)
     assert upkeep.clean(db, store, None) == [] and files(db, old) == ["job.zip"]
@@ -61,8 +57,7 @@ def test_files_stay_for_ever_unless_someone_says_otherwise(
 
 
 def test_old_files_go_and_the_rest_of_the_job_stays(
-    db: database.Database,
-    store: blobs.LocalStore,
+    db: database.Database, store: blobs.LocalStore
 ) -> None:
     limit(db, retention_days=30)
     old, recent = finished(db, store, 31), finished(db, store, 29)
@@ -78,10 +73,7 @@ def test_old_files_go_and_the_rest_of_the_job_stays(
     assert upkeep.clean(db, store, 1) == []
 
 
-def test_a_content_goes_with_its_last_file(
-    db: database.Database,
-    store: blobs.LocalStore,
-) -> None:
+def test_a_content_goes_with_its_last_file(db: database.Database, store: blobs.LocalStore) -> None:
     jobs_ = [finished(db, store, 40) for _ in range(2)]
     with db.write() as tx:
         control.change(tx, jobs_[1].id, tags=[artifacts.KEEP_TAG])
@@ -94,21 +86,13 @@ def test_a_content_goes_with_its_last_file(
 
 
 def test_jobs_that_have_not_ended_keep_their_files(
-    db: database.Database,
-    store: blobs.LocalStore,
-    tmp_path: pathlib.Path,
+    db: database.Database, store: blobs.LocalStore, tmp_path: pathlib.Path
 ) -> None:
     job = service_fakes.create(db)
     path = tmp_path / "input"
     path.write_bytes(b"a model")
     content = store.put(path)
-    new = artifacts.NewArtifact(
-        name="input",
-        kind="input",
-        media_type="x/y",
-        sha256=content.sha256,
-        size_bytes=content.size_bytes,
-    )
+    new = service_fakes.artifact(content, "input", "input")
     with db.write() as tx:
         artifacts.attach(tx, job.id, new)
         tx.execute(
@@ -124,9 +108,7 @@ def test_jobs_that_have_not_ended_keep_their_files(
 
 @on_both_databases
 def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
-    db: database.Database,
-    store: blobs.LocalStore,
-    tmp_path: pathlib.Path,
+    db: database.Database, store: blobs.LocalStore, tmp_path: pathlib.Path
 ) -> None:
     """The race: the content is stored, the last old file of it goes, then the new row is made."""
     old = finished(db, store, 40)
@@ -135,13 +117,7 @@ def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
     path.write_bytes(api_rows.CONTENT)
     content = store.put(path)
     assert upkeep.clean(db, store, 30) == [old.id] and stored(store) == 0
-    new = artifacts.NewArtifact(
-        name="again",
-        kind="bundle",
-        media_type="x/y",
-        sha256=content.sha256,
-        size_bytes=content.size_bytes,
-    )
+    new = service_fakes.artifact(content, "again", "bundle")
     with db.write() as tx:
         artifacts.keep_content(tx, store, content.sha256, path)
         artifacts.attach(tx, new_job.id, new)
@@ -150,9 +126,7 @@ def test_a_content_that_is_removed_while_it_is_stored_again_is_there(
 
 @on_both_databases
 def test_removing_waits_for_whoever_is_making_a_row(
-    db: database.Database,
-    store: blobs.LocalStore,
-    tmp_path: pathlib.Path,
+    db: database.Database, store: blobs.LocalStore, tmp_path: pathlib.Path
 ) -> None:
     job = service_fakes.create(db)
     path = tmp_path / "file"
@@ -170,17 +144,14 @@ def test_removing_waits_for_whoever_is_making_a_row(
         remover.start()
         remover.join(0.3)
         assert outcome == []  # it waits
-        new = artifacts.NewArtifact(
-            name="f", kind="input", media_type="x/y", sha256=content.sha256, size_bytes=7
-        )
+        new = service_fakes.artifact(content, "f", "input")
         artifacts.attach(tx, job.id, new)
     remover.join(20.0)
     assert outcome == [False] and store.has(content.sha256)
 
 
 def test_a_full_project_takes_no_more_files(
-    db: database.Database,
-    store: blobs.LocalStore,
+    db: database.Database, store: blobs.LocalStore
 ) -> None:
     size = len(api_rows.CONTENT)
     with db.write() as tx:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 import tempfile
+import zipfile
 from typing import Any
 
 from server.database import database
@@ -95,17 +97,7 @@ def finished(
 ) -> rows.Job:
     """A job that succeeded, with an artifact."""
     claim = running(db, key_id, n_trials, **changes)
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "bundle.zip")
-        path.write_bytes(CONTENT)
-        stored = store.put(path)
-    new = artifacts.NewArtifact(
-        name="job.zip",
-        kind="bundle",
-        media_type="application/zip",
-        sha256=stored.sha256,
-        size_bytes=stored.size_bytes,
-    )
+    new = service_fakes.artifact(service_fakes.put(store, CONTENT), "job.zip")
     with db.write() as tx:
         artifacts.add(tx, claim.fence, new)
         artifacts.store_code(tx, claim.fence, 0, "def main(): ...", "; llvm")
@@ -118,3 +110,23 @@ def all_events(db: database.Database, job_id: int) -> list[rows.Event]:
     """Every event of a job."""
     with db.read() as tx:
         return events.after(tx, job_id, 0, 10_000)
+
+
+def tuned_zip(m: int = 32, latency_us: float = 3.0) -> bytes:
+    """The zip of a job that tuned a gemm: its database, and a manifest that says nothing."""
+    from felix import records, workloads  # which load TVM
+    from felix.tuning.opening import task_search
+
+    task = workloads.gemm(m, 32, 32, target="llvm -num-cores 2")
+    sketch = task_search.sketches_of(task)[0]
+    schedule = sketch.schedule(tuple(int(v) for v in sketch.sample(1, seed=1)[0]))
+    entry = records.DatabaseEntry(
+        mod=task.mod, trace=schedule.trace, latencies_us=(latency_us,), target=task.target
+    )
+    out = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(out, "w") as archive:
+        records.export_database(folder, [entry])
+        for path in pathlib.Path(folder).iterdir():
+            archive.write(path, f"felix-job-1/database/{path.name}")
+        archive.writestr("felix-job-1/manifest.json", "{}")
+    return out.getvalue()

@@ -1,12 +1,18 @@
-"""A service on a real Ray cluster of this machine: API server, nodes, a tuner; each a process."""
+"""A service on a real Ray cluster of this machine: API server, nodes, a tuner; each a process.
+
+Nodes may lie in a network of their own, whose link can be cut: on Linux, for root.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -27,10 +33,9 @@ HEALTH = {
 class Service:
     """A cluster of one node, an API server and a tuner that measures on the cluster."""
 
-    def __init__(self, folder: pathlib.Path, url: str, host: str) -> None:
+    def __init__(self, folder: pathlib.Path, host: str) -> None:
         self.machines = Machines(folder, host)
         self.machines.environment |= HEALTH | {
-            "FELIX_DATABASE_URL": url,
             "FELIX_DATA_DIR": str(folder / "data"),
             "FELIX_PORT": str(free_port()),
             "FELIX_CLUSTER": self.machines.address,
@@ -93,3 +98,67 @@ def actors(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The processes of the nodes that a worker keeps."""
     below = psutil.Process(worker.pid).children(recursive=True)
     return [each for each in below if each.name().startswith("ray::Node")]
+
+
+#: Addresses of the two ends, of a block for tests (RFC 2544).
+HERE, THERE = "198.18.7.1", "198.18.7.2"
+
+
+class Namespace:
+    """A network namespace and the pair of interfaces that joins it to this one."""
+
+    def __init__(self) -> None:
+        self.name = f"felix{os.getpid()}"
+        self._here, self._there = f"fx{os.getpid()}a", f"fx{os.getpid()}b"
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """A command that starts others in it."""
+        return "ip", "netns", "exec", self.name
+
+    def make(self) -> None:
+        """Make it; CalledProcessError if this user may not."""
+        _ip("netns", "add", self.name)
+        _ip(*f"link add {self._here} type veth peer name {self._there} netns {self.name}".split())
+        _ip("addr", "add", f"{HERE}/30", "dev", self._here)
+        _ip("-n", self.name, "addr", "add", f"{THERE}/30", "dev", self._there)
+        _ip("-n", self.name, "link", "set", "lo", "up")
+        _ip("-n", self.name, "link", "set", self._there, "up")
+        self.join()
+
+    def cut(self) -> None:
+        """Let nothing through."""
+        _ip("link", "set", self._here, "down")
+
+    def join(self) -> None:
+        """Let everything through."""
+        _ip("link", "set", self._here, "up")
+
+    def remove(self) -> None:
+        """Remove what there is of it."""
+        for command in (("link", "del", self._here), ("netns", "del", self.name)):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip(*command)
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[Namespace | str]:
+    """A namespace, or why none can be made."""
+    if shutil.which("ip") is None:
+        yield "there is no command ip"
+        return
+    made = Namespace()
+    try:
+        made.make()
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        yield f"network namespaces cannot be made: {error.stderr.strip()}"
+        return
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(("ip", *arguments), check=True, capture_output=True, text=True)

@@ -24,6 +24,7 @@ FACTORY = "tests.support.engine_fakes:Engine"
 #: Of an engine whose GPU is the file that this variable names.
 FACTORY_ON_GPU = "tests.support.engine_fakes:EngineOnGpu"
 GPU_VARIABLE = "CUDA_FAKE_DEVICE"
+TAKEN_FACTORY = "tests.support.engine_fakes:TakenEngine"
 
 #: In an engine's folder once a job of `act` "deaf export" is deaf.
 BEGUN = "begun"
@@ -123,6 +124,21 @@ class EngineOnGpu(Engine):
             return super().devices()
         except PermissionError as error:
             return [device | {"fault": f"304: {error.strerror}", "unconfined": None}]
+
+
+class TakenEngine(Engine):
+    """One that a client's program has taken over: it runs the code of its job's options.
+
+    The list `outcomes` of that code is in the job's event `started`.
+    """
+
+    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
+        """See `engine.Engine`."""
+        outcomes: list[str] = []
+        claimed.begin("llvm/test", "resolved")
+        exec(str(claimed.job.options["code"]), {"outcomes": outcomes})
+        claimed.started(["key"], {"outcomes": outcomes})
+        return engine.Outcome(reason="trials", failure=None, result=None)
 
 
 def misbehave(claimed: engine.JobAccess, act: str) -> None:

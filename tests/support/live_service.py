@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +24,26 @@ from server.database import database, schema
 from server.parsing import parser
 from server.store import blobs, keys
 from server.web import connections
+
+
+@functools.cache
+def _empty_content() -> bytes:
+    """An SQLite file of today's schema without rows: revisions take their time."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "felix.db")
+        made = database.Database(f"sqlite:///{path}")
+        schema.upgrade(made)
+        made.close()
+        return path.read_bytes()
+
+
+def empty_database(url: str) -> database.Database:
+    """A new SQLite database of today's schema."""
+    path = pathlib.Path(url.removeprefix("sqlite:///"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(0o600)
+    path.write_bytes(_empty_content())
+    return database.Database(url)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +63,7 @@ class Live:
 
     def connect(self, address: str = "127.0.0.1") -> socket.socket:
         """A new connection from an address, whose reads and writes give up after some seconds."""
-        return socket.create_connection(("127.0.0.1", self.port), 20.0, (address, 0))
+        return socket.create_connection(("127.0.0.1", self.port), 120.0, (address, 0))
 
     def send(self, text: str) -> bytes:
         """All that comes back on a connection of its own until the service closes it."""
@@ -58,9 +80,8 @@ def serving(
     settings = service_settings.Settings(data_dir=folder, port=free_port(), **changes)
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setattr(parser.Parser, "warm", lambda _: None)
-        db = database.Database(settings.database)
+        db = empty_database(settings.database)
         stack.callback(db.close)
-        schema.upgrade(db)
         with db.write() as tx:
             key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
         config = connections.config(app.create_app(settings), settings, limits)
@@ -111,9 +132,8 @@ class Served:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.settings = service_settings.Settings(data_dir=folder)
-        self.db = database.Database(self.settings.database)
+        self.db = empty_database(self.settings.database)
         self.blobs = blobs.open_store(self.settings.blobs)
-        schema.upgrade(self.db)
         with self.db.write() as tx:
             self.key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
         self.port = free_port()

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import pathlib
+import tempfile
 import threading
 import time
 import zipfile
@@ -17,7 +18,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import blobs, jobs, leases, networks, progress, rows, trials, tuners
+from server.store import artifacts, blobs, jobs, leases, networks, progress, rows, trials, tuners
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
@@ -66,6 +67,25 @@ def bundle(job_id: int = 1, name: str = "a job") -> bytes:
             info.external_attr = mode << 16
             archive.writestr(info, text)
     return out.getvalue()
+
+
+def put(store: blobs.BlobStore, content: bytes) -> blobs.Stored:
+    """Store a content."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "content")
+        path.write_bytes(content)
+        return store.put(path)
+
+
+def artifact(stored: blobs.Stored, name: str, kind: str = "bundle") -> artifacts.NewArtifact:
+    """A file of a job."""
+    return artifacts.NewArtifact(
+        name=name,
+        kind=kind,
+        media_type="application/octet-stream" if kind == "input" else "application/zip",
+        sha256=stored.sha256,
+        size_bytes=stored.size_bytes,
+    )
 
 
 def built_network() -> networks.Built:
@@ -120,6 +140,18 @@ def create(db: database.Database, n_tasks: int = 1, **changes: Any) -> rows.Job:
     """Queue a job."""
     with db.write() as tx:
         return jobs.create(tx, new_job(n_tasks, **changes)).job
+
+
+def create_for(db: database.Database, task: Any, weight: float = 1.0, **changes: Any) -> rows.Job:
+    """Queue a job of a `felix.task.Task`."""
+    new = jobs.NewTask(
+        name=task.name,
+        weight=weight,
+        flops=float(task.flops),
+        min_bytes=float(task.min_bytes),
+        program=task.to_json(),
+    )
+    return create(db, tasks=(new,), **changes)
 
 
 def get(db: database.Database, job_id: int) -> rows.Job:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import re
 import zipfile
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,11 @@ from felix.cli import main
 from felix.cli.remote import submit, watch
 from felix.client import rows
 from server.store import jobs
+from tests.server import conftest
 from tests.support import api_rows
-from tests.support.api import zips
 from tests.support.live_service import Served, Shell
 
-GEMM: dict[str, Any] = {
-    "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}},
-    "trials": 4,
-}
+GEMM = conftest.GEMM | {"trials": 4}
 
 
 def test_batches_templates_and_estimates(felix: client.Client) -> None:
@@ -43,7 +39,7 @@ def test_batches_templates_and_estimates(felix: client.Client) -> None:
 
 
 def test_databases(felix: client.Client, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "in.zip").write_bytes(zips.tuned())
+    (tmp_path / "in.zip").write_bytes(api_rows.tuned_zip())
     job = felix.import_database(tmp_path / "in.zip")
     assert (job.kind, job.state, job.reason) == ("database", "succeeded", "imported")
     exported = felix.export_database(tmp_path / "again.zip", [job.id])
@@ -58,12 +54,9 @@ def test_databases(felix: client.Client, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_database_of_results(
-    served: Served,
-    felix: client.Client,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    served: Served, felix: client.Client, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_rows, "CONTENT", zips.tuned())
+    monkeypatch.setattr(api_rows, "CONTENT", api_rows.tuned_zip())
     done = api_rows.finished(served.db, served.blobs, tags=("db",))
     path = felix.export_database(tmp_path / "out.zip", tag="db")
     with zipfile.ZipFile(path) as archive:
@@ -75,9 +68,7 @@ def test_a_database_of_results(
 
 
 def test_the_command_line_says_what_is_reused(
-    served: Served,
-    shell: Shell,
-    felix: client.Client,
+    served: Served, shell: Shell, felix: client.Client
 ) -> None:
     done = api_rows.finished(served.db, served.blobs)  # says how long a trial takes
     code, out, _ = shell("submit", "gemm:8,8,8", "--trials", "4", "--no-reuse")

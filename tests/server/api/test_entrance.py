@@ -15,13 +15,11 @@ from felix.task import Task
 from server.database import models as tables
 from server.parsing import devices
 from server.store import jobs, tuners
-from tests.server.conftest import Service
+from tests.server.conftest import GEMM, Service
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")
 
 from tests.support.hostile import onnx_models as models
-
-GEMM = {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
 
 
 def refused(response: Any, *words: str) -> str:
@@ -39,8 +37,7 @@ def refused(response: Any, *words: str) -> str:
 
 def upload(service: Service, model: Any, **job: Any) -> Any:
     content = model if isinstance(model, bytes) else model.SerializeToString()
-    files = {"file": ("net.onnx", content)}
-    return service.client.post("/v1/jobs/upload", files=files, data={"job": json.dumps(job)})
+    return service.upload("net.onnx", content, json.dumps(job))
 
 
 def everything(service: Service) -> str:
@@ -110,7 +107,7 @@ def test_a_client_sets_no_options_of_compilers(
     service: Service, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    body = {"workload": GEMM, "target": text}
+    body = {**GEMM, "target": text}
     refused(service.client.post("/v1/jobs", json=body))
     assert not (tmp_path / "felix-attack").exists()
 
@@ -119,7 +116,7 @@ def test_a_foreign_cpu_is_not_hidden_by_an_escape(service: Service) -> None:
     """A job for another CPU waits for one; this one said that it is for any."""
     escaped = '{"kind":"llvm","\\u006dcpu":"skylake-avx512"}'
     for text in (escaped, "aws/cpu/c5.large", "llvm -mcpu=skylake-avx512"):
-        made = service.client.post("/v1/jobs", json={"workload": GEMM, "target": text})
+        made = service.client.post("/v1/jobs", json={**GEMM, "target": text})
         assert made.status_code == 201, made.text
         assert made.json()["target_key"] == "llvm/skylake-avx512"
 
@@ -135,7 +132,7 @@ def here(service: Service) -> dict[str, Any]:
 
 def test_more_cores_than_the_device_has_are_refused(service: Service) -> None:
     cores = here(service)["hardware"]["cores"]
-    body = {"workload": GEMM, "target": f"llvm -num-cores {cores + 1}"}
+    body = {**GEMM, "target": f"llvm -num-cores {cores + 1}"}
     refused(service.client.post("/v1/jobs", json=body), f"the device has {cores} cores")
     body["target"] = f"llvm -num-cores {cores}"
     assert service.client.post("/v1/jobs", json=body).status_code == 201
@@ -165,14 +162,14 @@ def test_names_that_clients_choose_are_lines_of_printable_text(
     service: Service, name: str
 ) -> None:
     for changes in ({"name": name}, {"tags": [name]}):
-        refused(service.client.post("/v1/jobs", json={"workload": GEMM, **changes}))
+        refused(service.client.post("/v1/jobs", json={**GEMM, **changes}))
     params = {"shape": [4, 4], "ops": [name]}
     odd = {"kind": "operator", "name": "elementwise", "params": params}
     refused(service.client.post("/v1/jobs", json={"workload": odd}))
     odd["params"] = {"shape": [4, 4], name: 1}
     refused(service.client.post("/v1/jobs", json={"workload": odd}))
     refused(upload(service, models.model([models.node("Relu", ["x"], ["y"])]), shapes={name: [1]}))
-    made = service.client.post("/v1/jobs", json={"workload": GEMM}).json()
+    made = service.client.post("/v1/jobs", json=GEMM).json()
     where = f"/v1/jobs/{made['id']}"
     for changes in ({"name": name}, {"tags": [name]}):
         refused(service.client.patch(where, json=changes))
@@ -180,14 +177,14 @@ def test_names_that_clients_choose_are_lines_of_printable_text(
 
 @pytest.mark.parametrize("note", ["\u202eabc", "a\x1b[0m", "a\0"])
 def test_notes_have_no_control_characters(service: Service, note: str) -> None:
-    refused(service.client.post("/v1/jobs", json={"workload": GEMM, "note": note}))
-    response = service.client.post("/v1/jobs", json={"workload": GEMM, "note": "two\n\tlines"})
+    refused(service.client.post("/v1/jobs", json={**GEMM, "note": note}))
+    response = service.client.post("/v1/jobs", json={**GEMM, "note": "two\n\tlines"})
     assert response.status_code == 201 and response.json()["note"] == "two\n\tlines"
 
 
 def test_halves_of_surrogate_pairs_are_refused(service: Service) -> None:
     for field in ("name", "note", "target"):
-        body = json.dumps({"workload": GEMM, field: "llvm\ud800"})
+        body = json.dumps({**GEMM, field: "llvm\ud800"})
         headers = {"Content-Type": "application/json"}
         refused(service.client.post("/v1/jobs", content=body.encode(), headers=headers))
 

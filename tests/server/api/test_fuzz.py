@@ -20,8 +20,8 @@ from server.api import events
 from server.database import database, schema
 from server.store import blobs, keys
 from tests.server import conftest
+from tests.server.api import test_access
 from tests.support import api_rows
-from tests.support.api import routes
 
 EXAMPLES = 5
 
@@ -66,7 +66,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(("api", "mode"), ROUNDS, indirect=["api"], scope="module")
-@pytest.mark.parametrize(("method", "path"), list(routes.NEEDS))
+@pytest.mark.parametrize(("method", "path"), list(test_access.NEEDS))
 def test_no_response_is_a_server_error(
     api: Any, method: str, path: str, mode: schemathesis.GenerationMode
 ) -> None:

@@ -14,13 +14,9 @@ import pytest
 
 from server import errors
 from server.store import leases, trials
-from tests.server.conftest import Service
+from tests.server.conftest import GEMM, Service
 from tests.support import api_rows, service_fakes
 from tests.support.hostile import onnx_models
-
-GEMM: dict[str, Any] = {
-    "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
-}
 
 
 @pytest.fixture
@@ -34,11 +30,6 @@ def clean(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> I
     left = [path for path in scratch.iterdir() if not path.name.startswith("pymp-")]
     assert service.files() == [] and left == []  # pymp: the parser's fork server
     assert service.client.get("/healthz").status_code == 200
-
-
-def _upload(service: Service, name: str, content: bytes, job: str = "{}") -> Any:
-    files = {"file": (name, content)}
-    return service.client.post("/v1/jobs/upload", files=files, data={"job": job})
 
 
 def _is_problem(response: Any, status: int) -> dict[str, Any]:
@@ -117,7 +108,7 @@ def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("model.onnx", bytes(256 << 20))
     assert len(bomb.getvalue()) < 1 << 20
-    _is_problem(_upload(clean, "bomb.onnx", bomb.getvalue()), 422)
+    _is_problem(clean.upload("bomb.onnx", bomb.getvalue()), 422)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +116,14 @@ def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     ["../../etc/passwd", "..", "a/b.onnx", "a\\b.onnx", "/etc/passwd", "a\u202eb", "x" * 300],
 )
 def test_names_with_paths_are_refused(clean: Service, name: str) -> None:
-    problem = _is_problem(_upload(clean, name, onnx_models.matmul_relu()), 422)
+    problem = _is_problem(clean.upload(name, onnx_models.matmul_relu()), 422)
     assert problem["errors"][0]["where"] == "#/file/filename"
 
 
 def test_truncated_models_are_refused(clean: Service) -> None:
     content = onnx_models.matmul_relu()
     for length in (1, len(content) // 2, len(content) - 1):
-        _is_problem(_upload(clean, "cut.onnx", content[:length]), 422)
+        _is_problem(clean.upload("cut.onnx", content[:length]), 422)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,7 @@ def test_truncated_models_are_refused(clean: Service) -> None:
     ids=["cut", "list", "bytes", "null", "wrong", "bare", "deep", "function"],
 )
 def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
-    _is_problem(_upload(clean, "t.json", content, '{"kind": "tir"}'), 422)
+    _is_problem(clean.upload("t.json", content, '{"kind": "tir"}'), 422)
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -205,9 +196,9 @@ def test_forms_that_are_none_are_refused(clean: Service) -> None:
     send = clean.client.post
     _is_problem(send("/v1/jobs/upload", json={}), 415)
     _is_problem(send("/v1/jobs/upload", data={"job": "{}"}, files={"other": b"x"}), 422)
-    _is_problem(_upload(clean, "a.onnx", b""), 422)
-    _is_problem(_upload(clean, "a.onnx", b"x", "not json"), 422)
-    _is_problem(_upload(clean, "a.onnx", b"x", '{"kind": "pickle"}'), 422)
+    _is_problem(clean.upload("a.onnx", b""), 422)
+    _is_problem(clean.upload("a.onnx", b"x", "not json"), 422)
+    _is_problem(clean.upload("a.onnx", b"x", '{"kind": "pickle"}'), 422)
     broken = {"Content-Type": "multipart/form-data; boundary=x"}
     _is_problem(send("/v1/jobs/upload", content=b"no form", headers=broken), 422)
     missing = {"Content-Type": "multipart/form-data"}
@@ -283,7 +274,7 @@ def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> 
 
 
 def test_uploads_stay_in_their_folder(service: Service) -> None:
-    response = _upload(service, "..model.onnx", onnx_models.matmul_relu())
+    response = service.upload("..model.onnx", onnx_models.matmul_relu())
     assert response.status_code == 201
     folder = service.settings.data_dir / "blobs"
     assert all(folder in path.parents for path in service.files())

@@ -22,16 +22,12 @@ from server import app
 from server.dashboard import chart_data
 from server.dashboard.pages import access, reference, selection, submit
 from server.dashboard.pages import batches as batches_page
-from server.dashboard.pages import (
-    job as job_pages,
-)
-from server.dashboard.pages import (
-    jobs as jobs_page,
-)
+from server.dashboard.pages import job as job_pages
+from server.dashboard.pages import jobs as jobs_page
 from server.dashboard.pages import projects as projects_page
 from server.database import database, models, visibility
 from server.store import control, jobs, keys, leases, projects, requests, rows, webhooks
-from tests.server.conftest import Service, on_both_databases, testclient
+from tests.server.conftest import GEMM, Service, on_both_databases, testclient
 from tests.support import api_rows, service_fakes
 
 MARK = "quark"
@@ -41,7 +37,6 @@ MISSING_ID = 770_999
 #: Number of the webhook and of the batch of the first project.
 TEAM_ID = 660_001
 
-GEMM = {"workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}}
 
 #: Bodies of the requests that need one.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {

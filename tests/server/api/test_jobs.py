@@ -65,10 +65,7 @@ def test_a_program_becomes_a_job(service: Service) -> None:
     made = service.client.post("/v1/jobs", json=body)
     assert made.status_code == 201, made.text
     assert made.json()["kind"] == "tir" and made.json()["op"] == "soft"
-    files = {"file": ("soft.json", program.encode())}
-    uploaded = service.client.post(
-        "/v1/jobs/upload", files=files, data={"job": '{"kind": "tir", "name": "mine"}'}
-    )
+    uploaded = service.upload("soft.json", program.encode(), '{"kind": "tir", "name": "mine"}')
     assert uploaded.status_code == 201, uploaded.text
     assert uploaded.json()["name"] == "mine" and uploaded.json()["workload"]["file"] == "soft.json"
     where = f"/v1/jobs/{uploaded.json()['id']}/artifacts"
@@ -80,7 +77,7 @@ def test_a_program_becomes_a_job(service: Service) -> None:
 
 def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -> None:
     content = onnx_models.matmul_relu()
-    response = service.client.post("/v1/jobs/upload", files={"file": ("net.onnx", content)})
+    response = service.upload("net.onnx", content)
     assert response.status_code == 201, response.text
     made = response.json()
     assert made["kind"] == "onnx" and made["op"] == "net.onnx" and made["n_tasks"] >= 1
@@ -90,12 +87,8 @@ def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -
 
 
 def test_an_onnx_model_has_a_network_unless_it_is_refused(service: Service) -> None:
-    def upload(name: str, content: bytes, job: str = "{}") -> Any:
-        files = {"file": (name, content)}
-        return service.client.post("/v1/jobs/upload", files=files, data={"job": job})
-
     content = onnx_models.matmul_relu()
-    made = upload("net.onnx", content).json()
+    made = service.upload("net.onnx", content).json()
     network = service.client.get(f"/v1/jobs/{made['id']}").json()["network"]
     assert network["name"] == "net" and network["failure"] is None
     assert network["latency_us"] is None and network["call_us"] is None  # nothing was measured
@@ -103,13 +96,13 @@ def test_an_onnx_model_has_a_network_unless_it_is_refused(service: Service) -> N
     tasks = {group["task"] for group in network["groups"] if group["task"] is not None}
     assert tasks == set(range(made["n_tasks"]))
     assert all(group["calls"] >= 1 and group["ships"] is None for group in network["groups"])
-    plain = upload("net.onnx", content, '{"network": false}').json()
+    plain = service.upload("net.onnx", content, '{"network": false}').json()
     assert service.client.get(f"/v1/jobs/{plain['id']}").json()["network"] is None
     n_jobs = len(service.client.get("/v1/jobs").json()["items"])
     program = workloads.build("softmax", {"shape": [8, 16]}).to_json().encode()
-    refused = upload("soft.json", program, '{"kind": "tir", "network": true}')
+    refused = service.upload("soft.json", program, '{"kind": "tir", "network": true}')
     assert refused.status_code == 422 and "one program" in refused.text
-    refused = upload("net.pt2", content)
+    refused = service.upload("net.pt2", content)
     assert refused.status_code == 422 and "export the model to ONNX" in refused.text
     assert len(service.client.get("/v1/jobs").json()["items"]) == n_jobs
 

@@ -8,7 +8,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +21,10 @@ from felix import client
 from server import settings
 from server.database import database
 from server.store import job_lists, keys, leases
-from tests.support import api_rows, service_fakes
+from tests.support import api_rows, live_service, service_fakes, share
+from tests.support.waiting import until
 
-N_KILLS = 3
+N_KILLS = share.rounds(1, 3)
 N_SUBMITTED = 24
 
 
@@ -32,9 +32,7 @@ class Api:
     """`felix serve` in a process of its own, on a port that stays the same."""
 
     def __init__(self, folder: pathlib.Path, url: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = live_service.free_port()
         self.url = f"http://127.0.0.1:{port}"
         variables = {
             "FELIX_DATA_DIR": str(folder),
@@ -52,14 +50,14 @@ class Api:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        until_s = time.monotonic() + 120
         with httpx.Client(base_url=self.url) as http:  # its set-up takes longer than the request
-            while time.monotonic() < until_s:
-                with contextlib.suppress(httpx.TransportError):
-                    http.get("/healthz")
-                    return
-                time.sleep(0.1)
-        pytest.fail("the API does not answer")
+            until(lambda: self._answers(http))
+
+    def _answers(self, http: httpx.Client) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            http.get("/healthz")
+            return True
+        return False
 
     def kill(self) -> None:
         """End it without a word."""
@@ -97,6 +95,7 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
             break
 
 
+@pytest.mark.parametrize("url", share.of(["sqlite", "postgresql"], 1), indirect=True)
 @pytest.mark.timeout(600)
 def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:
     with db.write() as tx:

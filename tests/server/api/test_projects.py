@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import time
 from typing import Any
 
 import httpx
@@ -16,10 +15,9 @@ from felix.cli import main
 from felix.cli.remote import connection
 from server import app
 from server.store import control, events, keys, leases
-from tests.server.conftest import Service, testclient
+from tests.server.conftest import GEMM, Service, testclient
 from tests.support import api_rows
-
-GEMM = {"workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}}
+from tests.support.waiting import until
 
 
 def test_an_admin_makes_limits_and_fills_a_project(service: Service) -> None:
@@ -66,9 +64,7 @@ def test_a_key_needs_a_project_that_exists(service: Service) -> None:
     assert response.status_code == 404 and "no such project" in response.json()["detail"]
 
 
-def test_an_upload_over_the_projects_space_is_refused_and_leaves_nothing(
-    service: Service,
-) -> None:
+def test_an_upload_over_the_projects_space_is_refused_and_leaves_nothing(service: Service) -> None:
     service.client.put(
         "/v1/projects/default", json={"max_bytes": 10}, headers=service.auth("admin")
     )
@@ -139,13 +135,15 @@ def test_the_application_delivers(service: Service) -> None:
         hook = http.post("/v1/webhooks", json={"url": "https://no-such-host.invalid/"}).json()
         number = hook["webhook"]["id"]
         http.post(f"/v1/webhooks/{number}/test")
-        for _ in range(200):
-            (sent,) = http.get(f"/v1/webhooks/{number}/deliveries").json()["items"]
-            if sent["last_error"]:
-                break
-            time.sleep(0.05)
-    assert sent["last_error"] == "cannot connect to the host" and sent["attempts"] == 1
-    assert sent["state"] == "pending" and sent["not_before"] > sent["created_at"]
+
+        def sent() -> Any:
+            (only,) = http.get(f"/v1/webhooks/{number}/deliveries").json()["items"]
+            return only
+
+        until(lambda: sent()["last_error"])
+        delivery = sent()
+    assert delivery["last_error"] == "cannot connect to the host" and delivery["attempts"] == 1
+    assert delivery["state"] == "pending" and delivery["not_before"] > delivery["created_at"]
 
 
 def test_the_list_as_csv(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,15 @@ import pydantic
 import pytest
 
 from server.api import events, routers
-from server.store import artifacts, plot_points, trials
+from server.store import artifacts, blobs, plot_points, trials
 from server.store import tuners as store_tuners
 from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 
 
-def _get(service: Service, path: str) -> Any:
-    response = service.client.get(path)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def test_a_finished_job(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    content = _get(service, f"/v1/jobs/{job.id}")
+    content = service.get(f"/v1/jobs/{job.id}")
     assert content["state"] == "succeeded" and content["progress"] == 1.0
     assert content["reason"] == "trials" and content["n_trials"] == 12 and content["n_failed"] == 3
     assert content["best_us"] == job.best_us and content["unscheduled_us"] == 1000.0
@@ -34,9 +28,9 @@ def test_a_finished_job(service: Service) -> None:
     assert content["gflops"] == 1e6 / content["best_us"] / 1e3
     assert content["breakdown"] == {"search_s": 1.0, "measure_s": 2.0}
     assert "lease_token" not in content
-    (task,) = _get(service, f"/v1/jobs/{job.id}/tasks")["items"]
+    (task,) = service.get(f"/v1/jobs/{job.id}/tasks")["items"]
     assert task["n_sketches"] == 2 and task["speedup"] == content["speedup"]
-    code = _get(service, f"/v1/jobs/{job.id}/tasks/0/code")
+    code = service.get(f"/v1/jobs/{job.id}/tasks/0/code")
     assert code == {"schedule": "def main(): ...", "source": "; llvm", "assembly": None}
     assert service.client.get(f"/v1/jobs/{job.id}/tasks/1/code").status_code == 404
 
@@ -44,18 +38,18 @@ def test_a_finished_job(service: Service) -> None:
 def test_trials_are_paged_and_filtered(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
     where = f"/v1/jobs/{job.id}/trials"
-    first = _get(service, f"{where}?limit=5")
+    first = service.get(f"{where}?limit=5")
     assert [trial["number"] for trial in first["items"]] == [1, 2, 3, 4, 5] and first["next"] == 5
-    assert [t["number"] for t in _get(service, f"{where}?after=10")["items"]] == [11, 12]
-    failed = _get(service, f"{where}?ok=false")["items"]
+    assert [t["number"] for t in service.get(f"{where}?after=10")["items"]] == [11, 12]
+    failed = service.get(f"{where}?ok=false")["items"]
     assert [trial["number"] for trial in failed] == [4, 8, 12]
     assert all(trial["error"] == "build" and trial["latency_us"] is None for trial in failed)
-    assert len(_get(service, f"{where}?error=build")["items"]) == 3
-    assert _get(service, f"{where}?error=timeout")["items"] == []
-    assert [t["number"] for t in _get(service, f"{where}?round=1")["items"]] == [5, 6, 7, 8]
-    assert all(t["is_best"] for t in _get(service, f"{where}?best_only=true")["items"])
-    assert _get(service, f"{where}?task=3")["items"] == []
-    assert _get(service, f"{where}/2")["decisions"] == [1, 2]
+    assert len(service.get(f"{where}?error=build")["items"]) == 3
+    assert service.get(f"{where}?error=timeout")["items"] == []
+    assert [t["number"] for t in service.get(f"{where}?round=1")["items"]] == [5, 6, 7, 8]
+    assert all(t["is_best"] for t in service.get(f"{where}?best_only=true")["items"])
+    assert service.get(f"{where}?task=3")["items"] == []
+    assert service.get(f"{where}/2")["decisions"] == [1, 2]
     assert service.client.get(f"{where}/99").status_code == 404
     assert service.client.get("/v1/jobs/99/trials").status_code == 404
 
@@ -85,34 +79,34 @@ def test_spreadsheets_get_no_formula(service: Service) -> None:
 
 def test_the_curve_falls_and_reaches_today(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    curve = _get(service, f"/v1/jobs/{job.id}/curve")
+    curve = service.get(f"/v1/jobs/{job.id}/curve")
     best = [point["best_us"] for point in curve["points"]]
     assert best == sorted(best, reverse=True) and best[-1] == job.best_us
     last = curve["points"][-1]
     assert last["trial"] == job.n_trials and last["share_of_best"] == 1.0
     assert curve["points"][0]["share_of_best"] == job.best_us / best[0]  # type: ignore[operator]
     assert curve["unscheduled_us"] == 1000.0
-    assert _get(service, f"/v1/jobs/{job.id}/curve?task=0")["points"][-1]["best_us"] == best[-1]
-    assert _get(service, f"/v1/jobs/{job.id}/curve?task=5")["points"] == []
+    assert service.get(f"/v1/jobs/{job.id}/curve?task=0")["points"][-1]["best_us"] == best[-1]
+    assert service.get(f"/v1/jobs/{job.id}/curve?task=5")["points"] == []
 
 
 def test_curves_are_overlaid(service: Service) -> None:
     one = api_rows.finished(service.db, service.blobs, name="one")
     two = api_rows.finished(service.db, service.blobs, name="two", n_trials=5)
-    items = _get(service, f"/v1/curves?job={two.id}&job={one.id}&job={two.id}")["items"]
+    items = service.get(f"/v1/curves?job={two.id}&job={one.id}&job={two.id}")["items"]
     assert [(item["job_id"], item["name"]) for item in items] == [(two.id, "two"), (one.id, "one")]
-    assert items[1] == _get(service, f"/v1/jobs/{one.id}/curve")
+    assert items[1] == service.get(f"/v1/jobs/{one.id}/curve")
     assert service.client.get(f"/v1/curves?job={one.id}&job=99").status_code == 404
     assert service.client.get("/v1/curves").status_code == 422
 
 
 def test_predicted_against_measured(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    predicted = _get(service, f"/v1/jobs/{job.id}/predicted")
+    predicted = service.get(f"/v1/jobs/{job.id}/predicted")
     assert predicted["n"] == 9 and abs(predicted["median_ratio"] - 1.25) < 1e-9
     assert abs(predicted["rank_correlation"] - 1.0) < 1e-9
     assert [point["trial"] for point in predicted["points"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
-    assert len(_get(service, f"/v1/jobs/{job.id}/predicted?limit=2")["points"]) == 2
+    assert len(service.get(f"/v1/jobs/{job.id}/predicted?limit=2")["points"]) == 2
 
 
 def test_rank_correlation_shares_ranks() -> None:
@@ -126,25 +120,25 @@ def test_rank_correlation_shares_ranks() -> None:
 
 def test_search_internals(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    search = _get(service, f"/v1/jobs/{job.id}/search")
+    search = service.get(f"/v1/jobs/{job.id}/search")
     assert [step["loss"] for step in search["rounds"][0]["steps"]] == [3.0, 2.0, 1.0]
     assert search["rounds"][0]["n_candidates"] == 4
     assert search["trainings"][0]["loss_after"] == 0.25 and search["errors"] == {"build": 3}
-    assert _get(service, f"/v1/jobs/{job.id}/search?task=0&after=0")["rounds"] == []
+    assert service.get(f"/v1/jobs/{job.id}/search?task=0&after=0")["rounds"] == []
 
 
 def test_events_after_a_number(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
     where = f"/v1/jobs/{job.id}/events"
-    everything = _get(service, where)
+    everything = service.get(where)
     assert [e["seq"] for e in everything["items"]] == list(range(1, job.last_seq + 1))
     assert everything["last_seq"] == job.last_seq
     assert everything["items"][-1]["to_state"] == "succeeded"
-    later = _get(service, f"{where}?after_seq={job.last_seq - 2}&limit=1")
+    later = service.get(f"{where}?after_seq={job.last_seq - 2}&limit=1")
     assert [event["seq"] for event in later["items"]] == [job.last_seq - 1]
-    none = _get(service, f"{where}?after_seq={job.last_seq}")
+    none = service.get(f"{where}?after_seq={job.last_seq}")
     assert none == {"items": [], "last_seq": job.last_seq}
-    only = _get(service, f"{where}?type=trial")["items"]
+    only = service.get(f"{where}?type=trial")["items"]
     assert len(only) == 12 and only[0]["payload"]["trial"] == 1
 
 
@@ -203,7 +197,7 @@ def test_positions_of_a_stream_are_checked(service: Service, positions: list[str
 def test_artifacts_are_downloaded_whole(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
     where = f"/v1/jobs/{job.id}/artifacts"
-    (artifact,) = _get(service, where)["items"]
+    (artifact,) = service.get(where)["items"]
     response = service.client.get(f"{where}/{artifact['name']}")
     sha256 = hashlib.sha256(response.content).hexdigest()
     assert response.content == api_rows.CONTENT and sha256 == artifact["sha256"]
@@ -216,9 +210,7 @@ def test_artifacts_are_downloaded_whole(service: Service) -> None:
 
 def test_a_lost_blob_is_said(service: Service) -> None:
     claim = api_rows.running(service.db)
-    new = artifacts.NewArtifact(
-        name="lost.zip", kind="bundle", media_type="application/zip", sha256="0" * 64, size_bytes=1
-    )
+    new = service_fakes.artifact(blobs.Stored("0" * 64, 1), "lost.zip")
     with service.db.write() as tx:
         artifacts.add(tx, claim.fence, new)
     response = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
@@ -228,11 +220,11 @@ def test_a_lost_blob_is_said(service: Service) -> None:
 def test_devices_and_tuners(service: Service) -> None:
     claim = api_rows.running(service.db)
     api_rows.tuner(service.db, "second")
-    tuners = _get(service, "/v1/workers")["items"]
+    tuners = service.get("/v1/workers")["items"]
     assert [tuner["name"] for tuner in tuners] == ["second", "tuner"]
     assert tuners[1]["job_id"] == claim.job.id and tuners[1]["n_trials"] == 12
-    assert _get(service, "/v1/workers?alive=false")["items"] == []
-    (device,) = _get(service, "/v1/devices")["items"]
+    assert service.get("/v1/workers?alive=false")["items"] == []
+    (device,) = service.get("/v1/devices")["items"]
     assert device["name"] == "test cpu" and device["n_tuners_alive"] == 2
     assert device["worker_ids"] == [tuner["id"] for tuner in tuners]
     assert device["reports"] == []
@@ -256,7 +248,7 @@ def test_devices_have_what_their_tuners_saw(service: Service) -> None:
         )
         sick = store_tuners.Seen(place="cuda:1", host="rack-1", target_key=key, fault="too hot")
         store_tuners.write_reports(tx, tuner.id, [well, sick])
-    (device,) = _get(service, "/v1/devices")["items"]
+    (device,) = service.get("/v1/devices")["items"]
     first, second = device["reports"]
     assert (first["place"], first["queue"], first["error_rate"]) == ("cuda:0", 3, 0.1)
     assert (first["clock_ghz"], first["power_w"], first["driver"]) == (1.7, 512.0, "550.1")
@@ -264,22 +256,22 @@ def test_devices_have_what_their_tuners_saw(service: Service) -> None:
 
 
 def test_operators_have_schemas(service: Service) -> None:
-    operators = _get(service, "/v1/operators")
+    operators = service.get("/v1/operators")
     assert {"gemm", "conv2d", "softmax"} <= set(operators)
     assert operators["gemm"]["properties"]["m"]["type"] == "integer"
-    assert _get(service, "/v1/operators/gemm") == operators["gemm"]
+    assert service.get("/v1/operators/gemm") == operators["gemm"]
     assert service.client.get("/v1/operators/nope").status_code == 404
 
 
 def test_shipped_cost_models_have_cards(service: Service) -> None:
-    shipped = {model["name"]: model for model in _get(service, "/v1/models")["items"]}
+    shipped = {model["name"]: model for model in service.get("/v1/models")["items"]}
     assert shipped["llvm"]["card"].startswith("#") and len(shipped["llvm"]["sha256"]) == 64
     assert shipped["llvm"]["metadata"]
 
 
 def test_health_readiness_and_metrics(service: Service) -> None:
-    assert _get(service, "/healthz") == {"status": "ok"}
-    ready = _get(service, "/readyz")
+    assert service.get("/healthz") == {"status": "ok"}
+    ready = service.get("/readyz")
     assert ready["status"] == "ready" and ready["schema_revision"]
     api_rows.queued(service.db)
     text = service.client.get("/metrics").text

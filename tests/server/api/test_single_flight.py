@@ -6,7 +6,7 @@ import asyncio
 import collections
 import dataclasses
 import datetime
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -35,14 +35,16 @@ def test_callers_of_one_key_share_a_value_for_a_moment() -> None:
         raise errors.NotFound()
 
     async def play() -> None:
-        shared: cache.SingleFlight[int] = cache.SingleFlight(ttl_s=0.05)
+        shared: cache.SingleFlight[int] = cache.SingleFlight(ttl_s=60.0)
+        loop, now = asyncio.get_running_loop(), asyncio.get_running_loop().time
         leaver = asyncio.create_task(shared.get("a", compute))
         await asyncio.sleep(0)
         others = [asyncio.create_task(shared.get("a", compute)) for _ in range(10)]
         leaver.cancel()  # the others still get the value
         assert await asyncio.gather(*others) == [1] * 10
         assert await shared.get("a", compute) == 1 and await shared.get("b", compute) == 2
-        await asyncio.sleep(0.1)
+        loop.time = lambda: now() + 61.0  # type: ignore[method-assign]
+        await asyncio.sleep(0.01)
         assert await shared.get("a", compute) == 3
         for _ in range(2):  # errors are raised, not cached
             with pytest.raises(errors.NotFound):
@@ -304,5 +306,37 @@ def test_a_window_grows_and_stays_short(db: database.Database, monkeypatch: Any)
         assert encoded[10:] == [1, 1, 12, 13, 14, 15]
         with pytest.raises(errors.NotFound):
             await windows.of(99)
+
+    asyncio.run(play())
+
+
+def test_waiting_streams_share_a_query() -> None:
+    newest = {1: 5, 2: 3}
+    queried: list[set[int]] = []
+
+    def last_seqs(job_ids: Collection[int]) -> Mapping[int, int]:
+        queried.append(set(job_ids))
+        return newest
+
+    async def play() -> None:
+        made = cache.Notifier(last_seqs, every_s=0.01)
+        running = asyncio.create_task(made.run())
+        waiting = [asyncio.create_task(made.newer(1, 5, 60.0)) for _ in range(20)]
+        waiting.append(asyncio.create_task(made.newer(2, 2, 60.0)))
+        assert await waiting[-1]
+        assert await made.newer(9, 0, 60.0)  # a job that is gone is news
+        assert not any(task.done() for task in waiting[:-1])
+        newest[1] = 6
+        assert all(await asyncio.gather(*waiting))
+        assert all(job_ids <= {1, 2, 9} for job_ids in queried)
+        n_queries = len(queried)
+        await asyncio.sleep(0.05)
+        assert len(queried) == n_queries  # nobody waits: no query
+        assert not await made.newer(1, 6, 0.03)  # the time is over
+        last = asyncio.create_task(made.newer(1, 6, 60.0))
+        await asyncio.sleep(0)
+        made.close()
+        assert not await last and made.is_closed
+        running.cancel()
 
     asyncio.run(play())

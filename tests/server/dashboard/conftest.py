@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -35,6 +34,12 @@ class Pages:
         response = self.client.get(address)
         assert response.status_code == status, (response.status_code, response.text[:2000])
         return response.text
+
+    def send(self, address: str, status: int, **fields: object) -> str:
+        """Send a form; the page that comes back, or where it leads."""
+        response = self.client.post(address, data={"csrf_token": self.csrf, **fields})
+        assert response.status_code == status, response.text[:2000]
+        return response.headers.get("location", response.text)
 
     @property
     def key_id(self) -> int:
@@ -67,6 +72,3 @@ def words(markup: str) -> str:
     """What a person reads of a page."""
     text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", markup, flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-
-
-Words = Callable[[str], str]

@@ -1,4 +1,4 @@
-"""Keys and audit: administrators only, texts shown once, every change noted."""
+"""Who sees pages and who manages: logins, the token of forms, foreign sites, keys, the audit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,123 @@ from typing import Any
 
 import pytest
 
+from server import errors
 from server.dashboard.pages import access
 from server.store import keys
-from tests.server.dashboard.conftest import Pages
-from tests.support import api_rows
+from tests.server.dashboard.conftest import TABS, Pages, words
+from tests.support import api_rows, service_fakes
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong"])
+def test_actions_need_the_token(pages: Pages, token: str | None) -> None:
+    job = api_rows.queued(pages.service.db, pages.key_id)
+    data = {} if token is None else {"csrf_token": token}
+    for address in (f"/dashboard/jobs/{job.id}/cancel", "/dashboard/submit", "/dashboard/logout"):
+        assert pages.client.post(address, data=data).status_code == 403
+    assert service_fakes.get(pages.service.db, job.id).state == "queued"
+    pages.get("/dashboard")  # still logged in
+
+
+def test_readers_see_but_do_nothing(pages: Pages) -> None:
+    job = api_rows.queued(pages.service.db, pages.key_id)
+    pages.log_in("read")
+    assert "data-verb" not in pages.get(f"/dashboard/jobs/{job.id}")
+    assert "Your key may only read" in words(pages.get("/dashboard/submit"))
+    csrf = {"csrf_token": pages.csrf}
+    assert pages.client.post(f"/dashboard/jobs/{job.id}/cancel", data=csrf).status_code == 403
+    form = {**csrf, "op": "gemm", "p.m": "8", "p.n": "8", "p.k": "8"}
+    assert pages.client.post("/dashboard/submit", data=form).status_code == 403
+
+
+def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
+    service = logged_out.service
+    job = api_rows.finished(service.db, service.blobs)
+    for address in (
+        "/dashboard",
+        "/dashboard/compare?job=1",
+        "/dashboard/devices",
+        "/dashboard/submit",
+        *(f"/dashboard/jobs/{job.id}{tab}" for tab in TABS),
+    ):
+        response = logged_out.client.get(address)
+        assert response.status_code == 303
+        assert response.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
+        assert job.name not in response.text
+    assert logged_out.client.get(f"/dashboard/data/jobs/{job.id}/points").status_code == 401
+    response = logged_out.client.post(f"/dashboard/jobs/{job.id}/cancel")
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/login"
+
+
+def test_log_in_and_out(logged_out: Pages) -> None:
+    key = logged_out.service.keys["read"].text
+    form = {"key": f" {key}\n", "next": "/dashboard/devices"}
+    response = logged_out.client.post("/dashboard/login", data=form)
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/devices"
+    cookie = response.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=lax" in cookie and key not in cookie
+    logged_out.get("/dashboard/devices")
+    response = logged_out.client.get("/dashboard/login?next=/dashboard/compare")
+    assert response.headers["location"] == "/dashboard/compare"
+    response = logged_out.client.post("/dashboard/logout", data={"csrf_token": logged_out.csrf})
+    assert response.status_code == 303
+    assert logged_out.client.get("/dashboard").status_code == 303
+
+
+def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
+    for _ in range(10):
+        response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
+        assert response.status_code == 401 and "This key is unknown" in response.text
+    response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
+    assert response.status_code == 429 and "wait a minute" in response.text.lower()
+    response = logged_out.client.post("/dashboard/login", data={})
+    assert response.status_code == 429
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[str, str]) -> None:
+    data = {"key": logged_out.service.keys["read"].text}
+    response = logged_out.client.post("/dashboard/login", data=data, headers=headers)
+    assert response.status_code == 403 and "set-cookie" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/\\evil.example",
+        "/dashboardevil",
+        "/dashboard/\\evil",
+        "/v1/jobs",
+        "javascript:alert(1)",
+        "",
+    ],
+)
+def test_login_leads_nowhere_else(logged_out: Pages, after: str) -> None:
+    data = {"key": logged_out.service.keys["read"].text, "next": after}
+    response = logged_out.client.post("/dashboard/login", data=data)
+    assert response.headers["location"] == "/dashboard"
+
+
+def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
+    with pages.service.db.write() as tx:
+        keys.revoke(tx, pages.key_id)
+    assert pages.client.get("/dashboard").status_code == 303
+    with pytest.raises(errors.Unauthenticated), pages.service.db.read() as tx:
+        keys.find(tx, pages.service.keys["submit"].text)
+
+
+def test_the_address_of_the_service_leads_here(logged_out: Pages) -> None:
+    response = logged_out.client.get("/")
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard"
 
 
 @pytest.fixture
@@ -24,13 +137,6 @@ def every(pages: Pages) -> list[dict[str, Any]]:
     """All keys, without when they were used."""
     with pages.service.db.read() as tx:
         return [vars(key) | {"last_used_at": None} for key in keys.every(tx)]
-
-
-def send(pages: Pages, status: int, **fields: Any) -> str:
-    """Send the form of a new key; the page that comes back."""
-    response = pages.client.post("/dashboard/keys", data={"csrf_token": pages.csrf, **fields})
-    assert response.status_code == status, response.text[:2000]
-    return response.text
 
 
 @pytest.mark.parametrize("scope", ["read", "submit"])
@@ -48,8 +154,8 @@ def test_only_administrators_manage_keys(pages: Pages, scope: str) -> None:
 
 def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
     assert "/dashboard/keys" in admin.get("/dashboard")
-    page = send(
-        admin,
+    page = admin.send(
+        "/dashboard/keys",
         200,
         name="ci <b>",
         scope=["read", "submit"],
@@ -94,7 +200,9 @@ def test_wrong_fields_are_reported_and_the_rest_stays(
     admin: Pages, fields: dict[str, Any], wrong: list[str]
 ) -> None:
     before = every(admin)
-    page = send(admin, 422, **({"name": "kept", "scope": ["read"], "max_trials": "7"} | fields))
+    page = admin.send(
+        "/dashboard/keys", 422, **({"name": "kept", "scope": ["read"], "max_trials": "7"} | fields)
+    )
     for name in wrong:
         assert f'id="k-{name}-wrong"' in page
     assert page.count('class="wrong"') == len(wrong)
@@ -104,7 +212,9 @@ def test_wrong_fields_are_reported_and_the_rest_stays(
 
 
 def test_a_worker_s_key_names_its_devices(admin: Pages) -> None:
-    page = send(admin, 200, name="box", scope=["worker"], device_kinds="h200, znver4")
+    page = admin.send(
+        "/dashboard/keys", 200, name="box", scope=["worker"], device_kinds="h200, znver4"
+    )
     assert "FELIX_WORKER_KEY" in page and "FELIX_API_KEY" not in page
     assert every(admin)[-1]["device_kinds"] == ["h200", "znver4"]
     assert "for h200, znver4" in admin.get("/dashboard/keys")
@@ -155,7 +265,7 @@ def test_the_audit_is_paged_and_filtered(admin: Pages, monkeypatch: pytest.Monke
 def test_ids_are_unique_and_fields_are_described(admin: Pages) -> None:
     for page in (
         admin.get("/dashboard/keys"),
-        send(admin, 422, name="", scope=[]),
+        admin.send("/dashboard/keys", 422, name="", scope=[]),
         admin.get("/dashboard/audit"),
     ):
         ids = re.findall(r' id="([^"]+)"', page)

@@ -253,7 +253,9 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
     page.get_by_text("Change name").click()
     page.locator("#e-note").fill("stays while the page is live")
-    page.wait_for_timeout(2500)
+    with site.db.write() as tx:
+        control.change(tx, number, priority=3)
+    page.wait_for_selector("#submitted >> text=Priority 3")
     assert page.locator("#e-note").input_value() == "stays while the page is live"
     page.get_by_role("button", name="Save").click()
     page.wait_for_selector("#submitted >> text=stays while the page is live")

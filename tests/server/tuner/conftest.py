@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,23 @@ from server.tuner import tuner
 from tests.support import service_fakes
 
 FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A tuner, and what is around it."""
+
+    db: database.Database
+    store: blobs.LocalStore
+    engine: Any  # the fake one, unless a file has another
+    tuner: tuner.Tuner
+
+    def meanwhile(self, act: Callable[[], None]) -> None:
+        """Work on one job, and act once it has begun."""
+        thread = threading.Thread(target=lambda: (self.engine.begun.wait(120), act()))
+        thread.start()
+        assert self.tuner.work_once()
+        thread.join()
 
 
 @pytest.fixture
@@ -28,18 +47,10 @@ def engine() -> service_fakes.Engine:
 
 
 @pytest.fixture
-def working(
+def at(
     db: database.Database, store: blobs.LocalStore, engine: service_fakes.Engine
-) -> Iterator[tuner.Tuner]:
+) -> Iterator[Bench]:
     made = tuner.Tuner(db, store, engine, FAST, "test tuner")
-    yield made
+    yield Bench(db, store, engine, made)
     made.close()
     assert engine.closed
-
-
-def meanwhile(working: tuner.Tuner, engine: service_fakes.Engine, act: Callable[[], None]) -> None:
-    """Work on one job, and act once it has begun."""
-    thread = threading.Thread(target=lambda: (engine.begun.wait(20), act()))
-    thread.start()
-    assert working.work_once()
-    thread.join()

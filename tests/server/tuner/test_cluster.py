@@ -1,4 +1,4 @@
-"""A service that measures on a real cluster, whose processes, nodes and links fail."""
+"""A service that measures on a real cluster, whose processes, nodes, links and keys fail."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ from typing import Any
 import psutil
 import pytest
 
-from server.store import trials
-from tests.support import network_namespace, onnx_models, run_py
+from felix.measure.cluster import kinds
+from felix.target import parse
+from server.store import keys, trials
+from tests.support import cluster_service, run_py
 from tests.support.cluster_service import Service, actors
+from tests.support.hostile import onnx_models
+from tests.support.waiting import until
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
-pytestmark = [pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow("starts a Ray cluster, and processes on it that import TVM, and kills them"),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.fixture(scope="module")
-def namespace() -> Iterator[network_namespace.Namespace | str]:
+def namespace() -> Iterator[cluster_service.Namespace | str]:
     """A network of its own, or why there is none."""
-    with network_namespace.made() as made:
+    with cluster_service.namespace() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory,
-    postgres: str,
-    namespace: network_namespace.Namespace | str,
+    tmp_path_factory: pytest.TempPathFactory, namespace: cluster_service.Namespace | str
 ) -> Iterator[Service]:
-    host = "127.0.0.1" if isinstance(namespace, str) else network_namespace.HERE
-    made = Service(tmp_path_factory.mktemp("service"), postgres, host)
+    host = "127.0.0.1" if isinstance(namespace, str) else cluster_service.HERE
+    made = Service(tmp_path_factory.mktemp("service"), host)
     try:
         made.begin()
         yield made
@@ -154,7 +159,7 @@ def test_a_wrong_token_reaches_nothing(service: Service) -> None:
 
 
 def test_a_job_outlives_a_link(
-    service: Service, namespace: network_namespace.Namespace | str
+    service: Service, namespace: cluster_service.Namespace | str
 ) -> None:
     if isinstance(namespace, str):
         pytest.skip(namespace)
@@ -169,3 +174,51 @@ def test_a_job_outlives_a_link(
         namespace.join()
     check(service, job_id, 240)
     service.machines.until(far, lambda text: text.count("felix worker: measures on") == 2, 120)
+
+
+@pytest.fixture
+def keyed(tmp_path: pathlib.Path) -> Iterator[Service]:
+    """A service whose nodes need keys."""
+    made = Service(tmp_path, "127.0.0.1")
+    made.machines.environment["FELIX_REQUIRE_WORKER_KEYS"] = "1"
+    yield made
+    made.close()
+
+
+def faults(service: Service) -> list[Any]:
+    return [report["fault"] for device in service.client.devices() for report in device.reports]
+
+
+def until_told(service: Service, said: str) -> None:
+    """Wait until a device of the service measures nothing for this reason."""
+    until(
+        lambda: any(said in str(fault) for fault in faults(service)),
+        why=lambda: (faults(service), service.machines.log(service.tuner)),
+    )
+
+
+def test_a_machine_measures_with_a_key_until_it_is_revoked(keyed: Service) -> None:
+    environment, kind = keyed.machines.environment, kinds.of(parse("llvm"))
+    keyed.begin()
+    until_told(keyed, f"needs a key with the scope worker for {kind}: it states none")
+    assert "may not measure: it needs a key" in keyed.machines.log(keyed.tuner)
+    job_id = keyed.submit(2000, seed=1)
+    estimate = keyed.client.job(job_id).estimate
+    assert estimate is not None and "it states none" in str(estimate["waits_for"])
+
+    made = keyed.client.create_key("box", ["worker"], device_kinds=[kind])
+    keyed.machines.environment = environment | {"FELIX_WORKER_KEY": made.text}
+    worker = keyed.add_worker()
+    for actor in actors(worker):
+        assert "FELIX_WORKER_KEY" not in actor.environ()
+    job = keyed.wait(job_id, lambda job: job.n_trials >= 16, 120)
+    with keyed.db.read() as tx:
+        assert keys.get(tx, made.key.id).last_used_at is not None
+    assert job.state == "running"
+
+    keyed.client.revoke_key(made.key.id)
+    until_told(keyed, f"its key {made.key.id} is revoked")
+    n_trials = keyed.client.job(job_id).n_trials
+    job = keyed.wait(job_id, lambda job: job.state == "queued", 120)
+    assert job.n_trials <= n_trials + 1  # what was measured by then
+    assert made.text.split("_", 2)[2] not in keyed.machines.log(keyed.tuner)

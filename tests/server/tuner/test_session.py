@@ -1,21 +1,28 @@
-"""A run with its session in the database: what it writes, and how another tuner continues it."""
+"""A run with its session in the database, how another tuner goes on, what earlier jobs give it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from felix import errors as felix_errors
 from felix import events as engine_events
-from felix import workloads
-from felix.measure import payload
+from felix import records, target, workloads
+from felix.measure import payload, protocol
+from felix.metaschedule import trace_text
+from felix.sketch import sketch as sketching
+from felix.sketch.sketch import Sketch
+from felix.task import Task
 from server.database import database
-from server.store import control, events, jobs, leases, plot_points, progress, rows, trials
-from server.tuner import claimed_job, engine, run_records, tuner
+from server.store import control, events, jobs, leases, plot_points, progress, reuse, rows, trials
+from server.tuner import claimed_job, engine, felix_engine, run_records, tuner
 from tests.support import service_fakes, service_kill_child, tuning_fakes
+from tests.support.templates import naive_gemm
 
 TARGET = "llvm -num-cores 2"
 
@@ -28,21 +35,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def submit(db: database.Database, n_trials: int = 24, strategy: str = "local") -> rows.Job:
     task = workloads.gemm(64, 64, 64, target=TARGET)
-    new = jobs.NewTask(
-        name=task.name,
-        weight=2.0,
-        flops=float(task.flops),
-        min_bytes=float(task.min_bytes),
-        program=task.to_json(),
-    )
-    return service_fakes.create(
-        db,
-        target=TARGET,
-        tasks=(new,),
-        trials=n_trials,
-        strategy=strategy,
-        options={"round_size": 8},
-    )
+    more: dict[str, Any] = {"strategy": strategy, "options": {"round_size": 8}}
+    return service_fakes.create_for(db, task, 2.0, target=TARGET, trials=n_trials, **more)
 
 
 def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
@@ -85,15 +79,6 @@ def test_a_run_tells_everything(db: database.Database) -> None:
     assert task.task_key is not None
     assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds
     assert curve[-1].best_us == after.best_us
-
-
-def test_a_job_of_a_strategy_that_left_ends_in_a_sentence(db: database.Database) -> None:
-    submit(db, strategy="evolutionary")
-    with pytest.raises(felix_errors.TuningError) as failed:
-        run(service_fakes.claim_next(db))
-    decision = tuner.decide(failed.value, attempts=1, max_attempts=3)
-    assert decision.retry_after_s is None
-    assert decision.message == "there is no strategy 'evolutionary': use gradient or local"
 
 
 def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> None:
@@ -181,6 +166,15 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
     assert stored.steps == [dataclasses.asdict(step) | {"mean_loss": None}]
 
 
+def test_a_job_of_a_strategy_that_left_ends_in_a_sentence(db: database.Database) -> None:
+    submit(db, strategy="evolutionary")
+    with pytest.raises(felix_errors.TuningError) as failed:
+        run(service_fakes.claim_next(db))
+    decision = tuner.decide(failed.value, attempts=1, max_attempts=3)
+    assert decision.retry_after_s is None
+    assert decision.message == "there is no strategy 'evolutionary': use gradient or local"
+
+
 def test_a_skipped_task_is_a_warning_by_name() -> None:
     claimed = mock.Mock()
     skipped = engine_events.Skipped(task="resize", task_index=1, reason="an index is unknown")
@@ -196,3 +190,89 @@ def test_a_session_stores_tensors(db: database.Database) -> None:
     assert content is not None
     assert torch.equal(run_records._read(content)["model/weight"], tensors["model/weight"])
     assert run_records._write({}) is None and run_records._read(None) == {}
+
+
+@dataclasses.dataclass
+class _Import:
+    signature: str
+    decisions: list[str]
+
+
+@dataclasses.dataclass
+class _Row:
+    n_trials: int = 0
+    settled: bool = False
+
+
+@dataclasses.dataclass
+class _Claimed:
+    lines: list[str]
+    imports: list[_Import]
+    similar: list[reuse.SimilarTask] = dataclasses.field(default_factory=list)
+
+    def tasks(self) -> list[_Row]:
+        return [_Row()]
+
+    def known_schedules(self, number: int) -> list[str]:
+        return self.lines
+
+    def known_imports(self, number: int) -> list[_Import]:
+        return self.imports
+
+    def known_similar(self, number: int) -> list[reuse.SimilarTask]:
+        return self.similar
+
+
+def _record(task: Task, sketch: Sketch, row: Sequence[int]) -> str:
+    return records.Record(
+        task_key=task.key,
+        task_name=task.name,
+        sketch_index=sketch.index,
+        sketch_key=sketch.key,
+        decisions=tuple(row),
+        measurement=protocol.Measurement.timed([1.0], checked=True),
+        predicted_us=None,
+        round=0,
+        elapsed_s=0.0,
+        timestamp=0.0,
+        versions={},
+        variant=str(sketch.variant),
+    ).to_json()
+
+
+def test_kernels_of_templates_and_imported_traces_are_tried_first() -> None:
+    task = naive_gemm.task(32, 32, 32)
+    trace = sketching.sketches(task)[0]
+    template = naive_gemm.sketch(9, task)
+    row = trace.sample(1, seed=1)[0].tolist()
+    signature, texts = trace_text.read(trace.schedule(row).trace.simplified(True))
+    record = _record(task, template, (8, 32, 1, 4))
+    claimed: Any = _Claimed([record], [_Import(signature, texts)])
+    earlier = felix_engine.EarlierJobs(claimed, [task])
+    assert earlier.first_schedules(task, [trace, template]) == [
+        (template.key, (8, 32, 1, 4)),
+        (trace.key, tuple(row)),
+    ]
+
+
+@pytest.mark.parametrize("spec", ["llvm -num-cores 2", "h200"])
+def test_schedules_of_other_extents_are_adapted(spec: str) -> None:
+    dtype = "bfloat16" if spec == "h200" else "float32"
+    known, task = (workloads.gemm(m, 256, 512, dtype=dtype, target=spec) for m in (128, 256))
+    sketch = sketching.sketches(known)[-1]
+    row = sketch.sample(1, seed=1)[0].tolist()
+    similar = reuse.SimilarTask(
+        known.to_json(), target.describe(known.target), _record(known, sketch, row)
+    )
+    sketches = sketching.sketches(task)
+    claimed: Any = _Claimed([], [], [similar])
+    found = felix_engine.EarlierJobs(claimed, [task]).first_schedules(task, sketches)
+    (chosen,) = {key for key, _ in found}
+    (adapted,) = [each for each in sketches if each.key == chosen]
+    assert str(adapted.variant) == str(sketch.variant)
+    assert all(adapted.program(list(row)) is not None for _, row in found)  # they are legal
+
+    broken = dataclasses.replace(similar, record="{}")
+    elsewhere = dataclasses.replace(similar, program=workloads.softmax((8, 8)).to_json())
+    claimed = _Claimed([], [], [broken, elsewhere])
+    assert felix_engine.EarlierJobs(claimed, [task]).first_schedules(task, sketches) == []

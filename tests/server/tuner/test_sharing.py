@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
+from unittest import mock
 
 import pytest
 from sqlalchemy import orm
@@ -18,26 +19,25 @@ from server.store import tuners as store_tuners
 from server.store import turns as store_turns
 from server.tuner import heartbeat, tuner
 from tests.server.conftest import on_both_databases
-from tests.server.tuner.conftest import FAST, meanwhile
+from tests.server.tuner.conftest import FAST, Bench
 from tests.support import service_fakes
+from tests.support.waiting import until
 
 State = states.State
 
 
-def test_a_lost_lease_ends_the_work(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
-) -> None:
-    job = service_fakes.create(db, trials=10_000)
-    engine.pause_s = 0.01
+def test_a_lost_lease_ends_the_work(at: Bench) -> None:
+    job = service_fakes.create(at.db, trials=10_000)
+    at.engine.pause_s = 0.01
 
     def steal() -> None:
-        with db.write() as tx:
+        with at.db.write() as tx:
             tx.get_one(jobs.models.Job, job.id).lease_token = "another tuner's"
 
-    meanwhile(working, engine, steal)
-    n_written = service_fakes.get(db, job.id).n_trials
-    assert len(engine.measured) <= n_written + 1
-    assert service_fakes.get(db, job.id).state is State.RUNNING
+    at.meanwhile(steal)
+    n_written = service_fakes.get(at.db, job.id).n_trials
+    assert len(at.engine.measured) <= n_written + 1
+    assert service_fakes.get(at.db, job.id).state is State.RUNNING
 
 
 @on_both_databases
@@ -49,12 +49,12 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
     threads = [threading.Thread(target=each.run) for each in tuners]
     for thread in threads:
         thread.start()
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
+
+    def n_succeeded() -> int:
         with db.read() as tx:
-            if job_lists.counts(tx)[State.SUCCEEDED] == 6:
-                break
-        time.sleep(0.05)
+            return job_lists.counts(tx)[State.SUCCEEDED]
+
+    until(lambda: n_succeeded() == 6)
     for each in tuners:
         each.leaving.set()
     for thread in threads:
@@ -69,85 +69,82 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
 
 @on_both_databases
 def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
-    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+    at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL it may hold the job's row, and the next claim would pass that over."""
-    service_fakes.create(db)
+    service_fakes.create(at.db)
     beat = leases.beat
     begun, ends, over = threading.Event(), threading.Event(), threading.Event()
 
     def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Instruction:
         instruction = beat(tx, fence, lease_s)
         begun.set()
-        assert ends.wait(10)
+        assert ends.wait(120)
         time.sleep(0.2)
         over.set()
         return instruction
 
-    with db.write() as tx:
-        claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
+    with at.db.write() as tx:
+        claim = leases.claim(tx, at.tuner.worker_id, ["llvm"], 20.0)
     assert claim is not None
     monkeypatch.setattr(leases, "beat", slow)
-    beating = heartbeat.Heartbeat(db, working.worker_id, 0.02, 20.0, devices=list, reports=list)
+    beating = heartbeat.Heartbeat(
+        at.db, at.tuner.worker_id, 0.02, 20.0, devices=list, reports=list
+    )
     with beating.monitor(claim.fence):
-        assert begun.wait(10)
+        assert begun.wait(120)
         ends.set()
     assert over.is_set()
     beating.close()
 
 
-def test_a_job_waits_for_a_device_and_says_so(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
-) -> None:
-    device = engine.device
-    job = service_fakes.create(db, trials=4)
+def test_a_job_waits_for_a_device_and_says_so(at: Bench) -> None:
+    device = at.engine.device
+    job = service_fakes.create(at.db, trials=4)
 
     def waits_for() -> str | None:
-        with db.read() as tx:
+        with at.db.read() as tx:
             return store_tuners.missing(store_tuners.every(tx, 60), job.target_key)
 
-    def comes_to_wait_for(text: str | None) -> bool:
-        deadline_s = time.monotonic() + 20
-        while waits_for() != text and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        return waits_for() == text
-
     assert waits_for() is None
-    engine.device = None
-    assert not working.work_once()
-    assert comes_to_wait_for(f"a device of {job.target_key}: the tuners have no device")
+    at.engine.device = None
+    assert not at.tuner.work_once()
+    until(lambda: waits_for() == f"a device of {job.target_key}: the tuners have no device")
     assert device is not None
-    engine.device = device | {"fault": "too hot"}
-    assert not working.work_once()
-    assert comes_to_wait_for(f"a device of {job.target_key}: test cpu: too hot")
-    engine.device = device
-    assert comes_to_wait_for(None) and working.work_once()
-    assert service_fakes.get(db, job.id).state is State.SUCCEEDED
+    at.engine.device = device | {"fault": "too hot"}
+    assert not at.tuner.work_once()
+    until(lambda: waits_for() == f"a device of {job.target_key}: test cpu: too hot")
+    at.engine.device = device
+    until(lambda: waits_for() is None)
+    assert at.tuner.work_once()
+    assert service_fakes.get(at.db, job.id).state is State.SUCCEEDED
 
 
-def test_a_job_whose_device_goes_is_put_back_without_losing_an_attempt(
-    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
-) -> None:
-    job = service_fakes.create(db, trials=4)
-    engine.error = engine_errors.NoDevice("the node does not answer")
-    assert working.work_once()
-    after = service_fakes.get(db, job.id)
+def test_a_job_whose_device_goes_is_put_back_without_losing_an_attempt(at: Bench) -> None:
+    job = service_fakes.create(at.db, trials=4)
+    at.engine.error = engine_errors.NoDevice("the node does not answer")
+    assert at.tuner.work_once()
+    after = service_fakes.get(at.db, job.id)
     assert (after.state, after.attempts, after.n_trials) == (State.QUEUED, 0, 1)
-    with db.read() as tx:
+    with at.db.read() as tx:
         last = events.after(tx, job.id, 0)[-1]
     assert last.payload["message"] == "the node does not answer"
-    engine.error = None
-    assert working.work_once()
-    after = service_fakes.get(db, job.id)
+    at.engine.error = None
+    assert at.tuner.work_once()
+    after = service_fakes.get(at.db, job.id)
     assert (after.state, after.n_trials) == (State.SUCCEEDED, 4)
 
 
-def test_a_watch_gives_up_before_the_lease_ends() -> None:
-    monitor = heartbeat.LeaseMonitor(leases.Fence(1, "t"), lease_s=0.2)
+def test_a_watch_gives_up_before_the_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = mock.Mock()
+    clock.monotonic.return_value = 0.0
+    monkeypatch.setattr(heartbeat, "time", clock)
+    monitor = heartbeat.LeaseMonitor(leases.Fence(1, "t"), lease_s=10.0)
     assert monitor.instruction is states.Instruction.CONTINUE
-    monitor.renewed(states.Instruction.PAUSE, time.monotonic())
+    clock.monotonic.return_value = 5.0
+    monitor.renewed(states.Instruction.PAUSE, 5.0)
     assert monitor.instruction is states.Instruction.PAUSE
-    time.sleep(0.19)
+    clock.monotonic.return_value = 14.5
     assert monitor.instruction is states.Instruction.LEASE_LOST
 
 
@@ -198,29 +195,24 @@ def test_a_key_alone_keeps_its_tuner(
     assert service_fakes.get(db, job_id).state is State.SUCCEEDED
 
 
-def test_a_slice_doubles_with_each_turn_that_gave_nothing(
-    db: database.Database, working: tuner.Tuner
-) -> None:
-    job = service_fakes.create(db)
+def test_a_slice_doubles_with_each_turn_that_gave_nothing(at: Bench) -> None:
+    job = service_fakes.create(at.db)
     slices = []
     for _ in range(3):
-        claim = service_fakes.claim(db)
-        slices.append(working._sharing(claim.job).slice_s)
-        with db.write() as tx:
+        claim = service_fakes.claim(at.db)
+        slices.append(at.tuner._sharing(claim.job).slice_s)
+        with at.db.write() as tx:
             leases.release(tx, claim.fence, is_attempt=True)
     assert slices == [FAST.slice_s, 2 * FAST.slice_s, 4 * FAST.slice_s]
-    fence = service_fakes.claim(db).fence
-    service_fakes.add(db, fence, service_fakes.new_trial(0))
-    assert service_fakes.get(db, job.id).attempts == 1
+    fence = service_fakes.claim(at.db).fence
+    service_fakes.add(at.db, fence, service_fakes.new_trial(0))
+    assert service_fakes.get(at.db, job.id).attempts == 1
 
 
 def test_no_job_is_claimed_for_an_engine_that_is_not_ready(
-    db: database.Database,
-    engine: service_fakes.Engine,
-    working: tuner.Tuner,
-    monkeypatch: pytest.MonkeyPatch,
+    at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = service_fakes.create(db)
-    monkeypatch.setattr(engine, "is_ready", lambda: False)
-    assert not working.work_once()
-    assert service_fakes.get(db, job.id).state is State.QUEUED
+    job = service_fakes.create(at.db)
+    monkeypatch.setattr(at.engine, "is_ready", lambda: False)
+    assert not at.tuner.work_once()
+    assert service_fakes.get(at.db, job.id).state is State.QUEUED

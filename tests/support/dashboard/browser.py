@@ -21,13 +21,13 @@ import pytest
 
 from server import app
 from server import settings as service_settings
-from server.database import database, schema
+from server.database import database
 from server.store import blobs, keys
 from server.web import connections
 from tests.support import live_service
 
 #: How long the machine may take for something that takes a second when it is idle.
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -51,10 +51,7 @@ def problem() -> str | None:
 
 
 #: For modules of such tests.
-MARKS = [
-    pytest.mark.browser,
-    pytest.mark.skipif(problem() is not None, reason=str(problem())),
-]
+MARKS = [pytest.mark.browser, pytest.mark.skipif(problem() is not None, reason=str(problem()))]
 
 
 @contextlib.contextmanager
@@ -92,8 +89,7 @@ def chromium() -> Iterator[Any]:
 def site(tmp_path: pathlib.Path) -> Iterator[Site]:
     """The application behind a real server."""
     settings = service_settings.Settings(data_dir=tmp_path)
-    db = database.Database(settings.database)
-    schema.upgrade(db)
+    db = live_service.empty_database(settings.database)
     with db.write() as tx:
         key = keys.create(tx, keys.NewKey(name="ann", can_submit=True, can_admin=True))
     with serving(app.create_app(settings)) as address:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-import pathlib
 import random
-import tempfile
 
 from server.database import database
-from server.store import artifacts, blobs, leases, progress, rows, trials, tuners
+from server.store import (
+    artifacts,
+    blobs,
+    keys,
+    leases,
+    progress,
+    projects,
+    requests,
+    rows,
+    trials,
+    tuners,
+    webhooks,
+)
 from tests.support import api_rows, service_fakes
 
 CONTENT = b"PK the artifact of this job"
@@ -65,9 +75,9 @@ class Growing:
             self.claim = claim
             self.fence = claim.fence
             leases.begin(tx, self.fence, "llvm/test", '{"kind":"llvm"}')
-            keys = [f"key {number}" for number in range(claim.job.n_tasks)]
+            task_keys = [f"key {number}" for number in range(claim.job.n_tasks)]
             start = {"model": "pretrained for llvm", "trials": claim.job.trials}
-            progress.started(tx, self.fence, keys, start)
+            progress.started(tx, self.fence, task_keys, start)
             for task in range(claim.job.n_tasks):
                 progress.opened(tx, self.fence, task, 3, 0.5)
                 progress.baseline(tx, self.fence, task, 36_000.0, "")
@@ -150,7 +160,7 @@ def deliver(
     db: database.Database, store: blobs.BlobStore, fence: leases.Fence, n_tasks: int
 ) -> None:
     """End a job with an artifact, and code for each task."""
-    new = _stored(store, "felix-job.zip", "bundle", CONTENT)
+    new = service_fakes.artifact(service_fakes.put(store, CONTENT), "felix-job.zip")
     with db.write() as tx:
         artifacts.add(tx, fence, new)
         for task in range(n_tasks):
@@ -161,23 +171,9 @@ def deliver(
 def add_network(db: database.Database, store: blobs.BlobStore, fence: leases.Fence) -> None:
     """Add the file of a job's network."""
     name = f"felix-job-{fence.job_id}-network.zip"
-    new = _stored(store, name, "network", NETWORK_CONTENT)
+    new = service_fakes.artifact(service_fakes.put(store, NETWORK_CONTENT), name, "network")
     with db.write() as tx:
         artifacts.add(tx, fence, new)
-
-
-def _stored(store: blobs.BlobStore, name: str, kind: str, content: bytes) -> artifacts.NewArtifact:
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, name)
-        path.write_bytes(content)
-        stored = store.put(path)
-    return artifacts.NewArtifact(
-        name=name,
-        kind=kind,
-        media_type="application/zip",
-        sha256=stored.sha256,
-        size_bytes=stored.size_bytes,
-    )
 
 
 def tuner(db: database.Database, **of_device: str) -> int:
@@ -203,3 +199,40 @@ def tuner(db: database.Database, **of_device: str) -> int:
     )
     with db.write() as tx:
         return tuners.register(tx, new)
+
+
+def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, int]:
+    """Projects, notifications in each state, a batch of these jobs and one refused, templates."""
+    refused = {
+        "title": "Invalid request",
+        "status": 422,
+        "detail": "the request is not valid",
+        "errors": [{"where": "#/trials", "message": "must be greater than 0"}],
+    }
+    items = [{"job_id": number} for number in job_ids]
+    gemm = {"kind": "operator", "name": "gemm", "params": {"m": 512, "n": 512, "k": 512}}
+    with db.write() as tx:
+        limits = projects.Limits(max_running_jobs=8, max_bytes=50 * 10**9, retention_days=90)
+        projects.create(tx, "vision", limits)
+        projects.change(tx, "default", projects.Limits(max_running_jobs=40, max_bytes=10**6))
+        keys.create(tx, keys.NewKey(name="vision ci", project="vision", can_submit=True))
+        batch = requests.create_batch(tx, key_id, [*items, {"problem": refused}], None)
+        for name, more in (
+            ("nightly", {"trials": 256, "tags": ["nightly"], "reuse": False}),
+            ("quick-look", {"seconds": 20.0}),
+        ):
+            requests.save_template(tx, key_id, name, {"workload": gemm, **more})
+        program = {"kind": "tir", "name": "fused_attention.json", "program": "{}"}
+        requests.save_template(tx, key_id, "attention", {"workload": program, "target": "cuda"})
+        for url in ("https://ci.example/felix", "https://chat.example/" + "a-long-path/" * 9):
+            reported = list(webhooks.REPORTED[1:])
+            webhook = webhooks.create(tx, "default", url, reported, key_id).webhook
+    refusal = webhooks.Reply(None, "the connection was refused")
+    replies = ((webhooks.Reply(204, None), None), (webhooks.Reply(503, None), 40), (refusal, None))
+    with db.write() as tx:
+        for reply, retry_s in replies:
+            webhooks.send_test(tx, webhook.id)
+            (due,) = webhooks.lease(tx, 1, 60.0)
+            webhooks.note(tx, due, reply, retry_s)
+        webhooks.send_test(tx, webhook.id)
+    return {"batch": batch.id, "webhook": webhook.id}

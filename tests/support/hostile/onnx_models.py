@@ -69,6 +69,33 @@ def matmul_relu() -> bytes:
     return content
 
 
+def products(
+    layers: Sequence[str],
+    weights: dict[str, tuple[int, int]],
+    rows: int | str = "n",
+    number: float = 0.5,
+) -> bytes:
+    """x[rows, k] times one weight after the other with a ReLU after each, serialized."""
+    nodes, last = [], "x"
+    for i, weight in enumerate(layers):
+        product, relu = f"p{i}", f"r{i}" if i < len(layers) - 1 else "y"
+        nodes += [node("MatMul", [last, weight], [product]), node("Relu", [product], [relu])]
+        last = relu
+    tensors = [
+        onnx.numpy_helper.from_array(np.full(shape, number, "float32"), name)
+        for name, shape in weights.items()
+    ]
+    content: bytes = model(
+        nodes, tensors, [value("x", [rows, weights[layers[0]][0]])]
+    ).SerializeToString()
+    return content
+
+
+def product() -> bytes:
+    """x -> relu(x W), serialized."""
+    return products("w", {"w": (8, 8)}, 4, 0.1)
+
+
 def external(location: str, dims: Sequence[int] = (1, 8), name: str = "w") -> Any:
     """A tensor whose data are a file's."""
     tensor = onnx.TensorProto(name=name, data_type=FLOAT, dims=dims)

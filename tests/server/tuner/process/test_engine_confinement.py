@@ -23,7 +23,7 @@ from server.store import blobs, events
 from server.tuner import tuner
 from server.tuner.process import engine_process, limits, messages, rights
 from tests.support import engine_fakes, service_fakes
-from tests.support.hostile import besieged, taken_engine
+from tests.support.hostile import besieged
 
 FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=1)
 
@@ -45,6 +45,10 @@ def home(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "home"
 
 
+def taken_engine() -> engine_process.EngineProcess:
+    return engine_process.EngineProcess(limits.Limits.of(FAST), factory=engine_fakes.TAKEN_FACTORY)
+
+
 def outcomes(
     db: database.Database, tmp_path: pathlib.Path, code: str, working: tuner.Tuner
 ) -> list[str]:
@@ -56,6 +60,7 @@ def outcomes(
     return list(started.payload["outcomes"])
 
 
+@pytest.mark.fresh_processes
 def test_an_engine_that_is_taken_over_gets_nothing(
     db: database.Database,
     tmp_path: pathlib.Path,
@@ -68,7 +73,7 @@ def test_an_engine_that_is_taken_over_gets_nothing(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
     place = besieged.Besieged.make(tmp_path)
-    engine = engine_process.EngineProcess(limits.Limits.of(FAST), factory=taken_engine.FACTORY)
+    engine = taken_engine()
     working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, FAST)
     with contextlib.closing(place), contextlib.closing(working):
         zygote = engine._zygote._process
@@ -180,7 +185,7 @@ with tempfile.TemporaryDirectory() as folder:
 pathlib.Path(formula_cache.folder(), 'entry').write_text('a')
 outcomes += [os.getcwd(), tempfile.gettempdir(), str(pathlib.Path.home())]
 """
-    engine = engine_process.EngineProcess(limits.Limits.of(FAST), factory=taken_engine.FACTORY)
+    engine = taken_engine()
     working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, FAST)
     with contextlib.closing(working):
         (folder,) = set(outcomes(db, tmp_path, code, working))
@@ -215,7 +220,7 @@ def test_an_artifact_is_no_larger_than_it_was(
     messages.copy_untrusted(made, tmp_path / "artifact")
     assert (tmp_path / "artifact").read_bytes() == b"artifact" and not made.exists()
     made.write_bytes(b"artifact")
-    monkeypatch.setattr(messages, "MAX_BYTES", 7)
+    monkeypatch.setattr(messages, "MAX_FILE_BYTES", 7)
     with pytest.raises(messages.EngineFailure, match="no artifact"):
         messages.copy_untrusted(made, tmp_path / "artifact")
 

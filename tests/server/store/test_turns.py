@@ -1,13 +1,15 @@
-"""Whose turn it is: keys share the tuners, on SQLite and on PostgreSQL."""
+"""Whose turn it is: keys share the tuners, and many jobs of one hold up no other's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from server import states
 from server.database import columns, database, models
-from server.store import keys, leases, turns
+from server.store import jobs, keys, leases, queue, turns
 from tests.support import service_fakes
 
 State = states.State
@@ -196,3 +198,29 @@ def test_a_turn_that_ends_is_no_failure(db: database.Database) -> None:
     with db.write() as tx:
         leases.release(tx, fence, {"yielded": True}, is_attempt=True)
     assert service_fakes.get(db, job.id).attempts == 1
+
+
+def test_the_jobs_of_another_key_are_ahead_one_by_one(db: database.Database) -> None:
+    with db.write() as tx:
+        many, few = (keys.create(tx, keys.NewKey(name=name)).key.id for name in "mf")
+        for _ in range(5):
+            jobs.create(tx, service_fakes.new_job(), many)
+        mine = [jobs.create(tx, service_fakes.new_job(), few).job for _ in range(2)]
+        urgent = jobs.create(tx, service_fakes.new_job(priority=5), many).job
+
+    def position(key_id: int, job: Any = None) -> int:
+        work = queue.Work(
+            target_key=mine[0].target_key,
+            trials=8,
+            seconds=None,
+            key_id=key_id,
+            job_id=None if job is None else job.id,
+            priority=0 if job is None else job.priority,
+        )
+        with db.read() as tx:
+            return queue.estimate(tx, work, 30.0).position
+
+    assert position(many, urgent) == 1
+    assert [position(few, job) for job in mine] == [3, 5]  # the urgent one, then turn by turn
+    assert position(few) == 7  # not submitted yet: behind its key's jobs
+    assert position(many) == 9  # and behind everything

@@ -1,4 +1,4 @@
-"""A deployment by hand on PostgreSQL: a first job, a backup, a rolling upgrade, a restore."""
+"""The compose file's services as processes: each alone, and a deployment with an upgrade."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import dataclasses
 import hashlib
 import pathlib
 import shutil
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
+
+import pytest
 
 from felix import client
 from server import app, commands, settings
@@ -17,6 +23,95 @@ from server.database import database, schema
 from server.store import keys
 from tests.server.conftest import own_database
 from tests.support import deployment as deployments
+
+#: What the two sides of TVM's protocol begin with.
+TRACKER_MAGIC = struct.pack("<i", 0x2F271)
+
+
+@contextlib.contextmanager
+def deployed(folder: pathlib.Path) -> Iterator[deployments.Deployment]:
+    """A deployment without processes, on a PostgreSQL database without tables."""
+    folder.mkdir(exist_ok=True)
+    with own_database() as url:
+        made = deployments.Deployment(folder, url.replace("+psycopg", ""))
+        with contextlib.closing(made):
+            yield made
+
+
+@pytest.fixture
+def deployment(tmp_path: pathlib.Path) -> Iterator[deployments.Deployment]:
+    """A deployment without processes, whose database nobody asks."""
+    made = deployments.Deployment(tmp_path, f"sqlite:///{tmp_path / 'felix.db'}")
+    with contextlib.closing(made):
+        yield made
+
+
+def has_gpu() -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    return False
+
+
+def test_the_slim_image_is_imitated_without_what_it_leaves_out(
+    deployment: deployments.Deployment,
+) -> None:
+    for package in deployments.LEFT_OUT:
+        statement = [sys.executable, "-c", f"import {package}"]
+        done = subprocess.run(statement, env=deployment.environment("api"), capture_output=True)
+        assert done.returncode == 1 and b"ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.slow("starts a Ray cluster of a head, a builder, a runner and a tuner")
+def test_a_cluster_with_a_builder_a_gpu_runner_and_a_tuner(tmp_path: pathlib.Path) -> None:
+    with deployed(tmp_path) as deployment:
+        check_cluster(deployment)
+
+
+def check_cluster(deployment: deployments.Deployment) -> None:
+    deployment.migrate()
+    head = deployment.start("ray-head")
+    deployment.until_said(head, "Ray runtime started")
+    builder, runner = deployment.start("builder"), deployment.start("gpu-runner")
+    tuner = deployment.start("cluster-tuner")
+    if has_gpu():
+        deployment.until_said(runner, "felix worker: measures on")
+    else:  # it refuses by itself, and compose starts it again
+        assert runner.wait(deployments.LIMIT_S) == 1
+        assert "no CUDA driver here" in deployment.log(runner)
+    deployment.until_said(builder, "felix worker: builds programs for")
+    deployment.until_said(tuner, "is ready for")
+    assert "Ray runtime started" in deployment.log(tuner)
+
+
+def test_a_cluster_without_a_token_does_not_start(
+    deployment: deployments.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "TOKEN", "")
+    monkeypatch.setenv("HOME", str(deployment.folder))  # may have a token
+    builder = deployment.start("builder")
+    assert builder.wait(deployments.LIMIT_S) == 1
+    assert "with a token only" in deployment.log(builder)
+
+
+def test_the_tracker_answers_as_one(deployment: deployments.Deployment) -> None:
+    tracker = deployment.start("tracker")
+
+    def answers() -> bool:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", deployment.tracker_port), 5.0) as connection,
+        ):
+            connection.sendall(TRACKER_MAGIC)
+            return connection.recv(4) == TRACKER_MAGIC
+        return False
+
+    deployment.until(tracker, answers)
+
+
+def test_the_database_s_check_is_one_that_postgres_answers(tmp_path: pathlib.Path) -> None:
+    with deployed(tmp_path) as deployment:
+        assert deployment.is_healthy("postgres")
+
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
@@ -45,17 +140,6 @@ def upgrade() -> None:
     """Add it."""
     op.add_column("jobs", sa.Column("of_next_version", sa.Text(), nullable=True))
 '''
-
-
-@contextlib.contextmanager
-def deployed(folder: pathlib.Path) -> Iterator[deployments.Deployment]:
-    """A deployment without processes, on a database without tables."""
-    folder.mkdir()
-    with own_database() as url:
-        made = deployments.Deployment(folder, url.replace("+psycopg", ""))
-        made.data.mkdir()
-        with contextlib.closing(made):
-            yield made
 
 
 def next_version(folder: pathlib.Path) -> pathlib.Path:
@@ -112,8 +196,11 @@ def test_an_sqlite_file_is_copied_while_it_is_used(tmp_path: pathlib.Path) -> No
             assert keys.every(tx) == []
 
 
+@pytest.mark.slow("two versions of four processes each, and a job that is tuned meanwhile")
 def test_a_first_job_a_backup_a_rolling_upgrade_and_a_restore(tmp_path: pathlib.Path) -> None:
     with deployed(tmp_path / "first") as first, deployed(tmp_path / "second") as second:
+        first.data.mkdir()
+        second.data.mkdir()
         first.migrate()
         tuner, api = first.start("tuner"), first.start_api()
         first.until_said(tuner, "is ready for")

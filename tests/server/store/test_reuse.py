@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pathlib
-import tempfile
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -94,21 +93,8 @@ def measured(
 
 
 def _bundle(tx: Any, claim: leases.Claim, job_id: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "zip")
-        path.write_bytes(service_fakes.bundle(job_id))
-        stored = STORE.put(path)
-    artifacts.add(
-        tx,
-        claim.fence,
-        artifacts.NewArtifact(
-            name="a.zip",
-            kind="bundle",
-            media_type="application/zip",
-            sha256=stored.sha256,
-            size_bytes=stored.size_bytes,
-        ),
-    )
+    stored = service_fakes.put(STORE, service_fakes.bundle(job_id))
+    artifacts.add(tx, claim.fence, service_fakes.artifact(stored, "a.zip"))
     artifacts.store_code(tx, claim.fence, 0, "schedule", "source")
 
 

@@ -1,0 +1,272 @@
+"""Pages in a browser that share a stream, and pages for everybody: phone, keyboard, colours."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from server.api import events
+from server.store import control, jobs, keys
+from tests.support import api_rows, service_fakes, share
+from tests.support.dashboard import browser, growing
+from tests.support.dashboard.browser import Site, until
+
+pytestmark = browser.MARKS
+
+#: A browser opens six connections to a host.
+N_PAGES = 8
+
+STATE = "document.querySelector('#head .badge').textContent"
+
+
+def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Site) -> None:
+    submitted = [api_rows.queued(site.db, site.key.key.id) for _ in range(N_PAGES + 1)]
+    opened = [page.context.new_page() for _ in range(N_PAGES)]
+    for each, job in zip(opened, submitted, strict=False):
+        each.goto(f"/dashboard/jobs/{job.id}/log")
+        until(each, "document.querySelector('#link').textContent === 'Live'")
+    page.goto(f"/dashboard/jobs/{submitted[-1].id}/log")
+    until(page, "document.querySelector('#link').textContent === 'Live'")
+    for job in submitted:
+        with site.db.write() as tx:
+            control.pause(tx, job.id)
+    for each in (*opened, page):
+        until(each, f"{STATE} === 'paused'")
+    with site.db.write() as tx:
+        control.cancel(tx, submitted[0].id)
+        control.resume(tx, submitted[1].id)
+    until(opened[0], "document.querySelector('#link').textContent === 'Ended'")
+    until(opened[1], f"{STATE} === 'queued'")
+    opened[2].close()
+    page.get_by_role("button", name="Resume").click()
+    until(page, f"{STATE} === 'queued'")
+
+
+def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
+    """Also the one that opens while the stream is open, and one that looks at another job next."""
+    worker = growing.tuner(site.db)
+    api_rows.queued(site.db, trials=64)
+    grows = growing.Growing(site.db, worker)
+    number = grows.claim.job.id
+    count = (
+        "window.eventNumbers = []; document.addEventListener('felix:event', "
+        "({ detail }) => window.eventNumbers.push(detail.seq))"
+    )
+    page.add_init_script(count)
+    page.goto(f"/dashboard/jobs/{number}/log")
+    grows.step(6)
+    with site.db.read() as tx:
+        last = jobs.get(tx, number).last_seq
+    until(page, f"window.eventNumbers.includes({last})")
+    second = page.context.new_page()
+    second.add_init_script(count)
+    second.goto(f"/dashboard/jobs/{number}/log")
+    grows.step(6)
+    with site.db.read() as tx:
+        newest = jobs.get(tx, number).last_seq
+    for each, first in ((page, None), (second, last + 1)):
+        until(each, f"window.eventNumbers.includes({newest})")
+        numbers = each.evaluate("window.eventNumbers")
+        assert numbers == list(range(first or numbers[0], newest + 1))
+
+
+def test_a_stream_that_ends_is_renewed_until_the_login_is_over(
+    page: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_STREAM_S", 0.5)
+    job = api_rows.queued(site.db, site.key.key.id)
+    page.goto(f"/dashboard/jobs/{job.id}/log")
+    for change, state in ((control.pause, "paused"), (control.resume, "queued")):
+        page.wait_for_timeout(1500)
+        with site.db.write() as tx:
+            change(tx, job.id)
+        until(page, f"{STATE} === '{state}'")
+    with site.db.write() as tx:
+        keys.revoke(tx, site.key.key.id)
+    page.wait_for_selector("text=Your login has ended")
+
+
+def test_a_browser_without_shared_workers_has_a_stream_a_page(page: Any, site: Site) -> None:
+    page.add_init_script("delete window.SharedWorker")
+    job = api_rows.queued(site.db, site.key.key.id)
+    page.goto(f"/dashboard/jobs/{job.id}")
+    until(page, "document.querySelector('#link').textContent === 'Live'")
+    with site.db.write() as tx:
+        control.pause(tx, job.id)
+    until(page, f"{STATE} === 'paused'")
+
+
+@pytest.fixture
+def plain(chromium: Any, site: Site) -> Any:
+    """A page that is logged in, in a browser that runs no scripts."""
+    context = chromium.new_context(base_url=site.address, java_script_enabled=False)
+    made = context.new_page()
+    browser.log_in(made, site)
+    yield made
+    context.close()
+
+
+def test_buttons_work_without_scripts(plain: Any, site: Site) -> None:
+    job = api_rows.queued(site.db, site.key.key.id)
+    plain.goto(f"/dashboard/jobs/{job.id}")
+    for label, state in (
+        ("Pause", "paused"),
+        ("Resume", "queued"),
+        ("Cancel", "cancelled"),
+        ("Retry", "queued"),
+        ("Cancel", "cancelled"),
+    ):
+        plain.get_by_role("button", name=label, exact=True).click()
+        plain.wait_for_selector(f"#head .badge:has-text('{state}')")
+        assert service_fakes.get(site.db, job.id).state == state
+    plain.get_by_text("Save as a template").click()
+    plain.get_by_label("Name of the template").fill("nightly")
+    plain.get_by_role("button", name="Save the template").click()
+    plain.wait_for_url("**/dashboard/templates")
+    plain.get_by_role("button", name="Delete the template nightly").click()
+    plain.wait_for_selector("text=No templates yet")
+    plain.goto(f"/dashboard/jobs/{job.id}")
+    plain.get_by_text("Change name, note, tags or priority").click()
+    plain.get_by_role("button", name=f"Delete job {job.id}").click()
+    plain.wait_for_url("**/dashboard")
+    assert plain.locator("#jobs").inner_text().startswith("No jobs yet")
+    plain.goto("/dashboard")
+    plain.locator("details.menu summary").click()
+    plain.get_by_role("button", name="Log out").click()
+    plain.wait_for_url("**/dashboard/login*")
+
+
+pytestmark = browser.MARKS
+
+PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
+          "/jobs/1/trials", "/jobs/1/trials/2", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log",
+          "/keys", "/audit", "/reference", "/submit?source=file", "/submit?template=attention",
+          "/batches", "/batches/1", "/templates", "/projects", "/projects/default", "/webhooks",
+          "/webhooks/2")  # fmt: skip
+
+#: Roles of what a person acts on.
+CONTROLS = {
+    "link",
+    "button",
+    "textbox",
+    "searchbox",
+    "combobox",
+    "checkbox",
+    "radio",
+    "spinbutton",
+    "DisclosureTriangle",
+}
+
+
+def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    api_rows.queued(site.db, site.key.key.id, n_tasks=2, trials=64)
+    grows = growing.Growing(site.db, worker)
+    grows.step(24)
+    api_rows.queued(site.db)
+    growing.teams(site.db, site.key.key.id, [1, 2, 999])
+    tree = page.context.new_cdp_session(page)
+    n_nodes = 0
+    for place in share.of(PLACES, 8):
+        page.goto(f"/dashboard{place}")
+        if page.locator(".chart").count():
+            page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
+        for node in tree.send("Accessibility.getFullAXTree")["nodes"]:
+            if node["ignored"] or node.get("role", {}).get("value") not in CONTROLS:
+                continue
+            properties = {one["name"]: one["value"].get("value") for one in node["properties"]}
+            assert node["name"]["value"].strip(), (place, node)
+            assert properties.get("focusable") or properties.get("disabled"), (place, node)
+            n_nodes += 1
+        left_out = "a[href], button, input, select, textarea, summary"
+        skipped = page.locator(f":is({left_out})[tabindex='-1']:visible").count()
+        assert skipped == 0, place
+    assert n_nodes > 100
+
+
+def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
+    page.goto("/dashboard")
+    focused = "document.activeElement.textContent.trim() || document.activeElement.id"
+
+    def tab_to(label: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(focused) == label:
+                return
+        pytest.fail(f"no way to {label} by Tab")
+
+    tab_to("New job")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/dashboard/submit")
+    for name in ("m", "n", "k"):
+        tab_to(f"f-p.{name}")
+        page.keyboard.type("64")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    tab_to("Pause")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#head .badge').textContent === 'paused'")
+    assert service_fakes.get(site.db, 1).workload["params"]["k"] == 64
+
+
+def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    name = "a-long-name-without-any-place-to-break-it-" * 4
+    api_rows.queued(site.db, name=name, tags=("a-long-tag-" * 5,))
+    grows = growing.Growing(site.db, worker)
+    grows.step(12)
+    grows.finish(site.blobs)
+    api_rows.queued(site.db)
+    growing.teams(site.db, site.key.key.id, [1, 2, 999])
+    page.set_viewport_size({"width": 390, "height": 844})
+    for place in share.of(PLACES, 8):
+        page.goto(f"/dashboard{place}")
+        if page.locator(".chart").count():
+            page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, (place, width)
+
+
+def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    for number in range(38):
+        name = f"conv2d {number} " + "a long name " * (number % 7)
+        api_rows.queued(site.db, name=name, priority=number % 3, tags=("nightly", "cpu"))
+    grows = growing.Growing(site.db, worker)
+    grows.step(9)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/dashboard")
+    assert page.locator("#jobs tbody tr").count() == 38
+    assert page.evaluate("document.documentElement.scrollHeight") < 3500
+    row = page.locator("#jobs tbody tr").first
+    for part in (".name", ".badge", ".best-cell", ".owner-cell", ".age-cell"):
+        assert row.locator(part).first.is_visible(), part
+
+
+def test_keyboard_and_colours(page: Any, site: Site) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto("/dashboard")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    focused_texts = set()
+    for _ in range(14):
+        assert page.evaluate(outline) == "solid", page.evaluate("document.activeElement.outerHTML")
+        focused_texts.add(page.evaluate("document.activeElement.textContent.trim()"))
+        page.keyboard.press("Tab")
+    assert {"Jobs", "New job", "Compare", "Devices", "Keys", "ann"} <= focused_texts
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(colour)
+    assert dark != light
+    button = page.get_by_role("button", name="Colours")
+    button.click()
+    assert page.evaluate(colour) == light and "light" in button.get_attribute("aria-label")
+    page.reload()
+    assert page.evaluate(colour) == light
+    button.click()
+    button.click()
+    assert page.evaluate(colour) == dark and "system" in button.get_attribute("aria-label")

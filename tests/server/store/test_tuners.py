@@ -1,0 +1,197 @@
+"""What the store knows of tuners: nodes that may measure by their keys, reports of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from felix.measure import conditions
+from felix.measure.cluster import worker_key
+from server.database import columns, database, models
+from server.store import keys, tuners
+from server.tuner import reports
+from server.tuner.cluster import admission
+from tests.support import service_fakes
+
+
+def judged(db: database.Database, text: str, *kinds: str) -> str | None:
+    """Why a node with a key may not measure on devices of these kinds."""
+    stated = tuners.Node("box", kinds, worker_key.digest(text) if text else "")
+    with db.read() as tx:
+        (one,) = tuners.judge(tx, [stated])
+    assert one.name == "box"
+    return one.refusal
+
+
+def made(db: database.Database, **fields: Any) -> keys.Made:
+    with db.write() as tx:
+        return keys.create(tx, keys.NewKey(name="box", can_read=False, **fields))
+
+
+@pytest.mark.parametrize("kind", ["h200", "nvidia-h200"])
+def test_a_key_lets_devices_of_its_kinds_measure_and_builders(
+    db: database.Database, kind: str
+) -> None:
+    key = made(db, can_worker=True, device_kinds=[kind, "znver4"])
+    for there in (["nvidia-h200"], ["znver4"], ["nvidia-h200", "znver4"], []):
+        assert judged(db, key.text, *there) is None
+    said = judged(db, key.text, "nvidia-h100")
+    assert said == (
+        f"needs a key with the scope worker for nvidia-h100: its key {key.key.id} is for "
+        f"{', '.join(sorted([kind, 'znver4']))}"
+    )
+    assert judged(db, key.text, "nvidia-h200", "nvidia-h100") is not None
+    assert judged(db, key.text, "nvidia-h20") is not None
+
+
+def test_what_is_no_such_key_is_told(db: database.Database) -> None:
+    admin = made(db, can_admin=True)
+    for text, fault in (
+        ("", "for h1: it states none (FELIX_WORKER_KEY of `felix worker`)"),
+        ("felix_0_x", "for h1: the one that it states is unknown"),
+        (admin.text, f"for h1: its key {admin.key.id} lacks the scope"),
+    ):
+        assert judged(db, text, "h1") == f"needs a key with the scope worker {fault}"
+    assert str(judged(db, "")).startswith("needs a key with the scope worker: it states none")
+
+
+def test_a_key_that_ends_lets_nothing_measure(db: database.Database) -> None:
+    key = made(db, can_worker=True, device_kinds=["h1"])
+    with db.write() as tx:
+        keys.revoke(tx, key.key.id)
+    assert str(judged(db, key.text, "h1")).endswith(f"its key {key.key.id} is revoked")
+    over = made(db, can_worker=True, device_kinds=["h1"], expires_s=-1.0)
+    assert str(judged(db, over.text, "h1")).endswith(f"its key {over.key.id} is expired")
+
+
+def test_nodes_are_judged_together(db: database.Database) -> None:
+    key = made(db, can_worker=True, device_kinds=["h1"])
+    digest = worker_key.digest(key.text)
+    nodes = [
+        tuners.Node("a", ["h1"], digest),
+        tuners.Node("b", ["h1"], ""),
+        tuners.Node("c", [], digest),
+    ]
+    with db.read() as tx:
+        said = tuners.judge(tx, nodes)
+        assert tuners.judge(tx, []) == []
+    assert [(each.name, each.key_id, each.refusal is None) for each in said] == [
+        ("a", key.key.id, True),
+        ("b", None, False),
+        ("c", key.key.id, True),
+    ]
+
+
+def node(name: str, text: str = "") -> dict[str, Any]:
+    return {"name": name, "kinds": ["h1"], "key": worker_key.digest(text) if text else ""}
+
+
+def test_refusals_are_logged_once(db: database.Database, caplog: pytest.LogCaptureFixture) -> None:
+    judge = admission.Admission(db)
+    for _ in range(3):
+        assert str(judge.refusals([node("a")])["a"]).startswith("needs a key")
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1 and said[0].startswith("node a may not measure: it needs a key")
+
+
+def test_use_is_noted_and_an_end_is_seen_at_once(db: database.Database) -> None:
+    new = keys.NewKey(name="box", can_read=False, can_worker=True, device_kinds=["h1"])
+    with db.write() as tx:
+        key = keys.create(tx, new)
+    judge = admission.Admission(db)
+    assert judge.refusals([node("a", key.text), node("b")])["a"] is None
+    with db.write() as tx:
+        assert keys.get(tx, key.key.id).last_used_at is not None
+        keys.revoke(tx, key.key.id)
+    assert "is revoked" in str(judge.refusals([node("a", key.text)])["a"])
+
+
+def test_while_the_database_is_away_what_it_said_holds(
+    db: database.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = admission.Admission(db)
+    before = judge.refusals([node("a")])
+
+    def fail(*_: Any) -> None:
+        raise sa.exc.OperationalError("", {}, OSError("gone"))
+
+    monkeypatch.setattr(tuners, "judge", fail)
+    assert judge.refusals([node("a"), node("b")]) == before
+
+
+A = tuners.Seen(place="cpu:0", host="h", target_key="llvm/a/b", versions={"felix": "1"})
+
+
+def places(db: database.Database, *workers: int) -> dict[str, str | None]:
+    with db.read() as tx:
+        return {each.place: each.fault for each in tuners.reports_of(tx, workers)}
+
+
+def test_a_device_has_one_report_a_tuner_the_last_one(db: database.Database) -> None:
+    one, other = service_fakes.worker(db, "one"), service_fakes.worker(db, "other")
+    sick = tuners.Seen(place="cuda:0", host="h", target_key="k", fault="too hot")
+    for worker, seen in ((one, [A, sick]), (other, [A]), (one, [A])):
+        with db.write() as tx:
+            tuners.write_reports(tx, worker, seen)
+    assert places(db, one) == {"cpu:0": None, "cuda:0": "too hot"}  # not seen again: it stays
+    assert places(db, other) == {"cpu:0": None} and places(db) == {}
+    with db.read() as tx:
+        (report,) = tuners.reports_of(tx, [other])
+    assert report.seen_at.tzinfo is not None and report.error_rate is None
+
+
+def test_old_reports_are_removed(db: database.Database) -> None:
+    worker = service_fakes.worker(db)
+    with db.write() as tx:
+        tuners.write_reports(tx, worker, [A])
+        old = columns.db_now(-tuners.KEPT_S - 60)
+        tx.execute(sa.update(models.DeviceReport).values(seen_at=old))
+    with db.write() as tx:
+        tuners.write_reports(tx, worker, [])
+    assert places(db, worker) == {}
+
+
+GOOD = dataclasses.asdict(conditions.Condition("cpu:0", 1, 2, 1, "busy"))
+
+
+def test_what_makes_sense_is_taken() -> None:
+    assert reports.checked([GOOD]) == {"cpu:0": conditions.Condition("cpu:0", 1, 2, 1, "busy")}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [GOOD | {"queue": -1}],
+        [GOOD | {"n_failed": 1.5}],
+        [GOOD | {"queue": 10**12}],
+        [GOOD | {"place": "x" * 2000}],
+        [GOOD | {"fault": 5}],
+        [GOOD | {"more": 1}],
+        [5],
+        5,
+    ],
+)
+def test_what_makes_none_is_refused(said: Any) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        reports.checked(said)
+
+
+def test_a_device_is_reported_with_its_condition() -> None:
+    device = {
+        "place": "node:1",
+        "host": "rack-2",
+        "target_keys": ["cuda", "cuda/sm_90"],
+        "fault": None,
+        "versions": {"felix": "2"},
+        "now": {"clock_ghz": float("nan"), "driver": "550"},
+    }
+    by_place = {"node:1": conditions.Condition("node:1", 4, 10, 2, "throttled")}
+    (seen,) = reports.seen([device, {"name": "of an older tuner"}], by_place, {})
+    assert (seen.host, seen.target_key, seen.queue) == ("rack-2", "cuda/sm_90", 4)
+    assert (seen.fault, seen.driver, seen.clock_ghz) == ("throttled", "550", None)
+    (alone,) = reports.seen([device | {"fault": "silent"}], {}, {})
+    assert (alone.fault, alone.n_measured) == ("silent", 0)

@@ -1,0 +1,19 @@
+"""Waiting for a condition, not for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+#: Seconds that a machine may take which does other things meanwhile: more is a hang.
+LIMIT_S = 300.0
+
+
+def until(
+    condition: Callable[[], object], limit_s: float = LIMIT_S, why: Callable[[], object] = str
+) -> None:
+    """Return once a condition holds; `why` says what to know where it never does."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, why() or "it never came true"
+        time.sleep(0.01)
