@@ -169,7 +169,8 @@ def _settings(
 
 def suited(task: Task, machine: Hardware) -> tuple[list[Template], list[str]]:
     """The templates of all generators for a task's program; why there are no others."""
-    from felix.templates.gemm import family, recognise
+    from felix.templates import registry
+    from felix.templates.gemm import recognise
 
     arch = str(task.target.attrs["arch"])
     problem = recognise.recognise(task.mod)
@@ -177,7 +178,7 @@ def suited(task: Task, machine: Hardware) -> tuple[list[Template], list[str]]:
         return [], [problem.reason]
     templates: list[Template] = []
     reasons: list[str] = []
-    for generator in (*family.GENERATORS, family.BESIDE):
+    for generator in (*registry.GENERATORS, registry.BESIDE):
         if not generator.runs_on(arch):
             continue
         reason = generator.unsuited(problem)

@@ -19,11 +19,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from felix.templates.gemm import axes, dimensions, walk
-from felix.templates.gemm.axes import Axis, Group
-from felix.templates.gemm.dimensions import Dimension
+from felix.templates.gemm import axes, walk
+from felix.templates.gemm.axes import MAX_BATCH_AXES, Axis, Dimension, Group, Spatial
 from felix.templates.gemm.problem import Gather, Window
-from felix.templates.gemm.spatial import MAX_BATCH_AXES, Spatial
 from felix.templates.gemm.stages import NotPlain, require
 
 _MAX_WINDOWS = 3
@@ -60,7 +58,7 @@ class _Axes:
         self, accesses: walk.Accesses, data: int, spatial: Sequence[Axis], reduced: Sequence[Axis]
     ) -> None:
         self.data, self.other = data, 3 - data
-        self.strides = [dimensions.coefficients(tensor.offset) for tensor in accesses.tensors]
+        self.strides = [axes.coefficients(tensor.offset) for tensor in accesses.tensors]
         in_data, in_other = self.strides[self.data], self.strides[self.other]
         self.rows = [axis for axis in spatial if axis in in_data and axis not in in_other]
         self.columns = [axis for axis in spatial if axis in in_other and axis not in in_data]
@@ -126,7 +124,7 @@ def _of_data(accesses: walk.Accesses, known: _Axes) -> Convolution | None:
         "a tensor of its convolution is not read or written at a linear form of its iterators",
     )
     require(known.has_all, "its convolution has an axis that one of its operands does not have")
-    every = dimensions.of_access(operand, known.rows, known.reduced)
+    every = axes.of_access(operand, known.rows, known.reduced)
     channel = _channel(every, known)
     sliding = [d for d in every if (d.output or d.tap or d.index.constant) and d is not channel]
     images, windows = _with_images_apart(sliding)

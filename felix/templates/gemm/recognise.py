@@ -27,9 +27,8 @@ import tvm
 
 from felix import errors
 from felix.templates.gemm import axes, convolution, epilogue, problem, walk
-from felix.templates.gemm.axes import Axis, Group
+from felix.templates.gemm.axes import MAX_BATCH_AXES, Axis, Group, Spatial
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.spatial import MAX_BATCH_AXES, Spatial
 from felix.templates.gemm.stages import NotPlain, Program, program_of, require
 from felix.templates.gemm.transposed import convolution as transposed
 from felix.tir import grammar

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.templates.gemm import axes, epilogue, padding
+from felix.templates.gemm import axes, epilogue, stages
 from felix.templates.gemm.axes import Axis
 from felix.templates.gemm.stages import NotPlain, Program, require
 from felix.tir import evaluation, grammar, ranges
@@ -35,7 +35,7 @@ class Access:
     indices: tuple[Linear, ...]
     extents: tuple[int, ...]
     guards: frozenset[Linear] = frozenset()
-    multiples: frozenset[padding.Multiple] = frozenset()
+    multiples: frozenset[stages.Multiple] = frozenset()
 
     @property
     def plain_indices(self) -> list[Linear]:
@@ -122,12 +122,12 @@ class _Walk:
         return epilogue.joined(self._statements, text)
 
     def operand(
-        self, expr: Any, values: Values, guards: padding.Guards = padding.EVERYWHERE
+        self, expr: Any, values: Values, guards: stages.Guards = stages.EVERYWHERE
     ) -> Access:
         """The element behind an operand, through copies, reshapes, padding and widening casts."""
-        while (padded := padding.of(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
+        while (padded := stages.of(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
             if padded:
-                guards |= padding.guards(padded, self._scope, values)
+                guards |= stages.guards(padded, self._scope, values)
             expr = padded.value if padded else expr.value
         require(grammar.is_load(expr), "an operand of the product is computed before it")
         indices = self.linear(expr.indices, values)
@@ -142,7 +142,7 @@ class _Walk:
         return tuple(evaluate.linear(index) for index in indices)
 
     def access(
-        self, buffer: Any, indices: Sequence[Linear], guards: padding.Guards = padding.EVERYWHERE
+        self, buffer: Any, indices: Sequence[Linear], guards: stages.Guards = stages.EVERYWHERE
     ) -> Access:
         """The element of a parameter at these indices, which guards may keep inside."""
         offset = Linear(0)

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from felix import target
-from felix.templates.gemm.hopper import legality
 from felix.templates.gemm.hopper.decisions import Decisions
-from felix.templates.gemm.hopper.template import HopperGemm
+from felix.templates.gemm.hopper.template import HopperGemm, constraints
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read, Strides
 
 _ACCUMULATORS = {"int8": "int32"}
@@ -114,7 +113,7 @@ def sample(template: HopperGemm, rng: random.Random) -> dict[str, int]:
 
 def is_legal(template: HopperGemm, values: Mapping[str, Any]) -> bool:
     """Whether the template's constraints hold, evaluated on integers."""
-    pairs = legality.constraints(template.problem, Decisions.of(values), template.hardware)
+    pairs = constraints(template.problem, Decisions.of(values), template.hardware)
     return all(value <= 0 for _, value in pairs)
 
 

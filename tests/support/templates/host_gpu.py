@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.launch_plan import Launch
-from felix.templates.gemm.ampere import ptx
+from felix.templates.gemm.ampere import instructions, simt_program
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.simt import instructions
 from felix.templates.generated import GeneratedProgram
 
 Array = NDArray[Any]
@@ -235,7 +234,7 @@ def counts(library: ctypes.CDLL) -> Counts:
 
 def build(program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path) -> ctypes.CDLL:
     """The program's kernels as a library for `run`."""
-    device = ptx.functions(problem)
+    device = instructions.device_functions(problem)
     assert device in program.source
     is_half = problem.a.dtype == "float16"
     value = "float_of_half(bits)" if is_half else "__uint_as_float(u32(bits) << 16)"
@@ -247,7 +246,7 @@ def build_simt(
     program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path
 ) -> ctypes.CDLL:
     """As `build`, of kernels without tensor cores, whose multiply-adds are `Counts.mma`."""
-    device = instructions.functions(problem)
+    device = simt_program.device_functions(problem)
     assert device in program.source
     return _library(program, program.source.replace(device, _INSTRUCTIONS + _THREADS), folder)
 
@@ -256,7 +255,7 @@ def build_gemv(
     program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path
 ) -> ctypes.CDLL:
     """As `build`, of kernels that neither copy to shared memory nor count."""
-    device = ptx.conversions(problem)
+    device = instructions.conversions(problem)
     assert device in program.source
     return _library(program, program.source.replace(device, _INSTRUCTIONS), folder)
 

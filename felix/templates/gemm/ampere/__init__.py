@@ -1,1 +1,1 @@
-"""Matrix products by mma.sync and cp.async: GPUs of sm_80 and later."""
+"""Matrix products by cp.async and mma.sync, or threads in float32: GPUs of sm_80 and later."""

@@ -1,4 +1,5 @@
-"""The parameters of the template, and what follows from them: tiles, threads, registers.
+"""The parameters of products by mma.sync, and what follows from them: tiles, threads, registers;
+and what `simt` has in common with them.
 
 Everything here is the same function of integers (for generating source) and of sympy
 expressions (for constraints and features), so the two cannot differ.
@@ -12,15 +13,17 @@ Notation
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates import decisions
-from felix.templates.gemm.ampere import dtypes
+from felix.templates import template
+from felix.templates.gemm.ampere import instructions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.template import Parameter
 
@@ -46,11 +49,9 @@ _SUM_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions(decisions.Decisions):
-    """Values of the parameters; `parameters` has their meaning."""
+class Staged(template.Decisions, abc.ABC):
+    """Values of the parameters that products by mma.sync and by threads have."""
 
-    warp_m: Value
-    warp_n: Value
     warps_m: Value
     warps_n: Value
     block_k: Value
@@ -58,6 +59,39 @@ class Decisions(decisions.Decisions):
     split_k: Value
     group_m: Value
     blocks_per_sm: Value
+
+    @property
+    @abc.abstractmethod
+    def block_m(self) -> Value:
+        """Rows of a tile."""
+
+    @property
+    @abc.abstractmethod
+    def block_n(self) -> Value:
+        """Columns of a tile."""
+
+    @property
+    @abc.abstractmethod
+    def sums(self) -> Value:
+        """Registers of a thread that hold them."""
+
+    @property
+    def warps(self) -> Value:
+        """Of a block."""
+        return self.warps_m * self.warps_n
+
+    @property
+    def threads(self) -> Value:
+        """Of a block."""
+        return WARP * self.warps
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decisions(Staged):
+    """Values of the parameters; `parameters` has their meaning."""
+
+    warp_m: Value
+    warp_n: Value
 
     @property
     def block_m(self) -> Value:
@@ -68,28 +102,36 @@ class Decisions(decisions.Decisions):
         return self.warp_n * self.warps_n
 
     @property
-    def threads(self) -> Value:
-        """Of a block."""
-        return WARP * self.warps_m * self.warps_n
-
-    @property
-    def accumulators(self) -> Value:
-        """Registers of a thread that hold sums."""
+    def sums(self) -> Value:
         return expr.FloorDiv(self.warp_m * self.warp_n, WARP)
 
 
 def parameters(problem: GemmProblem) -> list[Parameter]:
     """The parameters for a problem; what cannot help it is left out of their domains."""
-    element_bytes = dtypes.STORAGE[problem.a.dtype].size_bytes
+    element_bytes = instructions.STORAGE[problem.a.dtype].size_bytes
     block_ks = tuple(size // element_bytes for size in (64, 128, 256))
-    most_split = min(_MAX_SPLIT, max(1, problem.k // (2 * block_ks[0])))
-    splits = tuple(2**e for e in range(most_split.bit_length()))
     return [
         Parameter("warp_m", _sizes(problem.m), True, "rows of a warp"),
         Parameter("warp_n", _sizes(problem.n), True, "columns of a warp"),
-        Parameter("warps_m", _warps(problem.m, (1, 2, 4)), True, "warps along rows"),
-        Parameter("warps_n", _warps(problem.n, (1, 2, 4, 8)), True, "warps along columns"),
-        Parameter("block_k", block_ks, True, "length of a step of k"),
+        *common_parameters(problem, block_ks, _LEAST_SIZE),
+    ]
+
+
+def common_parameters(
+    problem: GemmProblem, block_ks: Sequence[int], least_size: int
+) -> list[Parameter]:
+    """Those of `Staged`, for tiles of warps of `least_size` or more rows and columns."""
+
+    def warps(extent: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of warps along an axis of which the smallest tiles leave none without work."""
+        return tuple(n for n in numbers if n == 1 or least_size * (n - 1) < extent)
+
+    most_split = min(_MAX_SPLIT, max(1, problem.k // (2 * block_ks[0])))
+    splits = tuple(2**e for e in range(most_split.bit_length()))
+    return [
+        Parameter("warps_m", warps(problem.m, (1, 2, 4)), True, "warps along rows"),
+        Parameter("warps_n", warps(problem.n, (1, 2, 4, 8)), True, "warps along columns"),
+        Parameter("block_k", tuple(block_ks), True, "length of a step of k"),
         Parameter("stages", (2, 3, 4, 5, 6), False, "stages in shared memory"),
         Parameter("split_k", splits, True, "parts of the sum over k"),
         Parameter("group_m", (1, 2, 4, 8, 16), True, "rows of tiles that run together"),
@@ -101,11 +143,6 @@ def _sizes(extent: int) -> tuple[int, ...]:
     """Extents of a warp tile that are not twice as long as the axis."""
     sizes = (_LEAST_SIZE, 32, 48, 64, 96, 128)
     return tuple(size for size in sizes if size == _LEAST_SIZE or size < 2 * extent)
-
-
-def _warps(extent: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Numbers of warps along an axis of which the smallest tiles leave none without work."""
-    return tuple(n for n in numbers if n == 1 or _LEAST_SIZE * (n - 1) < extent)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +165,7 @@ class Grid:
     tile_steps: Value
 
 
-def grid(problem: GemmProblem, d: Decisions) -> Grid:
+def grid(problem: GemmProblem, d: Staged) -> Grid:
     """The work of a problem."""
     tiles_m = expr.CeilDiv(problem.m, d.block_m)
     tiles_n = expr.CeilDiv(problem.n, d.block_n)
@@ -143,15 +180,15 @@ def grid(problem: GemmProblem, d: Decisions) -> Grid:
 
 def shared_bytes(problem: GemmProblem, d: Decisions) -> Value:
     """What a block holds: stages of tiles of A and B, later 16 rows of sums of each warp."""
-    element_bytes = dtypes.STORAGE[problem.a.dtype].size_bytes
+    element_bytes = instructions.STORAGE[problem.a.dtype].size_bytes
     stages = d.stages * (d.block_m + d.block_n) * d.block_k * element_bytes
-    sums = d.warps_m * d.warps_n * MMA_M * store_pitch(d) * _SUM_BYTES
+    sums = d.warps * MMA_M * store_pitch(d) * _SUM_BYTES
     return expr.Maximum(stages, sums)
 
 
 def stage_chunks(problem: GemmProblem, d: Decisions) -> Value:
     """Copies of 16 bytes that fill a stage."""
-    element_bytes = dtypes.STORAGE[problem.a.dtype].size_bytes
+    element_bytes = instructions.STORAGE[problem.a.dtype].size_bytes
     return expr.FloorDiv((d.block_m + d.block_n) * d.block_k * element_bytes, 16)
 
 
@@ -159,35 +196,12 @@ def registers(problem: GemmProblem, d: Decisions) -> Value:
     """Of a thread, by estimate: sums, one and a half sets of fragments, copies, and the rest."""
     fragments = expr.FloorDiv(3 * (d.warp_m + d.warp_n), 8)
     copies = expr.CeilDiv(stage_chunks(problem, d), d.threads)
-    return d.accumulators + fragments + _COPY_REGISTERS * copies + _OTHER_REGISTERS
+    return d.sums + fragments + _COPY_REGISTERS * copies + _OTHER_REGISTERS
 
 
 def store_pitch(d: Decisions) -> Value:
     """Sums from one row to the next in shared memory: rows begin in different banks."""
     return d.warp_n + 8
-
-
-def constraints(
-    problem: GemmProblem, d: Decisions, limits: Limits
-) -> list[tuple[str, sympy.Expr]]:
-    """What is limited, by name; legal where <= 0."""
-    resident_threads = d.threads * d.blocks_per_sm
-    used, used_registers = shared_bytes(problem, d), registers(problem, d)
-    work = grid(problem, d)
-    return [
-        ("registers of a thread", used_registers - _MOST_REGISTERS),
-        ("registers of a multiprocessor", used_registers * resident_threads - limits.registers),
-        ("threads of a block", d.threads - limits.block_threads),
-        ("threads of a multiprocessor", resident_threads - limits.threads),
-        ("shared memory of a block", used - limits.block_shared_bytes),
-        (
-            "shared memory of a multiprocessor",
-            (used + SYSTEM_BYTES) * d.blocks_per_sm - limits.shared_bytes,
-        ),
-        ("copies of a thread", stage_chunks(problem, d) - _MOST_COPIES * d.threads),
-        ("parts of the sum", d.split_k - work.steps),
-        ("blocks", work.blocks - _MOST_BLOCKS),
-    ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,3 +224,33 @@ class Limits:
             block_threads=hardware.max_threads_per_block,
             block_shared_bytes=hardware.shared_bytes_per_block,
         )
+
+
+def constraints(
+    problem: GemmProblem, d: Decisions, limits: Limits
+) -> list[tuple[str, sympy.Expr]]:
+    """What is limited, by name; legal where <= 0."""
+    too_many = stage_chunks(problem, d) - _MOST_COPIES * d.threads
+    used, shared = registers(problem, d), shared_bytes(problem, d)
+    return common_constraints(d, grid(problem, d), limits, used, shared, too_many)
+
+
+def common_constraints(
+    d: Staged, work: Grid, limits: Limits, used: Value, shared: Value, too_many_copies: Value
+) -> list[tuple[str, sympy.Expr]]:
+    """Of blocks with `used` registers of a thread and `shared` bytes."""
+    resident_threads = d.threads * d.blocks_per_sm
+    return [
+        ("registers of a thread", used - _MOST_REGISTERS),
+        ("registers of a multiprocessor", used * resident_threads - limits.registers),
+        ("threads of a block", d.threads - limits.block_threads),
+        ("threads of a multiprocessor", resident_threads - limits.threads),
+        ("shared memory of a block", shared - limits.block_shared_bytes),
+        (
+            "shared memory of a multiprocessor",
+            (shared + SYSTEM_BYTES) * d.blocks_per_sm - limits.shared_bytes,
+        ),
+        ("copies of a thread", too_many_copies),
+        ("parts of the sum", d.split_k - work.steps),
+        ("blocks", work.blocks - _MOST_BLOCKS),
+    ]

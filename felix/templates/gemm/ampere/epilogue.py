@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from felix.templates.gemm import indexing
-from felix.templates.gemm.ampere import dtypes, phases
+from felix.templates.gemm.ampere import instructions
 from felix.templates.gemm.problem import GemmProblem, Output, Read
 
 _PAIRS = {1: "u16", 2: "u32", 4: "u64"}
 
 
-def parameters(problem: GemmProblem) -> str:
-    """A kernel's parameters for the epilogue's reads, with a comma before each."""
-    return "".join(
-        f", const {_c_type(read)}* __restrict__ {read.name}_data"
-        for read in problem.epilogue.reads
-    )
-
-
-def arguments(problem: GemmProblem) -> str:
-    """The value of type `Reads` of a kernel with these parameters."""
-    return "Reads{" + ", ".join(f"{read.name}_data" for read in problem.epilogue.reads) + "}"
+def filled(problem: GemmProblem, text: str) -> str:
+    """A text of kernels with their parameters for the epilogue's reads, and these as `Reads`."""
+    reads = problem.epilogue.reads
+    typed = "".join(f", const {_c_type(read)}* __restrict__ {read.name}_data" for read in reads)
+    names = ", ".join(f"{read.name}_data" for read in reads)
+    text = text.replace("READ_PARAMETERS", typed)
+    return text.replace("READ_ARGUMENTS", f"Reads{{{names}}}")
 
 
 _FINISHED = """
@@ -85,11 +81,11 @@ def functions_of_one(problem: GemmProblem) -> str:
 
 def _finished(problem: GemmProblem) -> str:
     reads, places = problem.epilogue.reads, problem.epilogue.places
-    storage = dtypes.STORAGE[problem.output.dtype]
+    storage = instructions.STORAGE[problem.output.dtype]
     return _FINISHED.format(
         c_type=storage.c_type,
         fields="".join(f"  const {_c_type(read)}* {read.name};\n" for read in reads),
-        typed="".join(f", {dtypes.arithmetic(read.dtype)} {read.name}" for read in reads)
+        typed="".join(f", {instructions.arithmetic(read.dtype)} {read.name}" for read in reads)
         + "".join(f", int {place.name}" for place in places),
         expression=problem.epilogue.expression,
         narrow=storage.narrow.format("value"),
@@ -99,7 +95,7 @@ def _finished(problem: GemmProblem) -> str:
 def _pairs(problem: GemmProblem) -> str:
     reads, places = problem.epilogue.reads, problem.epilogue.places
     return _PAIR.format(
-        pixel=phases.pixel(problem) if problem.phases else "",
+        pixel=indexing.pixel_of(problem) if problem.phases else "",
         loads="".join(_pair_load(read, problem) for read in reads),
         first="".join(f", {read.name}_0" for read in reads)
         + "".join(f", {indexing.place(place)}" for place in places),
@@ -113,7 +109,7 @@ def _pairs(problem: GemmProblem) -> str:
 def _apart(problem: GemmProblem) -> str:
     reads = problem.epilogue.reads
     return _APART.format(
-        pixel=phases.pixel(problem),
+        pixel=indexing.pixel_of(problem),
         loads="".join(_load(read, problem) for read in reads),
         offset=_offset(problem.output, problem),
         values="".join(f", {read.name}_0" for read in reads),
@@ -123,23 +119,27 @@ def _apart(problem: GemmProblem) -> str:
 def _offset(tensor: Output | Read, problem: GemmProblem, column: str = "column") -> str:
     """The index of an element in its tensor."""
     of_axes = indexing.offset(tensor, problem.inner_batch, column=column)
-    return of_axes + (phases.offset(tensor, problem) if problem.phases else "")
+    return of_axes + (indexing.pixel_offset(tensor, problem) if problem.phases else "")
 
 
 def _load(read: Read, problem: GemmProblem) -> str:
     """The value of a read for the first column."""
-    kind, storage = dtypes.arithmetic(read.dtype), dtypes.STORAGE[read.dtype]
+    kind, storage = instructions.arithmetic(read.dtype), instructions.STORAGE[read.dtype]
     at = f"*(reads.{read.name} + {_offset(read, problem)})"
     return f"  const {kind} {read.name}_0 = {storage.widen.format(at)};\n"
 
 
 def _c_type(read: Read) -> str:
-    return dtypes.STORAGE[read.dtype].c_type
+    return instructions.STORAGE[read.dtype].c_type
 
 
 def _pair_load(read: Read, problem: GemmProblem) -> str:
     """Both values of a read for two columns; as one vector where they are one."""
-    kind, name, storage = dtypes.arithmetic(read.dtype), read.name, dtypes.STORAGE[read.dtype]
+    kind, name, storage = (
+        instructions.arithmetic(read.dtype),
+        read.name,
+        instructions.STORAGE[read.dtype],
+    )
     at = f"reads.{name} + {_offset(read, problem)}"
     if _are_pairs_aligned(read, problem):
         pair = _PAIRS[storage.size_bytes]
@@ -161,7 +161,7 @@ def _pair_load(read: Read, problem: GemmProblem) -> str:
 
 def _pair_store(problem: GemmProblem) -> str:
     output = problem.output
-    storage = dtypes.STORAGE[output.dtype]
+    storage = instructions.STORAGE[output.dtype]
     if _are_pairs_aligned(output, problem):
         pair = _PAIRS[storage.size_bytes]
         return (
@@ -173,6 +173,72 @@ def _pair_store(problem: GemmProblem) -> str:
 
 
 def _are_pairs_aligned(tensor: Output | Read, problem: GemmProblem) -> bool:
-    if problem.phases and any(stride % 2 for stride in phases.strides_of(tensor, problem)):
+    if problem.phases and any(stride % 2 for stride in indexing.strides_of(tensor, problem)):
         return False
     return indexing.are_pairs_aligned(tensor, problem.batch, problem.m, problem.n)
+
+
+_FOURS = {1: "u32", 2: "u64", 4: "uint4"}
+_FOUR = """\
+// Stores what becomes of the sums of columns `column`, a multiple of 4, to `column + 3`.
+__device__ __forceinline__ void store_four(Out* __restrict__ output, const Reads& reads,
+                                           long long batch, long long row, long long column,
+                                           float x0, float x1, float x2, float x3) {{
+{body}}}
+"""
+_FOUR_BY_PAIRS = """\
+  store_pair(output, reads, batch, row, column, x0, x1);
+  store_pair(output, reads, batch, row, column + 2, x2, x3);
+"""
+_FOUR_WHOLE = """\
+  if (row >= M || column >= N) return;
+{loads}  union {{ {vector} whole; Out values[4]; }} result;
+{values}  *reinterpret_cast<{vector}*>(output + {offset}) = result.whole;
+"""
+
+
+def functions_of_four(problem: GemmProblem) -> str:
+    """`Reads`, `Out`, `store_pair` and `store_four` of the problem."""
+    output = problem.output
+    is_whole = indexing.are_aligned(output, problem.batch, problem.m, problem.n, 4)
+    body = _four_whole(problem) if is_whole else _FOUR_BY_PAIRS
+    return functions(problem) + _FOUR.format(body=body)
+
+
+def _four_whole(problem: GemmProblem) -> str:
+    """Of a result that is stored in vectors, so all four columns are inside."""
+    reads, places = problem.epilogue.reads, problem.epilogue.places
+    values = ""
+    for i in range(4):
+        names = "".join(f", {read.name}_{i}" for read in reads)
+        names += "".join(f", {indexing.place(p, column=f'(column + {i})')}" for p in places)
+        values += f"  result.values[{i}] = finished(x{i}{names});\n"
+    size = instructions.STORAGE[problem.output.dtype].size_bytes
+    return _FOUR_WHOLE.format(
+        loads="".join(_four_loads(read, problem) for read in reads),
+        vector=_FOURS[size],
+        values=values,
+        offset=indexing.offset(problem.output, problem.inner_batch),
+    )
+
+
+def _four_loads(read: Read, problem: GemmProblem) -> str:
+    """The values of a read for four columns; as one vector where they are one."""
+    kind, name, storage = (
+        instructions.arithmetic(read.dtype),
+        read.name,
+        instructions.STORAGE[read.dtype],
+    )
+    at = [indexing.offset(read, problem.inner_batch, column=f"(column + {i})") for i in range(4)]
+    elements = [f"reads.{name}[{each}]" for each in at]
+    text = ""
+    if indexing.are_aligned(read, problem.batch, problem.m, problem.n, 4):
+        vector = _FOURS[storage.size_bytes]
+        first = f"reads.{name} + {indexing.offset(read, problem.inner_batch)}"
+        text = f"  union {{ {vector} whole; {storage.c_type} values[4]; }} {name}_all;\n"
+        text += f"  {name}_all.whole = *reinterpret_cast<const {vector}*>({first});\n"
+        elements = [f"{name}_all.values[{i}]" for i in range(4)]
+    for i, element in enumerate(elements):
+        same = f"{name}_0" if i and not read.strides[2] else storage.widen.format(element)
+        text += f"  const {kind} {name}_{i} = {same};\n"
+    return text

@@ -1,4 +1,11 @@
-"""Formulas of the kernels' features (`felix.templates.spec`): counts; `times` has the times."""
+"""Formulas of the kernels' features (`felix.templates.spec`): counts, and the closed-form model of
+their latency.
+
+A step takes as long as the slowest of what the blocks of an SM need: tensor cores, shared memory,
+their share of L2, or the latency of a copy over the stages that are under way. Meanwhile DRAM
+moves the distinct bytes. Rates of tensor cores are those of data sheets; the other constants are
+estimates, not fitted to measurements.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +15,22 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates.gemm.ampere import decisions, dtypes, layout, packing, program, times
-from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions
-from felix.templates.gemm.ampere.times import Row
+from felix.templates.gemm.ampere import decisions, instructions, layout, packing, program
+from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Grid, Staged, Value
 from felix.templates.gemm.problem import GemmProblem
+
+Row = dict[str, Value]
+
+#: Operations of 16-bit products a cycle of an SM: A100, A40, L40S; of mma.sync on an H100.
+_TENSOR_OPS = {"sm_80": 2048, "sm_86": 1024, "sm_89": 1024, "sm_90": 2560}
+_OTHER_TENSOR_OPS = 1024
+#: Schedulers of an SM, each with a tensor core; a warp uses one.
+SCHEDULERS = 4
+#: Bytes a cycle and SM.
+_SHARED_BYTES, L2_BYTES, _STORE_BYTES = 128, 48, 24
+#: Share of the bandwidth of the data sheet that a short kernel reaches.
+_DRAM_SHARE = 0.7
+COPY_LATENCY_US, _LAUNCH_US, _NEXT_LAUNCH_US, BARRIER_US = 0.8, 3.0, 1.0, 0.05
 
 
 def rows(
@@ -20,33 +39,28 @@ def rows(
     """Features of the product's kernel, of the one that adds partial sums, and of copies."""
     packed = packing.packed(problem)
     problem = packed.problem
-    f = _launch(problem, d, hardware)
-    f |= _work(problem, d)
-    f |= _ring(problem, d, f)
-    f |= _traffic(problem, d)
-    f |= choices(problem, d.split_k, d.group_m)
-    f |= times.product(problem, d, f, hardware, arch)
+    work = decisions.grid(problem, d)
+    used, shared = decisions.registers(problem, d), decisions.shared_bytes(problem, d)
+    f = launch(work.blocks, d.threads, used, shared, hardware)
+    f |= _instructions(problem, d, work)
+    f |= _tiles(problem, d, work, f)
+    f |= beyond_shared(problem, work, d.split_k)
+    f |= choices(problem, d)
+    f |= _times(problem, d, f, hardware, arch)
     f["workspace_bytes"] += sum(copy.bytes for copy in packed.copies)
     kernels = {"pack": _packing(packed, hardware)} if packed.copies else {}
-    kernels |= {"gemm": f, "reduce": reduction(problem, d.split_k, hardware)}
+    return by_kernel(kernels | {"gemm": f, "reduce": reduction(problem, d.split_k, hardware)})
+
+
+def by_kernel(kernels: Mapping[str, Row]) -> Mapping[str, Mapping[str, sympy.Expr]]:
+    """Rows whose values are expressions all."""
     return {
         kernel: {name: sympy.sympify(value) for name, value in row.items()}
         for kernel, row in kernels.items()
     }
 
 
-def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
-    used, shared = decisions.registers(problem, d), decisions.shared_bytes(problem, d)
-    return launch(decisions.grid(problem, d).blocks, d.threads, used, shared, hardware)
-
-
-def launch(
-    blocks: decisions.Value,
-    threads: decisions.Value,
-    used: decisions.Value,
-    shared: decisions.Value,
-    hardware: Hardware,
-) -> Row:
+def launch(blocks: Value, threads: Value, used: Value, shared: Value, hardware: Hardware) -> Row:
     """A product's launch, of blocks with `used` registers of a thread and `shared` bytes."""
     by_registers = expr.FloorDiv(hardware.registers_per_core, 8 * expr.CeilDiv(used, 8) * threads)
     by_shared = expr.FloorDiv(hardware.shared_bytes_per_core, shared + decisions.SYSTEM_BYTES)
@@ -67,92 +81,91 @@ def launch(
     }
 
 
-def _work(problem: GemmProblem, d: Decisions) -> Row:
-    k = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype].k
+def _instructions(problem: GemmProblem, d: Decisions, work: Grid) -> Row:
+    k = instructions.INSTRUCTIONS[problem.a.dtype, problem.b.dtype].k
     of_step = expr.FloorDiv(d.block_m, MMA_M) * expr.FloorDiv(d.block_n, MMA_N)
-    instructions = decisions.grid(problem, d).tile_steps * of_step * expr.FloorDiv(d.block_k, k)
+    count = work.tile_steps * of_step * expr.FloorDiv(d.block_k, k)
     return {
-        "tensor_instructions": instructions,
-        "tensor_ops": instructions * (2 * MMA_M * MMA_N * k),
-        "problem_ops": 2 * problem.products,
+        "tensor_instructions": count,
+        "tensor_ops": count * (2 * MMA_M * MMA_N * k),
         "instruction_columns": MMA_N,
-        "tile_rows": d.block_m,
-        "tile_columns": d.block_n,
-        "sums_per_thread": d.accumulators,
-        "multiplying_warps": d.warps_m * d.warps_n,
-        "tiles_at_once": 1,
     }
 
 
-def _ring(problem: GemmProblem, d: Decisions, f: Row) -> Row:
-    stage = d.block_k * _element_bytes(problem) * (d.block_m + d.block_n)
+def _tiles(problem: GemmProblem, d: Decisions, work: Grid, f: Row) -> Row:
+    """Tiles, their copies and loads."""
+    line_bytes = d.block_k * _element_bytes(problem)
     a, b = layout.matrices(problem)
-    work = decisions.grid(problem, d)
-    chunk_bytes = d.block_k * _element_bytes(problem)
-    copies = expr.FloorDiv(chunk_bytes * d.block_m, a.copy_bytes or layout.CHUNK_BYTES)
-    copies += expr.FloorDiv(chunk_bytes * d.block_n, b.copy_bytes or layout.CHUNK_BYTES)
+    copies = expr.FloorDiv(line_bytes * d.block_m, a.copy_bytes or layout.CHUNK_BYTES)
+    copies += expr.FloorDiv(line_bytes * d.block_n, b.copy_bytes or layout.CHUNK_BYTES)
+    copied = work.tile_steps * line_bytes * (d.block_m + d.block_n)
+    # Each warp loads its rows and columns, and once more ahead of its last step's end.
+    k_bytes = work.tile_steps * line_bytes + work.blocks * instructions.INSTRUCTION_K_BYTES
+    loaded = k_bytes * (d.block_m * d.warps_n + d.block_n * d.warps_m)
+    stage_bytes = line_bytes * (d.block_m + d.block_n)
+    return ring(problem, d, work, f, stage_bytes, copies) | {
+        "copied_bytes": copied,
+        "shared_traffic": copied + loaded,
+    }
+
+
+def ring(
+    problem: GemmProblem, d: Staged, work: Grid, f: Row, stage_bytes: Value, copies: Value
+) -> Row:
+    """Tiles and stages; `copies` fill one."""
     return {
+        "problem_ops": 2 * problem.products,
+        "tile_rows": d.block_m,
+        "tile_columns": d.block_n,
+        "sums_per_thread": d.sums,
+        "multiplying_warps": d.warps,
+        "tiles_at_once": 1,
         "steps": work.part_steps,
         "stages": d.stages,
-        "stage_bytes": stage,
-        "in_flight_bytes": d.stages * stage * f["blocks_per_sm"],
+        "stage_bytes": stage_bytes,
+        "in_flight_bytes": d.stages * stage_bytes * f["blocks_per_sm"],
         "copy_instructions": work.tile_steps * copies,
     }
 
 
-def _traffic(problem: GemmProblem, d: Decisions) -> Row:
-    p, size = problem, _element_bytes(problem)
-    work = decisions.grid(p, d)
-    steps, step_bytes = work.tile_steps, d.block_k * size
-    copied = steps * step_bytes * (d.block_m + d.block_n)
-    # Each warp loads its rows and columns, and once more ahead of its last step's end.
-    loaded_k_bytes = steps * step_bytes + work.blocks * dtypes.INSTRUCTION_K_BYTES
-    loaded = loaded_k_bytes * (d.block_m * d.warps_n + d.block_n * d.warps_m)
-    return {
-        "copied_bytes": copied,
-        "shared_traffic": copied + loaded,
-        **beyond_shared(p, work, d.split_k),
-    }
-
-
-def beyond_shared(problem: GemmProblem, work: decisions.Grid, parts: decisions.Value) -> Row:
+def beyond_shared(problem: GemmProblem, work: Grid, parts: Value) -> Row:
     """Bytes of L2, of DRAM, and of what is stored, of a product in so many parts."""
     p, size = problem, _element_bytes(problem)
     is_split = expr.Less(1, parts)
     sums = program.workspace_bytes(p, parts)
-    stored = expr.Select(is_split, sums, output_bytes(p))
+    stored = expr.Select(is_split, sums, _output_bytes(p))
     a, b = layout.matrices(p)
     operands = size * (a.distinct_elements + b.distinct_elements)
-    reads = expr.Select(is_split, 0, unique_read_bytes(p))
+    reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
         "l2_bytes": size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
         "dram_bytes": operands + reads + stored,
-        "read_bytes": expr.Select(is_split, 0, read_bytes(p)),
+        "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
         "stored_bytes": stored,
         "workspace_bytes": expr.Select(is_split, sums, 0),
     }
 
 
-def choices(problem: GemmProblem, parts: decisions.Value, group_m: decisions.Value) -> Row:
+def choices(problem: GemmProblem, d: Staged) -> Row:
     """What no count shows."""
     return {
-        "parts": parts,
+        "parts": d.split_k,
         "cluster_parts": 1,
-        "group_rows": group_m,
+        "group_rows": d.group_m,
         "is_persistent": 0,
         "is_tma_store": 0,
         "is_row_major": int(problem.output.strides[2] == 1),
     }
 
 
-def reduction(problem: GemmProblem, parts: decisions.Value, hardware: Hardware) -> Row:
+def reduction(problem: GemmProblem, parts: Value, hardware: Hardware) -> Row:
     """The kernel that adds partial sums; all zero where there are none."""
-    sums, stored = program.workspace_bytes(problem, parts), output_bytes(problem)
+    sums, stored = program.workspace_bytes(problem, parts), _output_bytes(problem)
     blocks = program.reduction_blocks(problem)
-    moved = sums + unique_read_bytes(problem) + stored
-    row = times.moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
+    moved = sums + _unique_read_bytes(problem) + stored
+    row = _moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
         "dram_bytes": moved,
-        "read_bytes": read_bytes(problem),
+        "read_bytes": _read_bytes(problem),
         "stored_bytes": stored,
         "workspace_bytes": sums,
         "parts": parts,
@@ -166,7 +179,7 @@ def _packing(packed: packing.Packed, hardware: Hardware) -> Row:
     """The kernel that copies operands."""
     written = sum(copy.bytes for copy in packed.copies)
     moved = written + sum(copy.read_bytes for copy in packed.copies)
-    return times.moving(packed.blocks, packing.THREADS, moved, hardware) | {
+    return _moving(packed.blocks, packing.THREADS, moved, hardware) | {
         "dram_bytes": moved,
         "stored_bytes": written,
         "workspace_bytes": written,
@@ -175,25 +188,93 @@ def _packing(packed: packing.Packed, hardware: Hardware) -> Row:
     }
 
 
+def _times(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, arch: str) -> Row:
+    cycles = 1000.0 * hardware.clock_ghz
+    size = instructions.STORAGE[problem.a.dtype].size_bytes
+    tensor = _TENSOR_OPS.get(arch.rstrip("af"), _OTHER_TENSOR_OPS) * cycles * 2 / size
+    on_sm = expr.Minimum(f["blocks_per_sm"], expr.CeilDiv(f["grid_blocks"], hardware.cores))
+    step = _step_time(d, f, on_sm, cycles, tensor)
+    return {
+        "tensor_us": f["tensor_ops"] / (tensor * hardware.cores),
+        "step_us": step,
+        **times(f, hardware, _SHARED_BYTES, f["waves"] * f["steps"] * step),
+    }
+
+
+def times(f: Row, hardware: Hardware, shared_bytes: int, mainloop: Value) -> Row:
+    """Times of the product's kernel of features `f`; `shared_bytes` in a cycle of an SM."""
+    cycles = 1000.0 * hardware.clock_ghz
+    on_sm = expr.Minimum(f["blocks_per_sm"], expr.CeilDiv(f["grid_blocks"], hardware.cores))
+    of_block = (f["stored_bytes"] + f["read_bytes"]) / f["grid_blocks"]
+    store = f["waves"] * on_sm * of_block / (_STORE_BYTES * cycles)
+    dram = f["dram_bytes"] / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
+    launch = _LAUNCH_US + COPY_LATENCY_US * f["waves"]
+    l2 = L2_BYTES * cycles * hardware.cores
+    return {
+        "shared_us": f["shared_traffic"] / (shared_bytes * cycles * hardware.cores),
+        "l2_us": (f["l2_bytes"] + f["stored_bytes"]) / l2,
+        "dram_us": dram,
+        "mainloop_us": mainloop,
+        "store_us": store,
+        "launch_us": launch,
+        "analytic_us": launch + _together(mainloop + store, dram),
+    }
+
+
+def _together(a: Value, b: Value) -> Value:
+    """Of two things at the same time, which get in each other's way: near the longer one."""
+    return (a**4 + b**4) ** sympy.Rational(1, 4)
+
+
+def _step_time(d: Decisions, f: Row, on_sm: Value, cycles: float, tensor: float) -> Value:
+    """A step of each of the `on_sm` blocks of an SM; `tensor` are its operations a microsecond."""
+    steps = f["copied_bytes"] / f["stage_bytes"]
+    busy_schedulers = expr.Minimum(SCHEDULERS, on_sm * f["multiplying_warps"])
+    multiplying = f["tensor_ops"] / steps * SCHEDULERS / (tensor * busy_schedulers)
+    in_shared = f["shared_traffic"] / steps / (_SHARED_BYTES * cycles)
+    from_l2 = f["stage_bytes"] / (L2_BYTES * cycles)
+    busy = on_sm * expr.Maximum(multiplying, expr.Maximum(in_shared, from_l2)) + BARRIER_US
+    return expr.Maximum(busy, (COPY_LATENCY_US + busy) / d.stages)
+
+
+def _moving(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
+    """The launch and times of a kernel beside the product: it adds partial sums, or copies."""
+    resident = hardware.max_threads_per_core // threads
+    waves = -(-blocks // (resident * hardware.cores))
+    dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
+    return {
+        "grid_blocks": blocks,
+        "block_threads": threads,
+        "cluster_blocks": 1,
+        "blocks_per_sm": resident,
+        "waves": waves,
+        "tail": blocks / (waves * resident * hardware.cores),
+        "tiles_per_block": 1,
+        "dram_us": dram,
+        "launch_us": _NEXT_LAUNCH_US,
+        "analytic_us": _NEXT_LAUNCH_US + COPY_LATENCY_US + dram,
+    }
+
+
 def _element_bytes(problem: GemmProblem) -> int:
-    return dtypes.STORAGE[problem.a.dtype].size_bytes
+    return instructions.STORAGE[problem.a.dtype].size_bytes
 
 
-def output_bytes(problem: GemmProblem) -> int:
+def _output_bytes(problem: GemmProblem) -> int:
     """Of the result."""
-    size = dtypes.STORAGE[problem.output.dtype].size_bytes
+    size = instructions.STORAGE[problem.output.dtype].size_bytes
     return size * problem.stored_elements
 
 
-def read_bytes(problem: GemmProblem) -> int:
+def _read_bytes(problem: GemmProblem) -> int:
     """Of the epilogue's reads, an element for each of C."""
-    sizes = [dtypes.STORAGE[read.dtype].size_bytes for read in problem.epilogue.reads]
+    sizes = [instructions.STORAGE[read.dtype].size_bytes for read in problem.epilogue.reads]
     return problem.stored_elements * sum(sizes)
 
 
-def unique_read_bytes(problem: GemmProblem) -> int:
+def _unique_read_bytes(problem: GemmProblem) -> int:
     """Of the epilogue's reads, each element once."""
     return sum(
-        dtypes.STORAGE[read.dtype].size_bytes * problem.distinct_elements(read)
+        instructions.STORAGE[read.dtype].size_bytes * problem.distinct_elements(read)
         for read in problem.epilogue.reads
     )

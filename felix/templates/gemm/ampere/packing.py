@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 
 from felix.launch_plan import Launch
-from felix.templates.gemm.ampere import dtypes, gather
+from felix.templates.gemm.ampere import instructions, layout
 from felix.templates.gemm.phases import Phases
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
 
@@ -90,7 +90,7 @@ class Copy:
     @property
     def bytes(self) -> int:
         """Of the copy."""
-        return self.elements * dtypes.STORAGE[self.dtype].size_bytes
+        return self.elements * instructions.STORAGE[self.dtype].size_bytes
 
     @property
     def read_bytes(self) -> int:
@@ -98,13 +98,13 @@ class Copy:
         if self.phases is None:
             return self.bytes // self.padded * self.channels
         taps = math.prod(sum(axis.phase_taps) for axis in self.phases.axes)
-        size = dtypes.STORAGE[self.dtype].size_bytes
+        size = instructions.STORAGE[self.dtype].size_bytes
         return self.batches[1] * self.rows * taps * self.channels * size
 
     @property
     def piece_bytes(self) -> int:
         """That a thread writes at once."""
-        size = dtypes.STORAGE[self.dtype].size_bytes
+        size = instructions.STORAGE[self.dtype].size_bytes
         return next(b for b in VECTORS if self.padded * size % b == 0)
 
     @property
@@ -136,7 +136,7 @@ def packed(problem: GemmProblem) -> Packed:
     channels = data.gather.channels
     copies: list[Copy] = []
     made: dict[Operand, Operand] = {}
-    piece = gather.copy_bytes(data, data.gather, problem.batch_strides(data))
+    piece = layout.copy_bytes(data, data.gather, problem.batch_strides(data))
     if piece is None and _is_flat(data.gather.windows):
         channels = -(-channels // _CHANNELS) * _CHANNELS
         copies.append(_of_data(problem, data, data.gather, channels))
@@ -169,7 +169,7 @@ def _packed_matrices(problem: GemmProblem) -> Packed:
 
 def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, workspace: int) -> Copy:
     _, row_stride, k_stride = operand.strides
-    in_line = LINE_BYTES // dtypes.STORAGE[operand.dtype].size_bytes
+    in_line = LINE_BYTES // instructions.STORAGE[operand.dtype].size_bytes
     return Copy(
         operand.param,
         workspace,
@@ -204,8 +204,8 @@ def _suits(problem: GemmProblem, weights: Operand) -> bool:
         return False
     if weights.gather:
         strides = problem.batch_strides(weights)
-        return gather.copy_bytes(weights, weights.gather, strides) is not None
-    instruction = dtypes.INSTRUCTIONS.get((weights.dtype, weights.dtype))
+        return layout.copy_bytes(weights, weights.gather, strides) is not None
+    instruction = instructions.INSTRUCTIONS.get((weights.dtype, weights.dtype))
     return weights.strides[2] == 1 or instruction is None or instruction.has_transposes
 
 

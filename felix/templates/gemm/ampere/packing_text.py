@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from felix.templates.gemm.ampere import dtypes, packing, phases
+from felix.templates.gemm import indexing
+from felix.templates.gemm.ampere import instructions, packing
 from felix.templates.gemm.phases import Phases
 
 _COPY = """
@@ -57,7 +58,7 @@ def source(of: packing.Packed) -> str:
     """Its text."""
     parameters, calls, text = [], "", ""
     for number, copy in enumerate(of.copies):
-        name, element = f"copy{number}", dtypes.STORAGE[copy.dtype].c_type
+        name, element = f"copy{number}", instructions.STORAGE[copy.dtype].c_type
         parameters += [f"const {element}* from{number}", f"{element}* to{number}"]
         index = f"block * {packing.THREADS}ll + threadIdx.x"
         calls += (
@@ -73,7 +74,7 @@ def source(of: packing.Packed) -> str:
 def _copy_text(name: str, copy: packing.Copy) -> str:
     if copy.phases:
         return _phases_text(name, copy, copy.phases)
-    storage = dtypes.STORAGE[copy.dtype]
+    storage = instructions.STORAGE[copy.dtype]
     n = copy.piece_bytes // storage.size_bytes
     pieces, places = copy.padded // n, copy.places
     is_last = copy.channel_stride == 1
@@ -105,7 +106,7 @@ def _copy_text(name: str, copy: packing.Copy) -> str:
 
 
 def _phases_text(name: str, copy: packing.Copy, of: Phases) -> str:
-    storage = dtypes.STORAGE[copy.dtype]
+    storage = instructions.STORAGE[copy.dtype]
     n = copy.piece_bytes // storage.size_bytes
     sizes = {"row": copy.rows, "channel": copy.padded // n, "place": copy.places}
     strides = {"row": copy.row_stride, "channel": copy.channel_stride}
@@ -118,8 +119,8 @@ def _phases_text(name: str, copy: packing.Copy, of: Phases) -> str:
     taps, is_tap, tap_offset, inner = "", [], "", "place"
     windows = list(enumerate(zip(copy.taps, of.axes, strict=True)))
     for number, (window, of_window) in reversed(windows):
-        first_tap = phases.stepped(of_window.first_taps, f"phase{number}")
-        count = phases.tap_counts(of)[number]
+        first_tap = indexing.stepped(of_window.first_taps, f"phase{number}")
+        count = indexing.tap_counts(of)[number]
         digit = f"{f'({inner}) % {count}' if number else inner} * {window.dilation}"
         taps += f"  const int tap{number} = {digit} + {first_tap};\n"
         inner += f" / {count}"
@@ -128,7 +129,7 @@ def _phases_text(name: str, copy: packing.Copy, of: Phases) -> str:
     return _COPY_PHASES.format(
         name=name, n=n, element=storage.c_type, vector=packing.VECTORS[copy.piece_bytes],
         total=copy.elements // n, batch=rest, **digits,
-        phases=phases.of_batch(of, copy.batches[1]), taps=taps, is_tap=" && ".join(is_tap),
+        phases=indexing.phase_of_batch(of, copy.batches[1]), taps=taps, is_tap=" && ".join(is_tap),
         offset=copy.offset, inner=copy.batches[1], inner_stride=copy.batch_strides[1],
         row_stride=copy.row_stride, tap_offset=tap_offset, channel_stride=copy.channel_stride,
         channels=copy.channels, rows=copy.rows, places=copy.places, padded=copy.padded,

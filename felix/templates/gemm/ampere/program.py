@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from felix.launch_plan import Launch, LaunchPlan
 from felix.templates.gemm import indexing
 from felix.templates.gemm.ampere import (
     decisions,
-    dtypes,
     epilogue,
-    gather,
+    instructions,
     kernel_text,
     layout,
     packing,
     packing_text,
-    phases,
-    ptx,
 )
-from felix.templates.gemm.ampere.decisions import Decisions
+from felix.templates.gemm.ampere.decisions import Decisions, Staged, Value
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
 
@@ -41,8 +40,12 @@ def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
 def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
     """Launches: copies of operands if any, the product, the sum over parts if there are any."""
     packed = packing.packed(problem)
+    return planned(packed, d, decisions.shared_bytes(packed.problem, d))
+
+
+def planned(packed: packing.Packed, d: Staged, shared: Value) -> LaunchPlan:
+    """Launches, with `shared` bytes of the product's blocks."""
     problem = packed.problem
-    blocks = int(decisions.grid(problem, d).blocks)
     is_split = d.split_k > 1
     target = problem.n_params + len(packed.copies) if is_split else problem.output.param
     reads = tuple(read.param for read in problem.epilogue.reads)
@@ -50,8 +53,8 @@ def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
     launches.append(
         Launch(
             "gemm",
-            (blocks, 1, 1, d.threads, 1, 1),
-            int(decisions.shared_bytes(problem, d)),
+            (int(decisions.grid(problem, d).blocks), 1, 1, d.threads, 1, 1),
+            int(shared),
             (problem.a.param, problem.b.param, target, *reads),
         )
     )
@@ -70,7 +73,7 @@ def reduction_blocks(problem: GemmProblem) -> int:
     return -(-pairs // REDUCTION_THREADS)
 
 
-def workspace_bytes(problem: GemmProblem, parts: decisions.Value) -> decisions.Value:
+def workspace_bytes(problem: GemmProblem, parts: Value) -> Value:
     """Of the partial sums, 4 bytes each."""
     return parts * problem.batch * problem.m * _padded_columns(problem) * 4
 
@@ -87,10 +90,10 @@ def source(problem: GemmProblem, d: Decisions) -> str:
     parts = [
         TYPES,
         _constants(problem, d),
-        ptx.functions(problem),
+        instructions.device_functions(problem),
         epilogue.functions(problem),
         kernel_text.TILES,
-        gather.TEXT if problem.a.gather or problem.b.gather else "",
+        layout.GATHERED if problem.a.gather or problem.b.gather else "",
         _tile(problem, "TileA", d),
         _tile(problem, "TileB", d),
         kernel_text.SUM_TILE,
@@ -101,21 +104,33 @@ def source(problem: GemmProblem, d: Decisions) -> str:
         kernel_text.REDUCTION if is_split else "",
         packing_text.source(packed) if packed.copies else "",
     ]
-    text = "".join(parts)
-    text = text.replace("READ_PARAMETERS", epilogue.parameters(problem))
-    return text.replace("READ_ARGUMENTS", epilogue.arguments(problem))
+    return epilogue.filled(problem, "".join(parts))
 
 
 def _constants(problem: GemmProblem, d: Decisions) -> str:
-    instruction = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
-    a, b = (dtypes.STORAGE[operand.dtype].c_type for operand in (problem.a, problem.b))
+    instruction = instructions.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
+    a, b = (instructions.STORAGE[each.dtype].c_type for each in (problem.a, problem.b))
+    text = constants(
+        problem,
+        d,
+        {"WARP_M": d.warp_m, "WARP_N": d.warp_n},
+        {"STORE_PITCH": decisions.store_pitch(d), "INSTRUCTION_K": instruction.k},
+    )
+    sums = "float" if problem.accumulator == "float32" else "int"
+    text += indexing.length_of_batch(problem)
+    return f"{text}typedef {a} Element;\ntypedef {b} ElementB;\ntypedef {sums} Sum;\n"
+
+
+def constants(
+    problem: GemmProblem, d: Staged, of_warps: Mapping[str, int], others: Mapping[str, int]
+) -> str:
+    """Definitions of extents, of parameters and other numbers, and of where matrices begin."""
     values = {
         "M": problem.m,
         "N": problem.n,
         "K": problem.k,
         "BATCH": problem.batch,
-        "WARP_M": d.warp_m,
-        "WARP_N": d.warp_n,
+        **of_warps,
         "WARPS_M": d.warps_m,
         "WARPS_N": d.warps_n,
         "BLOCK_M": d.block_m,
@@ -125,17 +140,14 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
         "SPLIT_K": d.split_k,
         "GROUP_M": d.group_m,
         "BLOCKS_PER_SM": d.blocks_per_sm,
-        "STORE_PITCH": decisions.store_pitch(d),
-        "INSTRUCTION_K": instruction.k,
+        **others,
     }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     for name, operand in (("A", problem.a), ("B", problem.b)):
         start = indexing.matrix_start(operand, problem)
         function = f"__device__ __forceinline__ long long start_of_{name}(int batch)"
         text += f"{function} {{ return {start}; }}\n"
-    sums = "float" if problem.accumulator == "float32" else "int"
-    text += phases.length(problem)
-    return f"{text}typedef {a} Element;\ntypedef {b} ElementB;\ntypedef {sums} Sum;\n"
+    return text
 
 
 def _tile(problem: GemmProblem, name: str, d: Decisions) -> str:
@@ -152,5 +164,5 @@ def _tile(problem: GemmProblem, name: str, d: Decisions) -> str:
     if matrix.operand.gather is None:
         return f"typedef {tile} {name};\n"
     bytes_of_copy = matrix.copy_bytes or 0
-    places = gather.places(f"{name}Places", problem, matrix.operand.gather, bytes_of_copy)
+    places = layout.places(f"{name}Places", problem, matrix.operand.gather, bytes_of_copy)
     return f"{places}typedef Gathered<{tile}, {name}Places> {name};\n"

@@ -1,4 +1,4 @@
-"""The parameters of the template, and what follows from them.
+"""The parameters of the template, what follows from them, and its features.
 
 Everything here is the same function of integers (for generating source) and of sympy
 expressions (for constraints and features), so the two cannot differ.
@@ -9,20 +9,26 @@ Notation
     group    `lanes` threads of a warp that sum `columns` columns together
     block    warps_n x warps_k warps: warps_n of them side by side, each over a part of the sum
     step     the chunks that a thread loads before it multiplies: `unroll` of each of its columns
+
+The kernel is bound by memory: its time is that of the launch and of the matrix's bytes at the
+bandwidth, as far as the threads of an SM have enough loads under way to hide the latency. The
+constants are estimates, not fitted to measurements.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates import decisions
-from felix.templates.gemm.ampere import dtypes
+from felix.templates import template
+from felix.templates.gemm.ampere import features, instructions
+from felix.templates.gemm.ampere.features import Row
 from felix.templates.gemm.problem import GemmProblem, Operand
 from felix.templates.template import Parameter
 
@@ -38,13 +44,11 @@ _MOST_REGISTERS = 255
 #: Registers of a thread beside sums and what it loads.
 _OTHER_REGISTERS = 32
 _REGISTER_BYTES = 4
-#: Shared bytes of each resident block that the system takes.
-_SYSTEM_BYTES = 1024
 _MOST_BLOCKS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions(decisions.Decisions):
+class Decisions(template.Decisions):
     """Values of the parameters; `parameters` has their meaning."""
 
     lanes: Value
@@ -98,7 +102,7 @@ def chunk_elements(operand: Operand, k: int) -> int:
     batch, line, along_k = operand.strides
     if along_k != 1 and k > 1:
         return 1
-    most = CHUNK_BYTES // dtypes.STORAGE[operand.dtype].size_bytes
+    most = CHUNK_BYTES // instructions.STORAGE[operand.dtype].size_bytes
     return math.gcd(most, k, batch, line, operand.outer_stride, operand.offset)
 
 
@@ -110,7 +114,7 @@ def chunks(problem: GemmProblem) -> int:
 def chunk_bytes(problem: GemmProblem) -> int:
     """Of a chunk of B."""
     elements = chunk_elements(problem.b, problem.k)
-    return elements * dtypes.STORAGE[problem.b.dtype].size_bytes
+    return elements * instructions.STORAGE[problem.b.dtype].size_bytes
 
 
 def tiles(problem: GemmProblem, d: Decisions) -> Value:
@@ -136,17 +140,6 @@ def registers(problem: GemmProblem, d: Decisions) -> Value:
     return sums + of_chunk * d.columns * d.unroll + 2 * elements + _OTHER_REGISTERS
 
 
-def resident_blocks(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Value:
-    """Of a multiprocessor, by its limits; at least 1."""
-    of_block = 8 * expr.CeilDiv(registers(problem, d), 8) * d.threads
-    by_registers = expr.FloorDiv(hardware.registers_per_core, of_block)
-    by_threads = expr.FloorDiv(hardware.max_threads_per_core, d.threads)
-    used = shared_bytes(problem, d) + _SYSTEM_BYTES
-    by_shared = expr.FloorDiv(hardware.shared_bytes_per_core, used)
-    by_blocks = expr.Minimum(by_threads, hardware.max_blocks_per_core)
-    return expr.Maximum(1, expr.Minimum(by_registers, expr.Minimum(by_shared, by_blocks)))
-
-
 def constraints(
     problem: GemmProblem, d: Decisions, hardware: Hardware
 ) -> list[tuple[str, sympy.Expr]]:
@@ -159,3 +152,83 @@ def constraints(
         ("shared memory of a block", shared_bytes(problem, d) - hardware.shared_bytes_per_block),
         ("blocks", tiles(problem, d) * problem.batch - _MOST_BLOCKS),
     ]
+
+
+#: Share of the bandwidth of the data sheet.
+_DRAM_SHARE = 0.88
+#: Bytes a cycle and SM from L2; float32 operations a cycle and SM.
+_L2_BYTES, _OPERATIONS = 64, 128
+_LATENCY_US, _LAUNCH_US, _END_US = 0.9, 4.56, 0.4
+
+
+def rows(
+    problem: GemmProblem, d: Decisions, hardware: Hardware
+) -> Mapping[str, Mapping[str, sympy.Expr]]:
+    """Features of the kernel."""
+    blocks = tiles(problem, d) * problem.batch
+    used, shared = registers(problem, d), shared_bytes(problem, d)
+    f = features.launch(blocks, d.threads, used, shared, hardware) | _tiles(problem, d)
+    f |= _traffic(problem, d)
+    f |= _times(problem, d, f, hardware)
+    return features.by_kernel({"gemv": f})
+
+
+def _tiles(problem: GemmProblem, d: Decisions) -> Row:
+    return {
+        "problem_ops": 2 * problem.products,
+        "tile_rows": problem.m,
+        "tile_columns": d.block_columns,
+        "sums_per_thread": problem.m * d.columns,
+        "tiles_at_once": 1,
+        "steps": steps(problem, d),
+        "parts": 1,
+        "cluster_parts": 1,
+        "group_rows": 1,
+        "is_row_major": int(problem.output.strides[2] == 1),
+    }
+
+
+def _traffic(problem: GemmProblem, d: Decisions) -> Row:
+    def size(dtype: str) -> int:
+        return instructions.STORAGE[dtype].size_bytes
+
+    def matrix(operand: Operand, lines: int) -> int:
+        return lines * problem.k * size(operand.dtype)
+
+    a, b = matrix(problem.a, problem.m), matrix(problem.b, problem.n)
+    reads = problem.epilogue.reads
+    stored = size(problem.output.dtype) * problem.stored_elements
+    unique = problem.matrices(problem.a) * a + problem.matrices(problem.b) * b
+    unique += sum(size(read.dtype) * problem.distinct_elements(read) for read in reads)
+    return {
+        "l2_bytes": problem.batch * (b + a * tiles(problem, d)),
+        "dram_bytes": unique + stored,
+        "read_bytes": problem.stored_elements * sum(size(read.dtype) for read in reads),
+        "stored_bytes": stored,
+    }
+
+
+def _times(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware) -> Row:
+    cycles = 1000.0 * hardware.clock_ghz
+    on_sm = expr.Minimum(f["blocks_per_sm"], expr.CeilDiv(f["grid_blocks"], hardware.cores))
+    threads = on_sm * d.threads
+    elements = chunk_elements(problem.b, problem.k)
+    loaded = threads * d.unroll * d.columns * chunk_bytes(problem)
+    # A multiply-add for each row; widening of an element of B, and of A for all columns.
+    operations = threads * d.unroll * elements
+    operations *= d.columns * (problem.m + 1) + 2 * problem.m
+    step = _LATENCY_US + expr.Maximum(
+        loaded / (_L2_BYTES * cycles), operations / (_OPERATIONS * cycles)
+    )
+    mainloop = f["waves"] * f["steps"] * step
+    dram = f["dram_bytes"] / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
+    launch = _LAUNCH_US + _END_US
+    l2 = _L2_BYTES * cycles * hardware.cores
+    return {
+        "l2_us": (f["l2_bytes"] + f["stored_bytes"]) / l2,
+        "dram_us": dram,
+        "step_us": step,
+        "mainloop_us": mainloop,
+        "launch_us": launch,
+        "analytic_us": launch + (mainloop**4 + dram**4) ** sympy.Rational(1, 4),
+    }

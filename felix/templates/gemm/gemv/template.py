@@ -1,39 +1,39 @@
-"""The template: products of few rows, for one problem on one GPU."""
+"""The template of products of few rows, for one problem on one GPU, and its CUDA source."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import sympy
 
+from felix.launch_plan import Launch, LaunchPlan
 from felix.target import Hardware
-from felix.templates import decisions as checks
-from felix.templates.gemm.ampere import dtypes, ptx
+from felix.templates.gemm import indexing
+from felix.templates.gemm.ampere import epilogue, instructions
+from felix.templates.gemm.ampere import template as ampere
+from felix.templates.gemm.ampere.program import TYPES
 from felix.templates.gemm.gemv import decisions as design
-from felix.templates.gemm.gemv import features, program
 from felix.templates.gemm.gemv.decisions import Decisions
-from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.problem import GemmProblem, Operand
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter, Template
 
-#: Of the generator; a part of every key.
-VERSION = 1
-NAME = "gemv"
-_LEAST_ARCH, _LEAST_ARCH_OF_FLOAT8 = 70, 89
+_LEAST_ARCH = 70
 _DECISION_LIMITS = "registers_per_block max_threads_per_block shared_bytes_per_block".split()
 
 
 def unsuited(problem: GemmProblem) -> str | None:
     """Why the template cannot compute a problem on any GPU; None if it can."""
     of_operands = [problem.a.dtype, problem.b.dtype]
-    of_others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]
-    for dtype in (*of_operands, *of_others):
-        if dtype not in dtypes.STORAGE:
+    for dtype in of_operands:
+        if dtype not in instructions.STORAGE:
             return f"it has a tensor of {dtype}, which is not converted"
-    arithmetic = {dtypes.arithmetic(dtype) for dtype in of_operands}
-    expected = dtypes.FLOAT if problem.accumulator == "float32" else dtypes.INT
+    reason = ampere.unconverted(problem)
+    if reason:
+        return reason
+    arithmetic = {instructions.arithmetic(dtype) for dtype in of_operands}
+    expected = instructions.FLOAT if problem.accumulator == "float32" else instructions.INT
     if arithmetic != {expected}:
         return f"its products are not summed in {problem.accumulator}"
     if problem.phases or problem.a.gather or problem.b.gather:
@@ -45,14 +45,14 @@ def unsuited(problem: GemmProblem) -> str | None:
 
 def runs_on(arch: str) -> bool:
     """Whether kernels can be compiled for an architecture like "sm_86"."""
-    return ptx.number(arch) >= _LEAST_ARCH
+    return instructions.number(arch) >= _LEAST_ARCH
 
 
 def templates(problem: GemmProblem, hardware: Hardware, arch: str) -> tuple[Gemv, ...]:
     """The template for a suited problem; none where the architecture lacks its conversions."""
-    least = _LEAST_ARCH_OF_FLOAT8 if ptx.uses_float8(problem) else _LEAST_ARCH
     turned = _turned(problem)
-    return (Gemv(turned, hardware, arch),) if turned and ptx.number(arch) >= least else ()
+    runs = runs_on(arch) and ampere.has_conversions(problem, arch)
+    return (Gemv(turned, hardware, arch),) if turned and runs else ()
 
 
 def _turned(problem: GemmProblem) -> GemmProblem | None:
@@ -63,53 +63,202 @@ def _turned(problem: GemmProblem) -> GemmProblem | None:
     return None
 
 
-class Gemv:
-    """A `Template` of threads along k and along columns; see `decisions`."""
+class Gemv(ampere.ProductTemplate[Decisions]):
+    """Threads along k and along columns, of a problem turned so that its rows are few; see
+    `decisions`."""
 
-    def __init__(self, problem: GemmProblem, hardware: Hardware, arch: str) -> None:
-        """The template of a problem of few rows.
-
-        Args:
-            problem: one that is not `unsuited`, turned so that its rows are few.
-            hardware: whose limits hold.
-            arch: what kernels are compiled for, like "sm_86".
-        """
-        self._problem = problem
-        self._hardware = hardware
-        self._arch = arch
-
-    @property
-    def name(self) -> str:
-        return NAME
-
-    @property
-    def key(self) -> str:
-        limits = [getattr(self._hardware, name) for name in _DECISION_LIMITS]
-        text = f"{NAME}|{VERSION}|{self._problem.identity}|{self._arch}|{limits!r}"
-        return hashlib.sha256(text.encode()).hexdigest()
+    name = "gemv"
+    version = 1
+    decisions = Decisions
 
     @property
     def parameters(self) -> Sequence[Parameter]:
         return design.parameters(self._problem)
 
-    def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
-        """See `decisions.constraints`."""
-        return design.constraints(self._problem, Decisions.symbols(), self._hardware)
-
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
-        """See `features.rows`."""
-        return features.rows(self._problem, Decisions.symbols(), self._hardware)
+        return design.rows(self._problem, Decisions.symbols(), self._hardware)
 
-    def generate(self, decisions: Mapping[str, int]) -> GeneratedProgram:
-        """The program of these values of the parameters.
+    @property
+    def _limits(self) -> list[int]:
+        return [getattr(self._hardware, name) for name in _DECISION_LIMITS]
 
-        Raises:
-            DecisionError: a value is none of its parameter's, or a constraint is not met.
-        """
-        d = Decisions.of(checks.integers(self.parameters, decisions))
-        checks.check(design.constraints(self._problem, d, self._hardware))
-        return program.program(self._problem, d, self._arch)
+    def _constraints(self, d: Decisions) -> Sequence[tuple[str, sympy.Expr]]:
+        return design.constraints(self._problem, d, self._hardware)
+
+    def _program(self, d: Decisions) -> GeneratedProgram:
+        return program(self._problem, d, self._arch)
 
 
 if TYPE_CHECKING:
     _: type[Template] = Gemv
+
+
+_CHUNKS = """
+template <class T, int COUNT> struct alignas(sizeof(T) * COUNT) Chunk { T values[COUNT]; };
+
+// COUNT elements from an index on: as one where they are VECTOR neighbours or more.
+template <int VECTOR, int COUNT, long long STRIDE, class T>
+__device__ __forceinline__ void load_elements(T (&to)[COUNT], const T* from) {
+  #pragma unroll
+  for (int i = 0; i < COUNT; i += VECTOR) {
+    const Chunk<T, VECTOR> chunk = *reinterpret_cast<const Chunk<T, VECTOR>*>(from + i * STRIDE);
+    #pragma unroll
+    for (int j = 0; j < VECTOR; ++j) to[i + j] = chunk.values[j];
+  }
+}
+"""
+
+_KERNEL = """
+constexpr int GROUPS = 32 / LANES, WARP_COLUMNS = GROUPS * COLUMNS;
+constexpr int BLOCK_COLUMNS = WARP_COLUMNS * WARPS_N, THREADS = 32 * WARPS_N * WARPS_K;
+constexpr int TILES = (N + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+constexpr int STRIDE = LANES * WARPS_K;  // chunks from one of a thread to its next
+constexpr bool IS_WHOLE = CHUNKS % (STRIDE * UNROLL) == 0;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gemv(const ElementA* __restrict__ a, const Element* __restrict__ b, Out* __restrict__ output
+     READ_PARAMETERS) {
+  extern __shared__ __align__(128) u8 stages[];
+  const int tile = int(blockIdx.x) % TILES;
+  const long long batch = int(blockIdx.x) / TILES;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
+  const int warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
+  const int in_block = warp_n * WARP_COLUMNS + threadIdx.x % 32 / LANES * COLUMNS;
+  const int first = tile * BLOCK_COLUMNS + in_block;
+  a += start_of_A(batch);
+  b += start_of_B(batch);
+
+  Sum sums[M][COLUMNS] = {};
+  for (int begin = warp_k * LANES + lane; begin < CHUNKS; begin += STRIDE * UNROLL) {
+    Element loaded[UNROLL][COLUMNS][VECTOR];
+    #pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int chunk = begin + u * STRIDE;
+      #pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        const long long column = min(first + c, N - 1);  // columns behind the last are not stored
+        if (IS_WHOLE || chunk < CHUNKS) {
+          load_elements<VECTOR, VECTOR, 1>(loaded[u][c], b + column * LINE_B + chunk * VECTOR);
+        }
+      }
+    }
+    #pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const int chunk = begin + u * STRIDE;
+      if (!IS_WHOLE && chunk >= CHUNKS) break;
+      #pragma unroll
+      for (int row = 0; row < M; ++row) {
+        ElementA values[VECTOR];
+        const ElementA* from = a + row * LINE_A + chunk * VECTOR * STRIDE_A;
+        load_elements<VECTOR_A, VECTOR, STRIDE_A>(values, from);
+        #pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+          const Sum factor = wide_a(values[i]);
+          #pragma unroll
+          for (int c = 0; c < COLUMNS; ++c) sums[row][c] += factor * wide_b(loaded[u][c][i]);
+        }
+      }
+    }
+  }
+
+  Sum* const parts = reinterpret_cast<Sum*>(stages);
+  #pragma unroll
+  for (int row = 0; row < M; ++row) {
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      Sum sum = sums[row][c];
+      #pragma unroll
+      for (int apart = LANES / 2; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+      if (lane == (row * COLUMNS + c) % LANES) {
+        parts[(warp_k * M + row) * BLOCK_COLUMNS + in_block + c] = sum;
+      }
+    }
+  }
+  __syncthreads();
+  const Reads reads = READ_ARGUMENTS;
+  for (int i = threadIdx.x; i < M * BLOCK_COLUMNS; i += THREADS) {
+    Sum sum = 0;
+    #pragma unroll
+    for (int part = 0; part < WARPS_K; ++part) sum += parts[part * M * BLOCK_COLUMNS + i];
+    const int column = tile * BLOCK_COLUMNS + i % BLOCK_COLUMNS;
+    if (column < N) store_one(output, reads, batch, i / BLOCK_COLUMNS, column, sum);
+  }
+}
+"""
+
+
+def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
+    """The kernel of legal decisions, integers all."""
+    return GeneratedProgram(source(problem, d), arch, plan(problem, d))
+
+
+def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
+    """One launch."""
+    blocks = int(design.tiles(problem, d)) * problem.batch
+    reads = tuple(read.param for read in problem.epilogue.reads)
+    launch = Launch(
+        "gemv",
+        (blocks, 1, 1, int(d.threads), 1, 1),
+        int(design.shared_bytes(problem, d)),
+        (problem.a.param, problem.b.param, problem.output.param, *reads),
+    )
+    return LaunchPlan(problem.n_params, (), (launch,))
+
+
+def source(problem: GemmProblem, d: Decisions) -> str:
+    """CUDA C++ of the kernel."""
+    text = "".join(
+        [
+            TYPES,
+            _definitions(problem, d),
+            instructions.conversions(problem),
+            _operands(problem),
+            epilogue.functions_of_one(problem),
+            _CHUNKS,
+            _KERNEL,
+        ]
+    )
+    return epilogue.filled(problem, text)
+
+
+def _definitions(problem: GemmProblem, d: Decisions) -> str:
+    vector = design.chunk_elements(problem.b, problem.k)
+    of_a = design.chunk_elements(problem.a, problem.k)
+    values = {
+        "M": problem.m,
+        "N": problem.n,
+        "K": problem.k,
+        "BATCH": problem.batch,
+        "LANES": d.lanes,
+        "COLUMNS": d.columns,
+        "WARPS_N": d.warps_n,
+        "WARPS_K": d.warps_k,
+        "UNROLL": d.unroll,
+        "VECTOR": vector,
+        "VECTOR_A": min(vector, of_a),
+        "CHUNKS": design.chunks(problem),
+    }
+    text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
+    _, line_a, stride_a = problem.a.strides
+    _, line_b, _ = problem.b.strides
+    strides = {"LINE_A": line_a, "STRIDE_A": stride_a, "LINE_B": line_b}
+    return text + "".join(f"constexpr long long {k} = {v};\n" for k, v in strides.items())
+
+
+def _operands(problem: GemmProblem) -> str:
+    """Types of elements and of sums, where matrices begin, and elements as factors."""
+    sums = "float" if problem.accumulator == "float32" else "int"
+    text = f"typedef {sums} Sum;\n"
+    for name, operand in (("A", problem.a), ("B", problem.b)):
+        start = indexing.matrix_start(operand, problem)
+        text += f"__device__ __forceinline__ long long start_of_{name}(long long batch) "
+        text += f"{{ return {start}; }}\n{_widened(name, operand)}"
+    return text
+
+
+def _widened(name: str, operand: Operand) -> str:
+    storage = instructions.STORAGE[operand.dtype]
+    element = "ElementA" if name == "A" else "Element"
+    function = f"__device__ __forceinline__ Sum wide_{name.lower()}({element} value)"
+    widened = storage.widen.format("value")
+    return f"typedef {storage.c_type} {element};\n{function} {{ return {widened}; }}\n"

@@ -16,9 +16,9 @@ import dataclasses
 from typing import Any
 
 from felix.symbolic import expr
-from felix.templates import decisions
-from felix.templates.gemm.hopper import dtypes
-from felix.templates.gemm.hopper.convolution import channel_blocks
+from felix.templates import template
+from felix.templates.gemm.hopper import instructions
+from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.problem import GemmProblem
 
 #: An integer, or a sympy expression of one.
@@ -30,7 +30,7 @@ WARPGROUP = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions(decisions.Decisions):
+class Decisions(template.Decisions):
     """Values of the parameters; `template.parameters` has their meaning. Flags: 1 no, 2 yes."""
 
     block_m: Value
@@ -108,7 +108,7 @@ def grid(problem: GemmProblem, d: Decisions, sms: int) -> Grid:
     launched = expr.Select(
         expr.Less(1, d.persistent), expr.Minimum(per_cluster, resident), per_cluster
     )
-    steps = expr.CeilDiv(channel_blocks.extent_of_k(problem), d.block_k)
+    steps = expr.CeilDiv(axes.extent_of_k(problem), d.block_k)
     return Grid(units_m * d.cluster_m, units_n * d.cluster_n, units, launched, steps)
 
 
@@ -175,7 +175,7 @@ STORE_ROW_BYTES = 128
 
 def shared(problem: GemmProblem, d: Decisions) -> Shared:
     """What a block holds: the ring's stages, buffers of stores, two barriers a stage."""
-    size = dtypes.size_bytes(problem.a.dtype)
+    size = instructions.size_bytes(problem.a.dtype)
     a_stage, b_stage = d.block_m * d.block_k * size, d.block_n * d.block_k * size
     ring = d.stages * (a_stage + b_stage)
     buffers = STORE_BUFFERS * WGMMA_ROWS * STORE_ROW_BYTES * d.consumers

@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from felix.launch_plan import TensorMap
 from felix.target import Hardware
-from felix.templates.gemm.hopper import decisions, dtypes, layout
-from felix.templates.gemm.hopper.convolution import channel_blocks
-from felix.templates.gemm.hopper.convolution.pixels import Pixels, pixels_of
-from felix.templates.gemm.hopper.convolution.weights import Weights, weights_of
+from felix.templates.gemm.hopper import decisions, instructions, layout
+from felix.templates.gemm.hopper.convolution import axes
+from felix.templates.gemm.hopper.convolution.operands import Pixels, Weights, pixels_of, weights_of
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output
 
 #: An operand in memory.
@@ -48,7 +47,7 @@ class Sink:
 def is_copied_by_tma(problem: GemmProblem) -> bool:
     """Whether TMA can store the output: strides of 16 bytes, elements of 2 or 4."""
     output = problem.output
-    size = dtypes.size_bytes(output.dtype)
+    size = instructions.size_bytes(output.dtype)
     _, row, column = output.strides
     if size == 1 or 1 not in (row, column):
         return False
@@ -65,8 +64,8 @@ class Design:
     d: decisions.Decisions
 
     @property
-    def product(self) -> dtypes.Product:
-        return dtypes.PRODUCTS[self.problem.a.dtype, self.problem.accumulator]
+    def product(self) -> instructions.Product:
+        return instructions.PRODUCTS[self.problem.a.dtype, self.problem.accumulator]
 
     @property
     def grid(self) -> decisions.Grid:
@@ -88,9 +87,9 @@ class Design:
         return sources(self.problem)
 
     @property
-    def blocks(self) -> channel_blocks.ChannelBlocks | None:
+    def blocks(self) -> axes.ChannelBlocks | None:
         """How the sum of a convolution is divided; None for other products."""
-        return channel_blocks.of(self.problem)
+        return axes.of(self.problem)
 
     @property
     def matrices(self) -> tuple[Source, Source]:
@@ -164,7 +163,7 @@ def padded_inner(extent: int) -> int:
 
 def needs_k_major(problem: GemmProblem) -> bool:
     """Whether tensor cores want both operands contiguous along k."""
-    return not dtypes.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
+    return not instructions.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
 
 
 def packed(source: Source, workspace: int) -> tuple[layout.Matrix, Source, layout.Matrix]:
@@ -181,7 +180,7 @@ def packed(source: Source, workspace: int) -> tuple[layout.Matrix, Source, layou
 def sources(problem: GemmProblem) -> tuple[Source, Source]:
     """A and B where they lie in the parameters."""
     inner = problem.inner_batch
-    k_major, blocks = needs_k_major(problem), channel_blocks.of(problem)
+    k_major, blocks = needs_k_major(problem), axes.of(problem)
 
     def source(operand: Operand, lines: int, is_pixels: bool) -> Source:
         if blocks is not None and is_pixels:
@@ -190,7 +189,7 @@ def sources(problem: GemmProblem) -> tuple[Source, Source]:
             return weights_of(operand, problem, lines, blocks, k_major)
         return layout.matrix(operand, problem.batch, lines, problem.k, k_major, inner)
 
-    is_a = bool(channel_blocks.pixels_are_a(problem))
+    is_a = bool(axes.pixels_are_a(problem))
     return source(problem.a, problem.m, is_a), source(problem.b, problem.n, not is_a)
 
 
@@ -212,7 +211,7 @@ class StoreTile:
     def tensor_map(self, m: int, n: int) -> TensorMap:
         """The descriptor of the output by which a panel is stored."""
         output = self.sink.output
-        size = dtypes.size_bytes(output.dtype)
+        size = instructions.size_bytes(output.dtype)
         batch, row, column = output.strides
         rows = decisions.WGMMA_ROWS // self.panels
         if self.sink.is_row_major:
@@ -239,7 +238,7 @@ class StoreTile:
 
 def store_tile(sink: Sink, block_n: int) -> StoreTile:
     """The buffers by which a tile of `block_n` columns is stored."""
-    size = dtypes.size_bytes(sink.output.dtype)
+    size = instructions.size_bytes(sink.output.dtype)
     row_bytes = decisions.STORE_ROW_BYTES
     columns = row_bytes // size
     while block_n % columns:

@@ -8,9 +8,9 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates.gemm.hopper import decisions, design, dtypes, helpers, layout, times
-from felix.templates.gemm.hopper.convolution import channel_blocks
-from felix.templates.gemm.hopper.convolution.pixels import Pixels
+from felix.templates.gemm.hopper import decisions, design, helpers, instructions, layout, times
+from felix.templates.gemm.hopper.convolution import axes
+from felix.templates.gemm.hopper.convolution.operands import Pixels
 from felix.templates.gemm.hopper.decisions import Decisions, Value
 from felix.templates.gemm.hopper.times import RATES, Rates, Row
 from felix.templates.gemm.problem import GemmProblem
@@ -80,13 +80,13 @@ def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
 
 def _work(problem: GemmProblem, d: Decisions) -> Row:
     grid = decisions.grid(problem, d, 1)
-    product = dtypes.PRODUCTS[problem.a.dtype, problem.accumulator]
+    product = instructions.PRODUCTS[problem.a.dtype, problem.accumulator]
     tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
     per_step = expr.FloorDiv(d.block_m, 64) * expr.FloorDiv(d.block_k, product.k)
-    instructions = tile_steps * per_step
+    count = tile_steps * per_step
     return {
-        "tensor_instructions": instructions,
-        "tensor_ops": instructions * (2 * 64 * product.k) * d.block_n,
+        "tensor_instructions": count,
+        "tensor_ops": count * (2 * 64 * product.k) * d.block_n,
         "problem_ops": 2 * problem.batch * problem.m * problem.n * problem.k,
         "instruction_columns": d.block_n,
         "tile_rows": d.block_m,
@@ -116,8 +116,8 @@ def _copies(
     source: design.Source, lines: Value, sharers: Value, problem: GemmProblem, d: Decisions
 ) -> Value:
     """Copies by which a block brings its share of a tile: a panel's, or of a block of channels."""
-    width = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
-    blocks = channel_blocks.of(problem)
+    width = layout.PANEL_BYTES // instructions.size_bytes(problem.a.dtype)
+    blocks = axes.of(problem)
     if source.is_k_major:
         return expr.CeilDiv(d.block_k, blocks.block if blocks else width)
     panels = _line_panels(lines, width)
@@ -148,8 +148,8 @@ def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
     units_m = expr.CeilDiv(p.m, d.block_m * d.cluster_m)
     units_n = expr.CeilDiv(p.n, d.block_n * d.cluster_n)
     is_split = expr.Less(1, d.split_k)
-    sums = dtypes.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
-    output = dtypes.size_bytes(p.output.dtype) * p.batch * p.m * p.n
+    sums = instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
+    output = instructions.size_bytes(p.output.dtype) * p.batch * p.m * p.n
     stored = expr.Select(is_split, sums, output)
     read = expr.Select(is_split, 0, _read_bytes(p))
     unique = sum(source.distinct_bytes for source in design.sources(p))
@@ -168,7 +168,7 @@ def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
 
 def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
     """That all lines of an operand have, each of all matrices; padding is not read."""
-    size = dtypes.size_bytes(problem.a.dtype)
+    size = instructions.size_bytes(problem.a.dtype)
     if isinstance(source, Pixels):
         return source.reads * size
     return problem.batch * problem.k * source.lines * size
@@ -176,13 +176,13 @@ def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
 
 def _read_bytes(problem: GemmProblem) -> int:
     elements = problem.batch * problem.m * problem.n
-    sizes = (dtypes.size_bytes(read.dtype) for read in problem.epilogue.reads)
+    sizes = (instructions.size_bytes(read.dtype) for read in problem.epilogue.reads)
     return elements * sum(sizes)
 
 
 def _unique_read_bytes(problem: GemmProblem) -> int:
     return sum(
-        dtypes.size_bytes(read.dtype) * problem.distinct_elements(read)
+        instructions.size_bytes(read.dtype) * problem.distinct_elements(read)
         for read in problem.epilogue.reads
     )
 
@@ -217,8 +217,8 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Ra
     row_major = p.output.strides[2] == 1 or 1 not in p.output.strides[1:]
     inner, outer = (p.n, p.m) if row_major else (p.m, p.n)
     vectors = p.batch * outer * design.padded_inner(inner) // design.REDUCED_ELEMENTS
-    sums = dtypes.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
-    stored = dtypes.size_bytes(p.output.dtype) * p.batch * p.m * p.n
+    sums = instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
+    stored = instructions.size_bytes(p.output.dtype) * p.batch * p.m * p.n
     moved = sums + _unique_read_bytes(p) + stored
     blocks = -(-vectors // helpers.THREADS)
     row = times.memory_kernel(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from felix.launch_plan import Launch
 from felix.templates.gemm.hopper import design as designs
-from felix.templates.gemm.hopper import dtypes, epilogue, layout
+from felix.templates.gemm.hopper import epilogue, instructions, layout
 from felix.templates.gemm.hopper.design import Design
 from felix.templates.gemm.problem import GemmProblem
 
@@ -66,7 +66,7 @@ def packs(problem: GemmProblem) -> list[Pack]:
 
 def pack_source(operands: Sequence[Pack]) -> str:
     """The kernel that packs operands, one after the other."""
-    storage = dtypes.STORAGE[operands[0].source.dtype]
+    storage = instructions.STORAGE[operands[0].source.dtype]
     parameters, calls = [], []
     for pack in operands:
         operand = pack.name.removeprefix("pack_")
@@ -79,7 +79,7 @@ def pack_source(operands: Sequence[Pack]) -> str:
 
 def _pack_matrix(pack: Pack) -> str:
     source, copy = pack.source, pack.copy
-    n = layout.ALIGNMENT // dtypes.size_bytes(source.dtype)
+    n = layout.ALIGNMENT // instructions.size_bytes(source.dtype)
     rows = copy.matrices * copy.outer
     vectors = copy.outer_stride // n
     along_rows = source.inner_stride == 1
@@ -89,7 +89,7 @@ def _pack_matrix(pack: Pack) -> str:
         row=f"index / {vectors}" if along_rows else f"index % {rows}",
         total=rows * vectors,
         inner_stride=source.inner_stride,
-        storage=dtypes.STORAGE[source.dtype],
+        storage=instructions.STORAGE[source.dtype],
         n=n,
         inner=copy.inner,
         start=_matrix_start(source),

@@ -20,7 +20,7 @@ import dataclasses
 from typing import Protocol
 
 from felix.launch_plan import TensorMap
-from felix.templates.gemm.hopper import dtypes
+from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.problem import Operand
 
 #: Bytes of a row of a panel where nothing is narrower, and rows of an atom of the swizzle.
@@ -85,12 +85,12 @@ class Matrix:
     @property
     def distinct_bytes(self) -> int:
         """Of its elements."""
-        return self.matrices * self.outer * self.inner * dtypes.size_bytes(self.dtype)
+        return self.matrices * self.outer * self.inner * instructions.size_bytes(self.dtype)
 
     @property
     def is_aligned(self) -> bool:
         """Whether TMA can read it: neighbours along inner, all else at multiples of 16 bytes."""
-        size = dtypes.size_bytes(self.dtype)
+        size = instructions.size_bytes(self.dtype)
         strides = (
             self.outer_stride if self.outer > 1 else 0,
             self.batch_stride,
@@ -125,7 +125,7 @@ def matrix(
 
 def packed(source: Matrix, workspace: int) -> Matrix:
     """The copy of a matrix in a workspace, in the same order, with rows that TMA can read."""
-    unit = ALIGNMENT // dtypes.size_bytes(source.dtype)
+    unit = ALIGNMENT // instructions.size_bytes(source.dtype)
     stride = -(-source.inner // unit) * unit
     matrix_stride, inner_matrices = stride * source.outer, source.batch_extents[1]
     return dataclasses.replace(
@@ -142,7 +142,7 @@ def packed(source: Matrix, workspace: int) -> Matrix:
 
 def packed_bytes(copy: Matrix) -> int:
     """Of a packed copy."""
-    return copy.matrices * copy.outer * copy.outer_stride * dtypes.size_bytes(copy.dtype)
+    return copy.matrices * copy.outer * copy.outer_stride * instructions.size_bytes(copy.dtype)
 
 
 def batch_dimensions(
@@ -196,7 +196,7 @@ class Tile:
 
     @property
     def element_bytes(self) -> int:
-        return dtypes.size_bytes(self.source.dtype)
+        return instructions.size_bytes(self.source.dtype)
 
     @property
     def width(self) -> int:

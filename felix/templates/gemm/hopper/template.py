@@ -1,4 +1,9 @@
-"""The template: parameters of a problem, constraints, formulas, programs."""
+"""The template: parameters of a problem, which decisions are legal, formulas, programs.
+
+Decisions are legal if a kernel can be made of them that no others make. Each constraint is legal
+where its expression is <= 0. Conditions are 0 or 1, so a condition that must not hold is a
+constraint itself.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,21 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from felix.launch_plan import Argument, Launch, LaunchPlan
+from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates import decisions as checks
+from felix.templates import template
+from felix.templates.gemm.hopper import (
+    decisions,
+    design,
+    features,
+    helpers,
+    instructions,
+    kernel,
+    layout,
+)
 from felix.templates.gemm.hopper import design as designs
-from felix.templates.gemm.hopper import dtypes, features, helpers, kernel, layout, legality, ptx
-from felix.templates.gemm.hopper.convolution import channel_blocks, suits
-from felix.templates.gemm.hopper.decisions import Decisions
+from felix.templates.gemm.hopper.convolution import axes, operands
+from felix.templates.gemm.hopper.decisions import Decisions, Value
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter
@@ -61,7 +75,7 @@ class HopperGemm:
         return _parameters(self.problem)
 
     def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
-        pairs = legality.constraints(self.problem, Decisions.symbols(), self.hardware)
+        pairs = constraints(self.problem, Decisions.symbols(), self.hardware)
         return [(name, sympy.sympify(value)) for name, value in pairs]
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
@@ -76,14 +90,14 @@ class HopperGemm:
         return designs.Design(self.problem, self.hardware, Decisions.of(decisions))
 
     def _check(self, decisions: Mapping[str, int]) -> None:
-        d = Decisions.of(checks.integers(self.parameters, decisions))
-        checks.check(legality.constraints(self.problem, d, self.hardware))
+        d = Decisions.of(template.integers(self.parameters, decisions))
+        template.check(constraints(self.problem, d, self.hardware))
 
 
 def _generate(design: designs.Design) -> GeneratedProgram:
     """The program of a design: packing where TMA needs it, the product, the reduction if split."""
     packs = helpers.packs(design.problem)
-    parts = [ptx.PRELUDE, dtypes.CONVERSIONS]
+    parts = [instructions.PRELUDE, instructions.CONVERSIONS]
     launches = []
     if packs:
         parts.append(helpers.pack_source(packs))
@@ -116,7 +130,7 @@ def _product_launch(design: designs.Design) -> Launch:
 def _partial_bytes(design: designs.Design) -> int:
     """Of the workspace of partial sums."""
     partial = design.partial.output
-    return design.partial.batches * partial.strides[0] * dtypes.size_bytes(partial.dtype)
+    return design.partial.batches * partial.strides[0] * instructions.size_bytes(partial.dtype)
 
 
 def runs_on(arch: str) -> bool:
@@ -148,24 +162,24 @@ _FEWEST_ROWS, _FEW_ROWS = 32, 256
 def unsuited(problem: GemmProblem) -> str | None:
     """Why a problem is not for this template; None if it is."""
     a, b = problem.a.dtype, problem.b.dtype
-    if a != b or (a, problem.accumulator) not in dtypes.PRODUCTS:
+    if a != b or (a, problem.accumulator) not in instructions.PRODUCTS:
         return f"tensor cores have no product of {a} and {b} summed in {problem.accumulator}"
     if problem.phases is not None:
         return "the copy engine does not gather transposed convolutions"
-    reason = suits.unsuited(problem)
+    reason = operands.unsuited(problem)
     if reason:
         return reason
     others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]
     for dtype in others:
-        if dtype not in dtypes.STORAGE:
+        if dtype not in instructions.STORAGE:
             return f"the epilogue reads or stores {dtype}"
     return None
 
 
 def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
-    panel = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
+    panel = layout.PANEL_BYTES // instructions.size_bytes(problem.a.dtype)
     _, b = designs.sources(problem)
-    k = channel_blocks.extent_of_k(problem)
+    k = axes.extent_of_k(problem)
     narrowest = 8 if b.is_k_major else 16
     if problem.a.dtype == "int8":
         narrowest = 16
@@ -211,3 +225,106 @@ def _up_to(sizes: tuple[int, ...], extent: int) -> tuple[int, ...]:
     """The sizes up to the first that covers an extent."""
     covering = [size for size in sizes if size >= extent]
     return tuple(size for size in sizes if size <= (covering or sizes[-1:])[0])
+
+
+#: Registers of a thread that one wgmma needs beside its sums, or ptxas refuses the kernel.
+_WGMMA_REGISTERS = 26
+#: Shared memory that CUDA takes for each block.
+_RESERVED_SHARED_BYTES = 1024
+#: Blocks of a cluster that every GPU with clusters can run.
+_LARGEST_CLUSTER = 8
+
+Constraint = tuple[str, sympy.Expr]
+
+
+def constraints(problem: GemmProblem, d: Decisions, hardware: Hardware) -> list[Constraint]:
+    """All constraints of a problem's decisions."""
+    return [
+        *_constraints_of_tiles(problem, d),
+        *_resources(problem, d, hardware),
+        *_clusters(problem, d),
+        *_without_effect(problem, d, hardware),
+    ]
+
+
+def _constraints_of_tiles(problem: GemmProblem, d: Decisions) -> list[Constraint]:
+    subtile = decisions.WGMMA_ROWS * d.warpgroups_per_tile
+    result = [
+        ("rows of a tile per warpgroup", expr.FloorMod(d.block_m, subtile)),
+        ("warpgroups of two tiles", _all(_more(d.tiles_at_once), _differ(d.consumers, 2))),
+    ]
+    if not design.is_copied_by_tma(problem):
+        is_final = expr.Equal(d.split_k, 1)
+        result.append(("output that TMA can store", _all(_more(d.tma_store), is_final)))
+    return result
+
+
+def _resources(problem: GemmProblem, d: Decisions, hardware: Hardware) -> list[Constraint]:
+    registers = decisions.registers(d, hardware.registers_per_core)
+    consumer = d.accumulators + decisions.OVERHEAD_REGISTERS
+    instruction = expr.FloorDiv(d.block_n, 2) + _WGMMA_REGISTERS
+    total = decisions.shared(problem, d).total
+    on_sm = (total + _RESERVED_SHARED_BYTES) * d.blocks_per_sm
+    return [
+        ("registers of sums", consumer - registers.consumer),
+        ("registers of an instruction", instruction - registers.launch),
+        ("shared memory of a block", total - hardware.shared_bytes_per_block),
+        ("shared memory of an SM", on_sm - hardware.shared_bytes_per_core),
+    ]
+
+
+def _clusters(problem: GemmProblem, d: Decisions) -> list[Constraint]:
+    a, b = design.sources(problem)
+    result = [("blocks of a cluster", d.cluster_blocks - _LARGEST_CLUSTER)]
+    # A share of a tile is a whole number of the swizzle's atoms.
+    rows_a = d.block_m if a.is_k_major else d.block_k
+    rows_b = d.block_n if b.is_k_major else d.block_k
+    result += [
+        ("shares of a tile of A", expr.FloorMod(rows_a, 8 * d.cluster_n)),
+        ("shares of a tile of B", expr.FloorMod(rows_b, 8 * d.cluster_m)),
+    ]
+    others = (d.cluster_m, d.cluster_n, d.split_k, d.persistent, d.tma_store, d.tiles_at_once)
+    for name, value in zip(
+        ("cluster_m", "cluster_n", "split_k", "persistent", "tma_store", "tiles_at_once"),
+        others,
+        strict=True,
+    ):
+        result.append((f"cluster_k with {name}", _all(_more(d.cluster_k), _more(value))))
+    size = instructions.size_bytes(problem.accumulator)
+    missing = d.block_m * d.block_n * size - decisions.shared(problem, d).ring
+    result.append(("sums of a block in its ring", expr.Select(_more(d.cluster_k), missing, 0)))
+    return result
+
+
+def _without_effect(problem: GemmProblem, d: Decisions, hardware: Hardware) -> list[Constraint]:
+    """Against kernels that are the same as others, or idle by design."""
+    one_tile_each = dataclasses.replace(d, persistent=1)
+    most = decisions.grid(problem, one_tile_each, hardware.cores)
+    launched = decisions.grid(problem, d, hardware.cores)
+    units_m = expr.FloorDiv(most.tiles_m, d.cluster_m)
+    return [
+        ("parts of the sum", d.parts - most.steps),
+        (
+            "blocks that stay",
+            _all(_more(d.persistent), expr.Equal(launched.clusters, most.clusters)),
+        ),
+        ("rows of tiles in a group", d.group_m - units_m),
+        ("rows of a cluster", (d.cluster_m - 1) * d.block_m - problem.m + 1),
+        ("columns of a cluster", (d.cluster_n - 1) * d.block_n - problem.n + 1),
+        ("two tiles of a block", _all(_more(d.tiles_at_once), expr.Equal(most.units, 1))),
+    ]
+
+
+def _more(value: Value) -> sympy.Expr:
+    return expr.Less(1, value)
+
+
+def _differ(a: Value, b: Value) -> sympy.Expr:
+    return expr.Not(expr.Equal(a, b))
+
+
+def _all(*conditions: sympy.Expr) -> sympy.Expr:
+    value = conditions[0]
+    for condition in conditions[1:]:
+        value = expr.And(value, condition)
+    return value

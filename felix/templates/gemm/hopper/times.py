@@ -15,7 +15,7 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates.gemm.hopper import dtypes
+from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.hopper.decisions import Decisions, Value
 from felix.templates.gemm.problem import GemmProblem
 
@@ -69,7 +69,7 @@ def product(
     is_first: bool,
 ) -> Row:
     """Times of the product's kernel; `is_first`: no kernel of the program runs before it."""
-    instruction = dtypes.PRODUCTS[problem.a.dtype, problem.accumulator]
+    instruction = instructions.PRODUCTS[problem.a.dtype, problem.accumulator]
     # Per microsecond: cycles, and operations or bytes of an SM.
     cycles = 1000.0 * hardware.clock_ghz * rates.clock
     tensor = instruction.flops_per_cycle * cycles
@@ -110,7 +110,7 @@ def _step(
     """A step of each block of the busiest SM, at its rates: tensor cores, shared memory, L2."""
     tensor, shared, l2 = sm_rates
     operations = 2 * d.block_m * d.block_n * d.block_k
-    size = dtypes.size_bytes(problem.a.dtype)
+    size = instructions.size_bytes(problem.a.dtype)
     from_l2 = size * d.block_k * (d.block_m / d.cluster_n + d.block_n / d.cluster_m)
     reads_a_copy = f["shared_traffic"] / f["copied_bytes"]
     in_shared = f["stage_bytes"] * reads_a_copy
@@ -123,8 +123,8 @@ def _store(
     problem: GemmProblem, d: Decisions, f: Row, rates: Rates, blocks_on_sm: Value, cycles: float
 ) -> Value:
     """Ends of tiles: the last one shows, those before it as far as nothing hides them."""
-    sum_bytes = dtypes.size_bytes(problem.accumulator)
-    output_bytes = dtypes.size_bytes(problem.output.dtype)
+    sum_bytes = instructions.size_bytes(problem.accumulator)
+    output_bytes = instructions.size_bytes(problem.output.dtype)
     stored_bytes = expr.Select(_more(d.split_k), sum_bytes, output_bytes)
     elements = blocks_on_sm * d.block_m * d.block_n
     rate = expr.Select(_more(d.tma_store), rates.tma_store_bytes, rates.store_bytes)

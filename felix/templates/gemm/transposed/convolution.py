@@ -18,11 +18,10 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from felix.templates.gemm import axes, dimensions, walk
-from felix.templates.gemm.axes import Axis, Group
+from felix.templates.gemm import axes, walk
+from felix.templates.gemm.axes import Axis, Group, Spatial
 from felix.templates.gemm.phases import PhaseAxis, Phases
 from felix.templates.gemm.problem import Gather, Window
-from felix.templates.gemm.spatial import Spatial
 from felix.templates.gemm.stages import require
 from felix.templates.gemm.transposed import strided
 from felix.templates.gemm.transposed.strided import Strided
@@ -69,16 +68,16 @@ def of_accesses(
 
 def _goes_backwards(operand: walk.Access) -> bool:
     """Whether an axis goes through an operand from its end."""
-    return min(dimensions.coefficients(operand.offset).values(), default=0) < 0
+    return min(axes.coefficients(operand.offset).values(), default=0) < 0
 
 
 def _slides(
     accesses: walk.Accesses, data: int, spatial: Sequence[Axis], reduced: Sequence[Axis]
 ) -> bool:
     """Whether an operand has an index of an axis of the sum and of one that it alone has."""
-    in_other = dimensions.coefficients(accesses.operands[2 - data].offset)
+    in_other = axes.coefficients(accesses.operands[2 - data].offset)
     rows = {axis for axis in spatial if axis not in in_other}
-    of_indices = map(dimensions.coefficients, accesses.operands[data - 1].indices)
+    of_indices = map(axes.coefficients, accesses.operands[data - 1].indices)
     return any(rows & set(known) and set(reduced) & set(known) for known in of_indices)
 
 
@@ -87,10 +86,10 @@ def _of_data(
 ) -> Transposed:
     require(not accesses.places, "its epilogue computes with places of a transposed convolution")
     _require_linear(accesses, data)
-    strides = [dimensions.coefficients(tensor.offset) for tensor in accesses.tensors]
+    strides = [axes.coefficients(tensor.offset) for tensor in accesses.tensors]
     operand, in_other = accesses.operands[data - 1], strides[3 - data]
     forms = strided.forms_of(operand, spatial)
-    in_data = {axis for form, _ in forms for axis in dimensions.coefficients(form)}
+    in_data = {axis for form, _ in forms for axis in axes.coefficients(form)}
     has_all = set(spatial) <= in_data | set(in_other) and set(reduced) <= in_data & set(in_other)
     require(has_all, "its convolution has an axis that one of its operands does not have")
     rows = [axis for axis in spatial if axis in in_data and axis not in in_other]
@@ -116,7 +115,7 @@ def _of_data(
 def _require_linear(accesses: walk.Accesses, data: int) -> None:
     """All tensors but the data are read or written at linear forms, only weights backwards."""
     for number, tensor in enumerate(accesses.tensors):
-        factors = dimensions.coefficients(tensor.offset)
+        factors = axes.coefficients(tensor.offset)
         is_linear = number == data or len(factors) == len(tensor.offset.terms)
         is_forward = number in (1, 2) or min(factors.values(), default=0) >= 0
         require(
@@ -192,7 +191,7 @@ def _assembled(
 ) -> Transposed:
     tensors, (group, j), other = accesses.tensors, groups, 3 - data
     none = (0,) * len(tensors)
-    factors = [dimensions.coefficients(tensor.offset) for tensor in tensors]
+    factors = [axes.coefficients(tensor.offset) for tensor in tensors]
     of_axis = channel.tap if channel else None
     n_channels = of_axis.extent if of_axis else 1
     n_images = images.outputs if images else 1

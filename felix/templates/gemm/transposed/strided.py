@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from felix.templates.gemm import dimensions, padding, walk
+from felix.templates.gemm import axes, stages, walk
 from felix.templates.gemm.axes import Axis
 from felix.templates.gemm.stages import require
 from felix.tir.ranges import Linear, Quotient
@@ -30,7 +30,7 @@ class Strided:
 
     @property
     def factors(self) -> dict[Axis, int]:
-        return dimensions.coefficients(self.form)
+        return axes.coefficients(self.form)
 
     @property
     def outputs(self) -> int:
@@ -72,7 +72,7 @@ class Strided:
         beyond = total.constant - (self.extent - 1) * self.stride
         return not total.terms and 0 <= beyond < self.stride
 
-    def implies(self, multiple: padding.Multiple) -> bool:
+    def implies(self, multiple: stages.Multiple) -> bool:
         """Whether a form is a multiple where the place is one of the dimension."""
         is_read = self.stride == multiple.divisor or self.extent == self.stride == 1
         return is_read and multiple.divides(self.form)
@@ -107,11 +107,11 @@ def forms_of(operand: walk.Access, spatial: Sequence[Axis]) -> list[tuple[Linear
 
     def order(form: Linear) -> tuple[bool, int]:
         """Axes of the result, then those of the sum."""
-        first = min(dimensions.coefficients(form), key=lambda axis: axis.number)
+        first = min(axes.coefficients(form), key=lambda axis: axis.number)
         return first not in spatial, first.number
 
     def is_forward(form: Linear) -> bool:
-        factors = dimensions.coefficients(form)
+        factors = axes.coefficients(form)
         of_result = [k for axis, k in factors.items() if axis in spatial]
         return bool(factors) and min(of_result or factors.values()) > 0
 
@@ -150,7 +150,7 @@ def of_forms(
     element_stride = math.prod(operand.extents)
     for (form, stride), extent in zip(forms, operand.extents, strict=True):
         element_stride //= extent
-        factors = dimensions.coefficients(form)
+        factors = axes.coefficients(form)
         outputs = [axis for axis in factors if axis in rows]
         taps = [axis for axis in factors if axis in reduced]
         is_window = len(factors) == len(form.terms) and max(len(outputs), len(taps)) <= 1

@@ -11,25 +11,24 @@ from tvm import te, topi
 import felix
 from felix import target, workloads
 from felix.templates import registry
-from felix.templates.gemm import family
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.template import Matching
 
 TARGET = target.parse("cuda -arch sm_86")
 
 
-def _generator(arch: str, reason: str | None, made: list[Any]) -> family.Generator:
+def _generator(arch: str, reason: str | None, made: list[Any]) -> registry.Generator:
     def templates(problem: GemmProblem, hardware: target.Hardware, arch: str) -> list[Any]:
         made.append((problem, hardware, arch))
         return [f"a template for {arch}"]
 
-    return family.Generator(lambda one: one == arch, lambda problem: reason, templates)
+    return registry.Generator(lambda one: one == arch, lambda problem: reason, templates)
 
 
 def _matching(
-    monkeypatch: pytest.MonkeyPatch, *generators: family.Generator, dtype: str = "float16"
+    monkeypatch: pytest.MonkeyPatch, *generators: registry.Generator, dtype: str = "float16"
 ) -> Matching:
-    monkeypatch.setattr(family, "GENERATORS", generators)
+    monkeypatch.setattr(registry, "GENERATORS", generators)
     task = workloads.gemm(32, 48, 64, dtype=dtype, target=TARGET)
     return registry.templates_of(task.mod, task.target, target.hardware(task.target))
 
@@ -55,7 +54,7 @@ def test_reasons_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_generator_without_templates_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = family.Generator(lambda arch: True, lambda problem: None, lambda *_: ())
+    nothing = registry.Generator(lambda arch: True, lambda problem: None, lambda *_: ())
     assert _matching(monkeypatch, nothing, _generator("sm_86", None, [])).templates
     reasons = _matching(monkeypatch, nothing).reasons
     assert reasons == ("there is no template of it for sm_86",)
@@ -132,7 +131,7 @@ def test_any_layout_has_tensor_cores(text: str, names: list[str]) -> None:
 
 
 def test_what_is_no_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "GENERATORS", (_generator("sm_86", None, []),))
+    monkeypatch.setattr(registry, "GENERATORS", (_generator("sm_86", None, []),))
     task = workloads.softmax((8, 64), dtype="float16", target=TARGET)
     matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
     assert not matching.templates and len(matching.reasons) == 1

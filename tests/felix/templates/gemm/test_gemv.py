@@ -16,7 +16,7 @@ from felix import errors, target, workloads
 from felix.measure.checking import reference
 from felix.measure.cuda.building import nvrtc
 from felix.templates import registry, spec
-from felix.templates.gemm.gemv import decisions, program, template
+from felix.templates.gemm.gemv import decisions, template
 from felix.templates.gemm.gemv.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
 from tests.support import share
@@ -107,7 +107,7 @@ def _legal_values(p: GemmProblem, rng: random.Random) -> dict[str, int]:
 
 
 def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
-    generated = program.program(p, Decisions.of(values), "sm_80")
+    generated = template.program(p, Decisions.of(values), "sm_80")
     library = host_gpu.build_gemv(generated, p, folder)
     (epilogue,) = gemm_problems.compile_epilogues([p], folder)
     arrays = gemm_problems.arrays(p)

@@ -13,9 +13,9 @@ from felix import errors, target
 from felix.measure.checking import reference
 from felix.measure.cuda.building import nvrtc
 from felix.templates import spec
+from felix.templates.gemm.ampere import decisions, simt, simt_program, template
+from felix.templates.gemm.ampere.simt import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
-from felix.templates.gemm.simt import decisions, layout, program, template
-from felix.templates.gemm.simt.decisions import Decisions
 from tests.support import share
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
@@ -177,7 +177,7 @@ def test_random_decisions_compute_random_problems(seed: int, tmp_path: pathlib.P
 
 def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
     """The text computes the problem, with what the features count."""
-    generated = program.program(p, Decisions.of(values), "sm_80")
+    generated = simt_program.program(p, Decisions.of(values), "sm_80")
     library = host_gpu.build_simt(generated, p, folder)
     (epilogue,) = gemm_problems.compile_epilogues([p], folder)
     for late in (True, False):
@@ -207,7 +207,7 @@ def test_features_of_launches_and_times() -> None:
     values = BIG | {"split_k": 4}
     whole, parted = _features(p, BIG), _features(p, values)
     assert set(whole["reduce"].values()) == {0.0}
-    launches = program.plan(p, Decisions.of(values)).launches
+    launches = simt_program.plan(p, Decisions.of(values)).launches
     for launch, row in zip(launches, parted.values(), strict=True):
         assert row["grid_blocks"] == launch.extents[0]
         assert row["block_threads"] == launch.extents[3]
@@ -238,7 +238,7 @@ def test_a_wave_that_is_nearly_empty_costs_a_tile_of_one_block() -> None:
 
 
 def test_elements_that_a_warp_transposes_lie_in_different_banks() -> None:
-    a, _ = layout.tiles(problem(64, 64, 64))
+    a, _ = simt.tiles(problem(64, 64, 64))
     assert a.is_transposed
     for rows in range(4, 260, 4):
         pitch = a.pitch(rows)
@@ -266,7 +266,7 @@ def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[
     generated = template.SimtGemm(p, hardware, arch).generate(values)
     binary = nvrtc.compile_cubin(generated.source, arch)
     cubin.check(binary, generated.plan.launches)
-    assert cubin.registers(binary, "gemm") <= 1.25 * decisions.registers(Decisions.of(values))
+    assert cubin.registers(binary, "gemm") <= 1.25 * simt.registers(Decisions.of(values))
 
 
 def test_constraints_hold_where_a_block_fits() -> None:
@@ -313,7 +313,7 @@ def test_decisions_outside_their_domains_are_refused() -> None:
 
 def test_rows_of_threads_follow_the_problem() -> None:
     def domain(m: int, n: int, name: str) -> tuple[int, ...]:
-        return next(q.domain for q in decisions.parameters(problem(m, n, 64)) if q.name == name)
+        return next(q.domain for q in simt.parameters(problem(m, n, 64)) if q.name == name)
 
     assert domain(1, 64, "thread_m") == (1,) and domain(1, 64, "lanes_m") == (1,)
     assert domain(3, 64, "thread_m") == (1, 2, 4)
@@ -324,10 +324,10 @@ def test_rows_of_threads_follow_the_problem() -> None:
 def test_templates_by_architecture_and_problem() -> None:
     p = problem(64, 64, 64)
     float8 = dataclasses.replace(p, output=dataclasses.replace(p.output, dtype="float8_e4m3fn"))
-    assert [made.name for made in template.templates(p, H100, "sm_80")] == ["gemm-simt"]
+    assert [made.name for made in template.thread_templates(p, H100, "sm_80")] == ["gemm-simt"]
     assert [template.runs_on(arch) for arch in ("sm_75", "sm_80", "sm_90a")] == [False, True, True]
-    assert template.templates(float8, H100, "sm_86") == ()
-    assert len(template.templates(float8, H100, "sm_89")) == 1
+    assert template.thread_templates(float8, H100, "sm_86") == ()
+    assert len(template.thread_templates(float8, H100, "sm_89")) == 1
     keys = {
         template.SimtGemm(q, H100, arch).key for q in (p, float8) for arch in ("sm_80", "sm_89")
     }
@@ -338,6 +338,6 @@ def test_unsuited_problems_say_why() -> None:
     p = problem(64, 64, 64)
     half = dataclasses.replace(p, a=dataclasses.replace(p.a, dtype="float16"))
     double = dataclasses.replace(p, output=dataclasses.replace(p.output, dtype="float64"))
-    assert template.unsuited(p) is None
-    assert "no template" in (template.unsuited(half) or "")
-    assert "not converted" in (template.unsuited(double) or "")
+    assert template.unsuited_threads(p) is None
+    assert "no template" in (template.unsuited_threads(half) or "")
+    assert "not converted" in (template.unsuited_threads(double) or "")

@@ -7,9 +7,9 @@ import pytest
 
 import felix
 from felix import target, workloads
+from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
-from felix.templates.gemm.simt import template
 from tests.support.templates import attention_programs, on_gpu
 
 pytestmark = on_gpu.MARKS
@@ -49,6 +49,6 @@ def test_random_decisions_compute_attention(which: str, rows: int, dim: int) -> 
 def _check(task: felix.Task) -> None:
     problem = recognise(task.mod)
     assert isinstance(problem, GemmProblem)
-    assert template.unsuited(problem) is None
+    assert template.unsuited_threads(problem) is None
     arch = str(task.target.attrs["arch"])
-    on_gpu.check(task, template.templates(problem, target.hardware(task.target), arch))
+    on_gpu.check(task, template.thread_templates(problem, target.hardware(task.target), arch))

@@ -8,8 +8,7 @@ pixel, is copied from channels that there are not: zeros.
 from __future__ import annotations
 
 from felix.templates.gemm.hopper import layout
-from felix.templates.gemm.hopper.convolution.pixels import Pixels
-from felix.templates.gemm.hopper.convolution.weights import Weights
+from felix.templates.gemm.hopper.convolution.operands import Pixels, Weights
 
 _COPY = """
 __device__ __forceinline__ void {name}(u32 to, const TensorMap& map, u32 barrier{parameters}) {{

@@ -12,7 +12,7 @@ from felix import launch_plan
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.hopper import template as templates
-from felix.templates.gemm.hopper.convolution import channel_blocks
+from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.gemm.problem import GemmProblem
 from tests.support.cuda import fakes
@@ -58,7 +58,7 @@ def _random(seed: int) -> tuple[HopperGemm, dict[str, int]]:
 def test_blocks_of_channels_have_few_zeros_then_many_bytes(
     channels: int, dtype: str, block: int, zeros: int
 ) -> None:
-    blocks = channel_blocks.of(conv_problems.problem([_SAME], channels, 8, dtype=dtype))
+    blocks = axes.of(conv_problems.problem([_SAME], channels, 8, dtype=dtype))
     assert blocks is not None
     assert (blocks.block, blocks.of_tap * blocks.block - channels) == (block, zeros)
     assert blocks.extent == 3 * (channels + zeros)
@@ -66,7 +66,7 @@ def test_blocks_of_channels_have_few_zeros_then_many_bytes(
 
 def test_other_products_have_no_blocks() -> None:
     problem = hopper_problems.problem(64, 64, 100)
-    assert channel_blocks.of(problem) is None and channel_blocks.extent_of_k(problem) == 100
+    assert axes.of(problem) is None and axes.extent_of_k(problem) == 100
 
 
 def _with_window(problem: GemmProblem, **changed: int) -> GemmProblem:
@@ -126,11 +126,11 @@ def test_gathered_weights_are_told_from_pixels() -> None:
     problem = conv_problems.problem([_SAME] * 2, 64, 40, weights="oihw")
     for order, is_a in ((problem, True), (problem.swapped, False)):
         assert templates.unsuited(order) is None
-        assert channel_blocks.pixels_are_a(order) == is_a
+        assert axes.pixels_are_a(order) == is_a
     gather = problem.b.gather
-    assert gather is not None and channel_blocks.taps_as_one_axis(gather) == 1
+    assert gather is not None and axes.taps_as_one_axis(gather) == 1
     uneven = (dataclasses.replace(gather.windows[0], element_stride=4), gather.windows[1])
-    assert channel_blocks.taps_as_one_axis(dataclasses.replace(gather, windows=uneven)) is None
+    assert axes.taps_as_one_axis(dataclasses.replace(gather, windows=uneven)) is None
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -13,7 +13,7 @@ import pytest
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import layout
 from felix.templates.gemm.hopper import template as templates
-from felix.templates.gemm.hopper.convolution import channel_blocks
+from felix.templates.gemm.hopper.convolution import axes as channel_blocks
 from felix.templates.gemm.hopper.template import HopperGemm
 from felix.templates.gemm.problem import GemmProblem, Operand
 from tests.support import share

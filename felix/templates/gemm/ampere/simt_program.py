@@ -1,13 +1,54 @@
-"""The CUDA text of the product's kernel; constants and types in capitals are defined before it,
-and so are the functions of `instructions`.
+"""CUDA source and launch plan of products in float32 by threads; constants and types in capitals
+are defined before the text that has them.
 
-Notation: tiles lie in shared memory as in `layout`; a *fragment* is what a thread holds of a
-tile's line: its rows of A, its columns of B.
+Notation: tiles lie in shared memory as in `simt`; a *fragment* is what a thread holds of a
+tile's line: its rows of A, its columns of B. Beside the functions of `instructions` there are
+
+load_vector<N>(to, from)                1, 2 or 4 elements of shared memory
+store_vector<N>(to, from)               2 or 4 elements to global memory
+multiply_add(sum, x, y)                 sum += x · y, rounded once
 """
 
 from __future__ import annotations
 
-TILES = """
+from felix.launch_plan import LaunchPlan
+from felix.templates.gemm.ampere import (
+    epilogue,
+    instructions,
+    kernel_text,
+    packing,
+    simt,
+)
+from felix.templates.gemm.ampere import program as staged
+from felix.templates.gemm.ampere.simt import Decisions
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.generated import GeneratedProgram
+
+_ARITHMETIC = """
+template <int N> struct Vector;
+template <> struct Vector<1> { typedef float type; };
+template <> struct Vector<2> { typedef float2 type; };
+template <> struct Vector<4> { typedef float4 type; };
+template <int N>
+__device__ __forceinline__ void load_vector(float* to, const float* from) {
+  union { typename Vector<N>::type whole; float elements[N]; } vector;
+  vector.whole = *reinterpret_cast<const typename Vector<N>::type*>(from);
+  #pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = vector.elements[i];
+}
+template <int N>
+__device__ __forceinline__ void store_vector(float* to, const float* from) {
+  union { typename Vector<N>::type whole; float elements[N]; } vector;
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vector.elements[i] = from[i];
+  *reinterpret_cast<typename Vector<N>::type*>(to) = vector.whole;
+}
+__device__ __forceinline__ void multiply_add(float& sum, float x, float y) {
+  sum = fmaf(x, y, sum);
+}
+"""
+
+_TILES = """
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 
 // Tiles of an operand of ROWS x K: BLOCK_K lines of BLOCK rows, PITCH elements apart.
@@ -61,7 +102,7 @@ struct Operand {
 };
 """
 
-SUM_TILE = """
+_SUM_TILE = """
 constexpr int TILES_M = (M + BLOCK_M - 1) / BLOCK_M, TILES_N = (N + BLOCK_N - 1) / BLOCK_N;
 constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
 constexpr int PIECE_M = THREAD_M < 4 ? THREAD_M : 4, PIECES_M = THREAD_M / PIECE_M;
@@ -160,7 +201,7 @@ __device__ __forceinline__ void sum_tile(float (&sums)[THREAD_M][THREAD_N], floa
 }
 """
 
-KERNEL = """
+_KERNEL = """
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 gemm(const float* __restrict__ a, const float* __restrict__ b, Target* __restrict__ target
      READ_PARAMETERS) {
@@ -194,7 +235,7 @@ gemm(const float* __restrict__ a, const float* __restrict__ b, Target* __restric
 }
 """
 
-STORE_RESULT = """
+_STORE_RESULT = """
 typedef Out Target;
 __device__ __forceinline__ void store(Out* target, const Reads& reads, int, int batch, int row,
                                       int column, const float* x) {
@@ -202,8 +243,8 @@ __device__ __forceinline__ void store(Out* target, const Reads& reads, int, int 
 }
 """
 
-#: After `ampere.kernel_text.PARTIAL_SUMS`, and before its `REDUCTION`.
-STORE_PARTIAL = """
+#: After `kernel_text.PARTIAL_SUMS`, and before its `REDUCTION`.
+_STORE_PARTIAL = """
 union SumPair { u64 vector; Sum values[2]; };
 
 __device__ __forceinline__ void store(float* target, const Reads&, int part, int batch, int row,
@@ -218,3 +259,59 @@ __device__ __forceinline__ void store(float* target, const Reads&, int part, int
   }
 }
 """
+
+
+def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
+    """The kernels of legal decisions, integers all."""
+    return GeneratedProgram(source(problem, d), arch, plan(problem, d))
+
+
+def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
+    """Launches: the product, and the sum over parts if there are any."""
+    return staged.planned(packing.Packed(problem), d, simt.shared_bytes(problem, d))
+
+
+def source(problem: GemmProblem, d: Decisions) -> str:
+    """CUDA C++ of the kernels."""
+    is_split = d.split_k > 1
+    a, b = simt.tiles(problem)
+    parts = [
+        staged.TYPES,
+        _constants(problem, d),
+        device_functions(problem),
+        epilogue.functions_of_four(problem),
+        _TILES,
+        _tile("TileA", a, "M", int(d.block_m), d),
+        _tile("TileB", b, "N", int(d.block_n), d),
+        _SUM_TILE,
+        kernel_text.PARTIAL_SUMS if is_split else "",
+        _STORE_PARTIAL if is_split else _STORE_RESULT,
+        _KERNEL,
+        kernel_text.REDUCTION if is_split else "",
+    ]
+    return epilogue.filled(problem, "".join(parts))
+
+
+def device_functions(problem: GemmProblem) -> str:
+    """What a thread does, for a problem."""
+    return instructions.conversions(problem) + instructions.COPIES + _ARITHMETIC
+
+
+def _constants(problem: GemmProblem, d: Decisions) -> str:
+    of_warps = {
+        "THREAD_M": d.thread_m,
+        "THREAD_N": d.thread_n,
+        "LANES_M": d.lanes_m,
+        "LANES_N": d.lanes_n,
+    }
+    return f"{staged.constants(problem, d, of_warps, {})}typedef float Sum;\n"
+
+
+def _tile(name: str, tile: simt.Tile, axis: str, rows: int, d: Decisions) -> str:
+    """The type of the tiles of A or B, whose rows are an axis of C."""
+    spread = tile.spread(rows, d.block_k, d.threads)
+    return (
+        f"typedef Operand<{str(tile.is_transposed).lower()}, {axis}, BLOCK_{axis}, "
+        f"{tile.matrix.line_stride}ll, {tile.width}, {tile.pitch(rows)}, "
+        f"{spread.rows}, {spread.k}> {name};\n"
+    )

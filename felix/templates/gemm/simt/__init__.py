@@ -1,1 +1,0 @@
-"""Matrix products in float32 by fused multiply-adds of threads, without tensor cores."""
