@@ -21,9 +21,8 @@ import tvm_ffi
 from tvm import te, tirx
 
 from felix import errors, names, target
-from felix.tir import bounds, grammar, sandbox, tf32
+from felix.tir import bounds, grammar, sandbox, tf32, validate
 from felix.tir import cost as tir_cost
-from felix.tir.checks import identifiers, validate
 
 TargetLike: TypeAlias = target.TargetLike
 
@@ -199,7 +198,7 @@ def _make(
     if tf32.allowed(func):
         checked = tf32.allow(checked)
     _check_float8(checked, full)
-    identifiers.check(checked)
+    validate.check_names(checked)
     cost = tir_cost.count(checked)
     return Task(
         name=_symbol(func) if name is None else name,

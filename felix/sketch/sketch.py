@@ -25,7 +25,7 @@ from felix.task import Task
 from felix.templates import registry, template
 from felix.templates.generated import GeneratedProgram
 from felix.tir import design_space
-from felix.tir.design_space import soundness, variants
+from felix.tir.design_space import schedule_rules, variants
 
 #: A sketch of either kind.
 Sketch: TypeAlias = TraceSketch | TemplateSketch
@@ -129,7 +129,7 @@ def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _
             on_left_out(f"{task.name}: variants left out: {unforeseen}")
     for index, schedule, space in _schedules(spaces):
         try:
-            soundness.check_reductions(schedule.mod)
+            schedule_rules.check_reductions(schedule.mod)
             with unmodelled.reported():
                 modelled.append(
                     TraceSketch(

@@ -18,7 +18,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from felix import errors
-from felix.tir import forms, grammar
+from felix.tir import grammar
 from felix.tir import graph as json_graph
 from felix.tir.buffers import BufferReader
 from felix.tir.expressions import INDEX_DTYPES
@@ -94,7 +94,7 @@ class _Reader(BufferReader):
         check(parameters, "the program has no parameters")
         buffers = [self._declare_buffer(item, is_parameter=True) for item in parameters]
         check(
-            self._graph.type_of(fields["body"]) == forms.BLOCK_REALIZE,
+            self._graph.type_of(fields["body"]) == json_graph.BLOCK_REALIZE,
             "the program has no root block (is it plain or lowered TIR?); give each store a "
             "block with iterators",
         )
@@ -121,7 +121,7 @@ class _Reader(BufferReader):
 
     def _statement(self, index: int) -> Any:
         rules: dict[str, Callable[[int], Any]] = {
-            forms.BLOCK_REALIZE: self._realize,
+            json_graph.BLOCK_REALIZE: self._realize,
             "tirx.For": self._loop,
             "tirx.SeqStmt": self._sequence,
             "tirx.BufferStore": self._store,
@@ -170,7 +170,7 @@ class _Reader(BufferReader):
 
     def _loop(self, index: int) -> Any:
         graph = self._graph
-        fields = graph.fields(index, forms.FOR)
+        fields = graph.fields(index, json_graph.FOR)
         name = quoted(self._name(graph.fields(fields["loop_var"], ("ty", "name"))["name"]))
         serial = int(tirx.ForKind.SERIAL)
         check(
@@ -219,7 +219,7 @@ class _Reader(BufferReader):
         graph = self._graph
         realize = graph.fields(index, ("iter_values", "predicate", "block"))
         block = graph.fields(realize["block"], _BLOCK)
-        forms.check_block(graph, block, self._outer)
+        json_graph.check_block(graph, block, self._outer)
         is_root = self._depth == 1
         name = _ROOT if is_root else self._name(block["name_hint"], self._block_names)
         values = [self._expression(item) for item in graph.array(realize["iter_values"])]

@@ -21,8 +21,7 @@ from tvm import tirx
 
 from felix import errors
 from felix.processes import confine, environment, policy
-from felix.tir import design_space, grammar, reader
-from felix.tir.checks import validate
+from felix.tir import design_space, grammar, reader, validate
 from felix.tir.design_space import variants
 
 MAX_JSON_CHARACTERS = 16 * 2**20

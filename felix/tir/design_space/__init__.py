@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space import (
-    alternatives,
-    blocks,
-    post_order,
-    shared_memory,
-    soundness,
-    variants,
-)
+from felix.tir.design_space import blocks, post_order, schedule_rules, shared_memory, variants
 from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
@@ -58,7 +51,7 @@ def generate(
     context = tune_context(mod, target, name=name, seed=seed)
     try:
         schedules = _generate(context)
-        sound = all(soundness.is_sound(schedule.mod) for schedule in schedules)
+        sound = all(schedule_rules.is_sound(schedule.mod) for schedule in schedules)
     except grammar.SCHEDULE_ERRORS:
         sound = False
     if not sound:
@@ -74,7 +67,7 @@ def _generate(context: ms.TuneContext) -> Sequence[tvm.s_tir.Schedule]:
     from felix.tir.design_space import schedule_rules
 
     def one(
-        choice: alternatives.Choice, counts: dict[alternatives.Place, int]
+        choice: post_order.Choice, counts: dict[post_order.Place, int]
     ) -> Sequence[tvm.s_tir.Schedule]:
         rules = schedule_rules.deciding(context.space_generator.sch_rules, choice, counts)
         generator = ms.space_generator.PostOrderApply(
@@ -83,7 +76,7 @@ def _generate(context: ms.TuneContext) -> Sequence[tvm.s_tir.Schedule]:
         generator._initialize_with_tune_context(context)
         return list(generator.generate_design_space(context.mod))
 
-    some = alternatives.some(context.mod, one, MAX_CHOSEN)
+    some = post_order.some(context.mod, one, MAX_CHOSEN)
     if some is not None:
         return some
     return list(context.generate_design_space())
@@ -102,7 +95,7 @@ def generate_variants(
             _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
             continue
         accepted = (each for each in schedules if prefix.accepts(each))
-        sound = tuple(each for each in accepted if soundness.is_sound(each.mod))
+        sound = tuple(each for each in accepted if schedule_rules.is_sound(each.mod))
         if sound:
             yield DesignSpace(sound, context.space_generator, program, prefix.variant)
 

@@ -1,12 +1,29 @@
-"""The blocks of a program."""
+"""The blocks of a program.
+
+A reduction whose terms the threads of a block combine together.
+
+MetaSchedule's rule for that (CrossThreadReduction) fails on partial results that another reduction
+reads, because it tries to compute them there.
+
+The reduction of partial results, computed where its only consumer is.
+
+A split reduction (`variants.split_reductions`) ends in a second, short one. Left alone it writes
+its results to memory for whatever follows (an activation, say). On a GPU this rule computes it for
+each element inside the consumer's loops, in a register.
+
+TVM neither binds loops around a reduction nor takes its start out of it where its place among the
+loops is no affine map, as in the join of phases that they do not fill. There it is left alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tvm import tirx
+import tvm
+from tvm import s_tir, tirx
 from tvm.s_tir import stmt as s_stmt
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 
 def realizes(func: tirx.PrimFunc) -> list[s_stmt.SBlockRealize]:
@@ -28,3 +45,54 @@ def _visited(statement: Any) -> Iterator[s_stmt.SBlockRealize]:
     elif isinstance(statement, s_stmt.SBlockRealize):
         yield from _visited(statement.block.body)
         yield statement
+
+
+#: Threads of a block, as MetaSchedule has them.
+THREADS = (4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def over_threads(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[tvm.s_tir.Schedule]:
+    """The schedule with the reduction loops of a block spread over threads, a decision how many.
+
+    The block's spatial loops come first.
+    """
+    kinds = [int(each.iter_type) for each in schedule.get(block).iter_vars]
+    loops = schedule.get_loops(block)[kinds.count(tirx.IterVar.DataPar) :]
+    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    threads = schedule.sample_categorical(list(THREADS), [1 / len(THREADS)] * len(THREADS))
+    _, inner = schedule.split(fused, factors=[None, threads])
+    schedule.bind(inner, "threadIdx.x")
+    return [schedule]
+
+
+def join_consumer(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[tvm.s_tir.Schedule]:
+    """The schedule with the reduction inside its consumer's innermost loop, where it has one.
+
+    Raises:
+        RuntimeError, ValueError: TVM cannot compute it there.
+    """
+    consumers = schedule.get_consumers(block)
+    if len(consumers) == 1 and _is_spatial(schedule, consumers[0]):
+        loops = schedule.get_loops(consumers[0])
+        if _can_be_bound(schedule, block, loops):
+            schedule.compute_at(block, loops[-1], preserve_unit_loops=True)
+            schedule.set_scope(block, 0, "local")
+    return [schedule]
+
+
+def _is_spatial(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a block works element by element, and is not scheduled yet."""
+    statement = schedule.get(block)
+    kinds = {int(each.iter_type) for each in statement.iter_vars}
+    return not statement.annotations and kinds == {tirx.IterVar.DataPar}
+
+
+def _can_be_bound(schedule: tvm.s_tir.Schedule, block: SBlockRV, loops: Sequence[LoopRV]) -> bool:
+    """Whether TVM binds the loops once the block is in the last of them."""
+    tried = schedule.copy()
+    tried.compute_at(block, loops[-1], preserve_unit_loops=True)
+    try:
+        tried.bind(tried.fuse(*loops) if len(loops) > 1 else loops[0], "threadIdx.x")
+    except s_tir.ScheduleError:
+        return False
+    return True

@@ -5,6 +5,8 @@ without a check, MultiLevelTiling computes a consumer of two products at one of 
 whole design space, and one that leaves an unsound program (AutoInline moves a block into a
 producer that others read) would spoil it. Here the block is left as it was, and the other rules
 go on.
+
+Whether what a schedule rule of TVM left is a program at all, and one that TVM can build.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ import logging
 from collections.abc import Sequence
 
 import tvm
+from tvm import s_tir, tirx
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm.s_tir.schedule import SBlockRV, Schedule
+from tvm_ffi import structural
 
+from felix import errors
 from felix.tir import grammar
-from felix.tir.design_space import alternatives, soundness
+from felix.tir.design_space import post_order
 
 _LOGGER = logging.getLogger(__name__)
 #: Largest innermost tile of MetaSchedule's default for CPUs.
@@ -40,7 +46,7 @@ def _alternatives(rule: ms.ScheduleRule, kind: str) -> list[ms.ScheduleRule]:
 
 def _is_as_sound(mod: tvm.IRModule, before: tvm.IRModule) -> bool:
     """Whether a program is sound, or what it was before the rule, as most are."""
-    return mod.same_as(before) or soundness.is_sound(mod)
+    return mod.same_as(before) or is_sound(mod)
 
 
 class _Rule(PyScheduleRule):  # type: ignore[misc]  # TVM's class has no types
@@ -80,8 +86,8 @@ class _Guarded(_Rule):
 
 def deciding(
     rules: Sequence[ms.ScheduleRule],
-    choice: alternatives.Choice,
-    counts: dict[alternatives.Place, int],
+    choice: post_order.Choice,
+    counts: dict[post_order.Place, int],
 ) -> list[ms.ScheduleRule]:
     """The rules, each of which gives the chosen one of its schedules alone.
 
@@ -111,8 +117,8 @@ class _Deciding(_Rule):
         self,
         rule: ms.ScheduleRule,
         number: int,
-        choice: alternatives.Choice,
-        counts: dict[alternatives.Place, int],
+        choice: post_order.Choice,
+        counts: dict[post_order.Place, int],
     ) -> None:
         super().__init__()
         self._rule, self._number = rule, number
@@ -125,7 +131,64 @@ class _Deciding(_Rule):
         place = (self._number, str(sch.get(block).name_hint))
         results = list(self._rule.apply(sch, block))
         self._counts[place] = len(results)
-        return [alternatives.taken(self._choice, place, results)]
+        return [post_order.taken(self._choice, place, results)]
 
     def clone(self) -> ms.ScheduleRule:
         return _Deciding(self._rule.clone(), self._number, self._choice, self._counts)
+
+
+def is_sound(mod: tvm.IRModule) -> bool:
+    """Whether every buffer of a scheduled program is declared.
+
+    TVM's AutoInline moves a block into its producer although others read the producer, too, whose
+    buffer is then gone.
+    """
+    return bool(s_tir.analysis.verify_well_formed(mod["main"], assert_mode=False))
+
+
+def check_reductions(mod: tvm.IRModule) -> None:
+    """See that TVM can lower the reductions that a schedule spreads over threads of a GPU.
+
+    It knows few operators there, each with the start that changes nothing: no maximum that starts
+    at 0, no `any` and `all`. A reduction whose guard joins its terms with a spatial loop it leaves
+    as it is, without an error: all threads would then store to one element at once.
+
+    Raises:
+        UnsupportedSchedule: it cannot, whatever the schedule's decisions.
+    """
+    try:
+        lowered = s_tir.transform.LowerCrossThreadReduction()(mod)
+    except grammar.SCHEDULE_ERRORS as error:
+        raise errors.UnsupportedSchedule(
+            "TVM cannot spread the reduction over threads, by its operator or what it starts from"
+        ) from error
+    if _is_racing(lowered["main"]):
+        raise errors.UnsupportedSchedule(
+            "TVM cannot spread the reduction over threads: its last part is shorter"
+        )
+
+
+def _is_racing(func: tirx.PrimFunc) -> bool:
+    """Whether a block that starts and combines terms still has threads that share its results."""
+    threads: list[tirx.Var] = []
+    reductions: list[s_stmt.SBlockRealize] = []
+
+    def note_loop(loop: tirx.For) -> None:
+        binding = loop.thread_binding
+        if binding is not None and str(binding.thread_tag).startswith("threadIdx"):
+            threads.append(loop.loop_var)
+
+    def note_block(realize: s_stmt.SBlockRealize) -> None:
+        if realize.block.init is not None:
+            reductions.append(realize)
+
+    visitors = ((tirx.For, note_loop), (s_stmt.SBlockRealize, note_block))
+    structural.structural_walk(func.body, visitors)
+    terms = [
+        value
+        for realize in reductions
+        for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if each.iter_type == tirx.IterVar.CommReduce
+    ]
+    used = [var for value in terms for var in tirx.analysis.undefined_vars(value)]
+    return any(var.same_as(thread) for var in used for thread in threads)

@@ -11,7 +11,7 @@ from tvm import s_tir, te, topi
 
 from felix.task import Task
 from felix.tir import design_space
-from felix.tir.design_space import alternatives, soundness, variants
+from felix.tir.design_space import post_order, schedule_rules, variants
 
 
 def softmaxes(n: int, target: str) -> Task:
@@ -50,7 +50,7 @@ def test_of_very_many_schedules_some_are_made(
     assert 9 <= len(space.schedules) <= design_space.MAX_CHOSEN
     texts = [str(schedule.trace) for schedule in space.schedules]
     assert len(set(texts)) == len(texts)
-    assert all(soundness.is_sound(schedule.mod) for schedule in space.schedules)
+    assert all(schedule_rules.is_sound(schedule.mod) for schedule in space.schedules)
     again = design_space.generate(task.mod, task.target)
     assert [str(schedule.trace) for schedule in again.schedules] == texts
 
@@ -66,7 +66,7 @@ def test_of_a_chain_whose_space_is_small_all_are_made() -> None:
 def test_what_is_made_of_many_is_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     task = softmaxes(2, "llvm")
     whole = traces(task)
-    monkeypatch.setattr(alternatives, "MAX_FULL", 27)
+    monkeypatch.setattr(post_order, "MAX_FULL", 27)
     monkeypatch.setattr(design_space, "MAX_CHOSEN", 27)
     some = traces(task)
     assert len(whole) == 81 and len(some) == 27 and some < whole
@@ -82,19 +82,19 @@ def test_a_variant_of_many_reductions_is_made_of_some() -> None:
 def test_blocks_with_most_work_meet_in_all_alternatives() -> None:
     mod = products(6, "llvm").mod
     names = [f"T_matmul_NT{f'_{i}' if i else ''}" for i in range(6)]
-    made: list[alternatives.Choice] = []
+    made: list[post_order.Choice] = []
 
     def make(
-        choice: alternatives.Choice, counts: dict[alternatives.Place, int]
+        choice: post_order.Choice, counts: dict[post_order.Place, int]
     ) -> list[s_tir.Schedule]:
         counts.update({(0, name): 3 for name in names})
         made.append(choice)
         return [s_tir.Schedule(mod)]
 
-    some = alternatives.some(mod, make, 30)
+    some = post_order.some(mod, make, 30)
     assert some is not None and len(some) == 27 == len(made) - 1
     values = [tuple(choice[0, name] for name in names) for choice in made[1:]]
     assert len(set(values)) == 27
     assert {value[:2] for value in values} == {(i, j) for i in range(3) for j in range(3)}
     assert all(len(set(value[2:])) == 1 for value in values)
-    assert math.prod([3] * 5) <= alternatives.MAX_FULL < math.prod([3] * 6)
+    assert math.prod([3] * 5) <= post_order.MAX_FULL < math.prod([3] * 6)

@@ -12,7 +12,7 @@ from felix import workloads
 from felix.sketch import sketch as sketching
 from felix.task import Task
 from felix.tir import design_space
-from felix.tir.design_space import soundness
+from felix.tir.design_space import schedule_rules
 from felix.verify import compare
 from tests.corpus import outcome
 from tests.support import legal_rows
@@ -83,6 +83,6 @@ def test_a_block_is_not_moved_into_a_producer_that_others_read() -> None:
     task = corpus_task("split_of_exp", "cuda")
     context = design_space.tune_context(task.mod, task.target)
     stock = context.generate_design_space()
-    assert not all(soundness.is_sound(schedule.mod) for schedule in stock)
+    assert not all(schedule_rules.is_sound(schedule.mod) for schedule in stock)
     space = design_space.generate(task.mod, task.target)
-    assert all(soundness.is_sound(schedule.mod) for schedule in space.schedules)
+    assert all(schedule_rules.is_sound(schedule.mod) for schedule in space.schedules)

@@ -10,8 +10,7 @@ import tvm
 
 from felix import errors, workloads
 from felix.task import Task
-from felix.tir import expressions, grammar, graph, reader, sandbox
-from felix.tir.checks import validate
+from felix.tir import expressions, grammar, graph, reader, sandbox, validate
 from felix.workloads.suite import CHECK_SUITE
 from tests.support import tir_programs
 from tests.support.tir_programs import Document, copy

@@ -8,7 +8,7 @@ import tvm
 from tvm import te, topi
 
 from felix.task import Task
-from felix.tir.checks import windows
+from felix.tir import windows
 
 
 def pool(kind: str) -> list[te.Tensor]:

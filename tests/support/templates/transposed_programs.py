@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx, topi
 
-from felix.tir.checks import validate
+from felix.tir import validate
 
 
 @dataclasses.dataclass(frozen=True)

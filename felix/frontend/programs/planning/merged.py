@@ -24,8 +24,7 @@ from felix.frontend.programs.planning.graph import Role
 from felix.frontend.programs.planning.widening import Widened
 from felix.frontend.torch_calls import annotation, forms
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
-from felix.tir import grammar
-from felix.tir.checks import validate
+from felix.tir import grammar, validate
 
 #: Operators behind a product that may be in the one product.
 MAX_BEHIND = 3

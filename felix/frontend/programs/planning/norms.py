@@ -24,7 +24,7 @@ from felix.frontend.programs.planning.graph import Role
 from felix.frontend.torch_calls import annotation
 from felix.frontend.torch_calls.form import TorchForm
 from felix.templates.gemm.norms import folding
-from felix.tir.checks import validate
+from felix.tir import validate
 
 #: Operators between the norm's input and a product.
 _OF_NORM = frozenset({Role.ROWS, Role.ELEMENTWISE, Role.CAST})

@@ -14,8 +14,7 @@ from tvm import s_tir, tirx
 
 from felix.templates.gemm import stages
 from felix.templates.gemm.stages import NotPlain, Stage, require
-from felix.tir import grammar
-from felix.tir.checks import validate
+from felix.tir import grammar, validate
 from felix.tir.design_space.variants import nests
 
 

@@ -30,8 +30,7 @@ from felix.templates.gemm import stages
 from felix.templates.gemm.norms import polynomial
 from felix.templates.gemm.norms.polynomial import FLOAT, Term
 from felix.templates.gemm.stages import NotPlain, Stage, require
-from felix.tir import grammar
-from felix.tir.checks import validate
+from felix.tir import grammar, validate
 from felix.tir.design_space.variants import nests
 
 #: What the programs hand on.

@@ -24,8 +24,8 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from felix import errors
-from felix.tir.checks import validate
-from felix.tir.design_space.variants import guards, nests, padded_extents, split_reductions
+from felix.tir import validate
+from felix.tir.design_space.variants import nests, padded_extents, split_reductions
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
 from felix.tir.design_space.variants.variant import Prefix, Variant, nothing
 
@@ -149,9 +149,9 @@ def _operand(padded: Padded, load: TensorLoad, shape: Sequence[int]) -> Nest:
             if grown > int(old)
         ]
         element = tirx.BufferLoad(load.source, list(at))
-        conditions, value = guards.resolved(element, padded.producers)
+        conditions, value = nests.resolved(element, padded.producers)
         return nests.zero_unless(
-            guards.remaining(conditions, inside, analyzer), guards.simplified(value, analyzer)
+            nests.remaining(conditions, inside, analyzer), nests.simplified(value, analyzer)
         )
 
     return nests.computed(f"{load.source.name}_padded", load.source, shape, value)

@@ -27,8 +27,8 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from felix import errors
-from felix.tir.checks import validate
-from felix.tir.design_space.variants import guards, nests, transposed
+from felix.tir import validate
+from felix.tir.design_space.variants import nests, transposed
 from felix.tir.design_space.variants.nests import SPATIAL, Axis, Expr, Nest
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant, nothing
 
@@ -107,8 +107,8 @@ def _cells(conv: transposed.Transposed) -> Nest:
             inside += [index >= 0, index < axis.extent]
         conditions = [nests.substituted(c, cell) for c in spread.conditions]
         return nests.zero_unless(
-            guards.remaining(conditions, inside, analyzer),
-            guards.simplified(nests.substituted(spread.value, cell), analyzer),
+            nests.remaining(conditions, inside, analyzer),
+            nests.simplified(nests.substituted(spread.value, cell), analyzer),
         )
 
     source = conv.load.source
@@ -144,12 +144,10 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
             tap = each.tap_of(phases[each], new)
             indices.append(analyzer.simplify(nests.substituted(old, {each.tap.variable: tap})))
             inside += [tap < each.tap.extent] if each.overhangs else []
-        conditions, element = guards.resolved(
-            tirx.BufferLoad(load.source, indices), conv.producers
-        )
+        conditions, element = nests.resolved(tirx.BufferLoad(load.source, indices), conv.producers)
         return nests.zero_unless(
-            guards.remaining([*inside, *conditions], [], analyzer),
-            guards.simplified(element, analyzer),
+            nests.remaining([*inside, *conditions], [], analyzer),
+            nests.simplified(element, analyzer),
         )
 
     return nests.computed(f"{load.source.name}_phases", load.source, sizes, value)

@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 
 from felix.tir import grammar
-from felix.tir.design_space import blocks, thread_reductions
+from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import split_reductions
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
 
@@ -76,10 +76,8 @@ def _stitch(schedule: tvm.s_tir.Schedule) -> None:
         schedule.reorder(*outer, *inner)
     row = schedule.fuse(*outer)
     schedule.bind(row, "blockIdx.x")
-    n_choices = len(thread_reductions.THREADS)
-    threads = schedule.sample_categorical(
-        list(thread_reductions.THREADS), [1 / n_choices] * n_choices
-    )
+    n_choices = len(blocks.THREADS)
+    threads = schedule.sample_categorical(list(blocks.THREADS), [1 / n_choices] * n_choices)
     _spread(schedule, inner, threads)
     for name in reversed(reduced):
         block = schedule.get_sblock(name, func_name="main")

@@ -25,7 +25,7 @@ from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from felix.tir.design_space import second_reductions, thread_reductions
+from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import split_reductions
 from felix.tir.design_space.variants.split_reductions import Reduction
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
@@ -105,13 +105,13 @@ def _over_columns(
         schedule.vectorize(columns[0])
         schedule.vectorize(schedule.get_loops(copy)[-1])
     if parts > MAX_SERIAL_PARTS:
-        return thread_reductions.over_threads(schedule, block)
+        return blocks.over_threads(schedule, block)
     if not schedule.get_consumers(block):
         result = schedule.cache_write(block, 0, "local")
         *_, column, _ = schedule.get_loops(block)
         schedule.reverse_compute_at(result, column, preserve_unit_loops=True)
         return [schedule]
-    return second_reductions.join_consumer(schedule, block)
+    return blocks.join_consumer(schedule, block)
 
 
 def _lanes(block: s_stmt.SBlock) -> int:

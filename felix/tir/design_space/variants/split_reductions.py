@@ -37,7 +37,7 @@ from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import SBlockRV
 
-from felix.tir.design_space import blocks, second_reductions, thread_reductions
+from felix.tir.design_space import blocks
 from felix.tir.design_space.variants.variant import Machine, Prefix, Rule, Variant
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -150,7 +150,7 @@ def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
     is_replaced = largest.goes_along_columns and not largest.is_product
     parameters = (("parts", parts), ("loop", axis))
     variant = Variant("split_reduction", parameters, is_replaced=is_replaced)
-    rule: Rule = second_reductions.join_consumer
+    rule: Rule = blocks.join_consumer
     if not largest.is_product:
         rule = functools.partial(_over_threads, parts=parts)
     return Prefix(variant, apply, before_finishing=rule, only=largest.name)
@@ -161,10 +161,10 @@ def _over_threads(
 ) -> list[tvm.s_tir.Schedule]:
     """The partial results spread over threads, and their reduction if there are many parts."""
     (partial,) = schedule.get_producers(block)
-    thread_reductions.over_threads(schedule, partial)
+    blocks.over_threads(schedule, partial)
     if parts > MAX_SERIAL_PARTS:
-        return thread_reductions.over_threads(schedule, block)
-    return second_reductions.join_consumer(schedule, block)
+        return blocks.over_threads(schedule, block)
+    return blocks.join_consumer(schedule, block)
 
 
 # ---------------------------------------------------------------- reading the program

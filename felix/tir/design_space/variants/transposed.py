@@ -15,7 +15,7 @@ from typing import Any
 from tvm import sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from felix.tir.design_space.variants import guards, nests
+from felix.tir.design_space.variants import nests
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
 
 
@@ -162,7 +162,7 @@ def _is_factor(term: Expr, load: TensorLoad) -> bool:
 
 def _spread(nest: Nest, producers: Mapping[Any, Nest]) -> Spread:
     """What the nest stores, with the guards and copies that it is made of in one."""
-    conditions, value = guards.resolved(nest.block.body.value, producers)
+    conditions, value = nests.resolved(nest.block.body.value, producers)
     return Spread(tuple(nest.axes), tuple(conditions), value)
 
 

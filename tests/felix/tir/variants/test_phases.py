@@ -14,7 +14,7 @@ import felix
 from felix import records, workloads
 from felix.measure.cuda.building import build as cuda_build
 from felix.task import Task
-from felix.tir.design_space import second_reductions
+from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import phases, split_reductions
 from felix.verify import compare
 from tests.felix.tir.variants.variant_programs import (
@@ -151,7 +151,7 @@ def test_split_phases_compute_the_same(kernel: int) -> None:
     (split,) = split_reductions.prefixes(made, GPU)
     schedule = tvm.s_tir.Schedule(made)
     split.apply(schedule)
-    (joined,) = second_reductions.join_consumer(schedule, schedule.get_sblock(split.only))
+    (joined,) = blocks.join_consumer(schedule, schedule.get_sblock(split.only))
     check_same(task, joined.mod)
 
 

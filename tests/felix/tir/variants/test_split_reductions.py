@@ -9,7 +9,7 @@ import felix
 from felix import errors, workloads
 from felix.measure.cuda.building import build as cuda_build
 from felix.task import Task
-from felix.tir.design_space import soundness, thread_reductions, variants
+from felix.tir.design_space import blocks, schedule_rules, variants
 from felix.verify import compare
 from tests.felix.tir.variants.variant_programs import CPU, GPU, Shape, searched, texts
 from tests.support import legal_rows
@@ -67,10 +67,10 @@ def test_threads_that_would_race_for_a_result_are_refused() -> None:
         _, thread = schedule.split(term, factors=[None, 64])
         schedule.bind(thread, "threadIdx.x")
         if is_sound:
-            soundness.check_reductions(schedule.mod)
+            schedule_rules.check_reductions(schedule.mod)
         else:
             with pytest.raises(errors.UnsupportedSchedule, match="its last part is shorter"):
-                soundness.check_reductions(schedule.mod)
+                schedule_rules.check_reductions(schedule.mod)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_long_sums_are_spread_over_blocks_and_threads() -> None:
     assert (report.checked, report.mismatches) == (len(rows), ())
     first, second = cuda_build.lower(sketch.schedule(rows[0]).mod, task.target).plan.launches
     assert (first.extents[0], second.extents[0]) == (1024, 1)
-    assert min(first.extents[3], second.extents[3]) >= thread_reductions.THREADS[0]
+    assert min(first.extents[3], second.extents[3]) >= blocks.THREADS[0]
 
 
 def test_what_replaced_programs_measured_can_still_be_read() -> None:

@@ -4,20 +4,25 @@ A program is written as TVM's JSON, read into a program made anew (`reader`), an
 inside its buffers (`bounds`). Everything outside that grammar is refused by name: opaque calls,
 already bound or vectorised loops, pragmas, dynamic shapes, accesses outside a buffer, data that
 choose where something is stored.
+
+Names of a checked program: they go into generated code, so they are identifiers.
+
+TVM writes the names of buffers, variables and blocks into CUDA source as they are; a name that is
+no identifier would be code.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural
 
-from felix import errors
-from felix.tir import bounds, grammar, reader
-from felix.tir.checks import windows
+from felix import errors, names
+from felix.tir import bounds, grammar, reader, windows
 
 TVM_ERRORS = grammar.TVM_ERRORS
 first_line = grammar.first_line
@@ -115,3 +120,48 @@ def _of_one_type(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(
         structural.structural_map(body, (tirx.Var, lambda each: narrow.get(each, each)))
     )
+
+
+def check_names(func: tirx.PrimFunc) -> None:
+    """Refuse names that are no identifiers, in a function that `validate.normalise` returned.
+
+    Raises:
+        WorkloadError: a name is none; the message says which.
+    """
+    for kind, name in _names(func):
+        if not names.is_identifier(name):
+            raise errors.WorkloadError(
+                f"the program has the {kind} {names.quoted(name)}; a name has letters, digits, "
+                f"'_' and '.', begins with no digit and has {names.MAX_CHARACTERS} characters "
+                "at most"
+            )
+
+
+def _names(func: tirx.PrimFunc) -> Iterator[tuple[str, str]]:
+    for parameter in func.params:
+        yield "buffer", str(parameter.name)
+    yield from _names_in(func.body)
+
+
+def _names_in(stmt: Any) -> Iterator[tuple[str, str]]:
+    match type(stmt).__name__:
+        case "SBlockRealize":
+            block = stmt.block
+            yield "block", str(block.name_hint)
+            yield from (("variable", str(item.var.name)) for item in block.iter_vars)
+            yield from (("buffer", str(buffer.name)) for buffer in block.alloc_buffers)
+            if block.init is not None:
+                yield from _names_in(block.init)
+            yield from _names_in(block.body)
+        case "For":
+            yield "variable", str(stmt.loop_var.name)
+            yield from _names_in(stmt.body)
+        case "Bind":
+            yield "variable", str(stmt.var.name)
+        case "SeqStmt":
+            for item in stmt.seq:
+                yield from _names_in(item)
+        case "IfThenElse":
+            yield from _names_in(stmt.then_case)
+            if stmt.else_case is not None:
+                yield from _names_in(stmt.else_case)

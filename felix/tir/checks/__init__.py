@@ -1,1 +1,0 @@
-"""What a program from outside has to be: its names, its indices, its operations."""
