@@ -11,8 +11,7 @@ from collections.abc import Collection
 
 import sympy
 
-from felix.symbolic import expr, ir, scalar
-from felix.symbolic.indices import loaded
+from felix.symbolic import expr, ir, loaded, scalar
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Scalar
 
 

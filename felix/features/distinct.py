@@ -17,9 +17,8 @@ import functools
 import numpy as np
 import sympy
 
-from felix.features import enumeration, iterators, stores
-from felix.symbolic import expr, ir, scalar
-from felix.symbolic.indices import loaded
+from felix.features import iterators, stores
+from felix.symbolic import expr, ir, loaded, scalar
 from felix.symbolic.ir import Access, Scalar
 
 #: What each iterator of the block takes.
@@ -157,7 +156,7 @@ def _compared(condition: ir.Value) -> set[sympy.Symbol]:
     """The iterators of the comparisons in a condition that do not depend on data."""
     symbols: set[sympy.Symbol] = set()
     for node in condition.walk():
-        if enumeration.is_of_iterators(node):
+        if iterators.is_of_iterators(node):
             symbols |= _symbols(node)
     return symbols
 
@@ -222,9 +221,9 @@ def _group(
             return striped
     if all(visited[s].dense for s in symbols):
         points = ir.product(visited[s].length for s in symbols)
-        if points <= enumeration.POINTS_LIMIT:
+        if points <= iterators.POINTS_LIMIT:
             ordered = sorted(symbols, key=str)
-            return enumeration.n_touched([(indices, tests)], ordered, visited)
+            return iterators.n_touched([(indices, tests)], ordered, visited)
     return _estimate(indices, symbols, visited)
 
 
@@ -245,7 +244,7 @@ def _striped(
     grid = {symbol: np.arange(values.start, values.start + values.length)}
     keep = np.ones(values.length, dtype=bool)
     for test in tests:
-        keep = keep & enumeration.can_hold(test, grid)
+        keep = keep & iterators.can_hold(test, grid)
     low, high = int(keep.argmax()), values.length - int(keep[::-1].argmax())
     if not keep[low:high].all() or not keep.any():
         return None
@@ -287,6 +286,6 @@ def _several(
         if s in chosen_by or any(s in i.free_symbols for a in accesses for i in a.indices)
     ]
     points = ir.product(visited[s].length for s in used)
-    if not all(visited[s].dense for s in used) or points > enumeration.POINTS_LIMIT:
+    if not all(visited[s].dense for s in used) or points > iterators.POINTS_LIMIT:
         return sum(counts[1:], start=counts[0])
-    return enumeration.n_touched([(a.indices, conditions[a]) for a in accesses], used, visited)
+    return iterators.n_touched([(a.indices, conditions[a]) for a in accesses], used, visited)

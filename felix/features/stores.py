@@ -20,8 +20,7 @@ import sympy
 
 from felix.errors import UnsupportedSchedule
 from felix.features import addresses, iterators
-from felix.symbolic import expr, ir, scalar, usage
-from felix.symbolic.indices import loaded
+from felix.symbolic import expr, ir, loaded, scalar, usage
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
 
 

@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 import sympy
 
-from felix.features import analytic, code, memory, pipelines, spec
+from felix.features import analytic, code, memory, spec
 from felix.features import stores as store_rows
-from felix.symbolic import allocation, expr, ir, load, parallelize, scalar
+from felix.symbolic import expr, ir, kernels, load, parallelize, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
 
@@ -36,7 +36,7 @@ def build(program: Program, hardware: Hardware) -> Table:
         max(hardware.l3_bytes, hardware.l2_bytes),
     )
     stores = store_rows.rows(program)
-    allocated = {a.buffer: a for a in allocation.allocations(program)}
+    allocated = {a.buffer: a for a in kernels.allocations(program)}
     shapes = {buffer: buffer.shape for buffer in program.buffers}
     shapes |= {buffer: a.shape for buffer, a in allocated.items()}
     body = [_row_values(row, allocated, shapes, machine) for row in stores]
@@ -58,7 +58,7 @@ SECTOR_LINE = memory.SECTOR_BYTES
 
 def _row_values(
     row: store_rows.Row,
-    allocated: dict[ir.Buffer, allocation.Allocation],
+    allocated: dict[ir.Buffer, kernels.Allocation],
     shapes: dict[ir.Buffer, tuple[Scalar, ...]],
     machine: memory.Machine,
 ) -> dict[str, Scalar]:
@@ -71,7 +71,7 @@ def _row_values(
         slot_values = memory.slot_values(row, slot, stack, shapes, machine)
         names = [f"buf{slot}.{name}" for name in spec.SLOT_NAMES]
         values |= dict(zip(names, slot_values, strict=True))
-    return values | pipelines.row_values(row, values)
+    return values | code.pipeline_values(row, values)
 
 
 def operation_counts(value: ir.Value) -> Counter[str]:
@@ -168,7 +168,7 @@ def _elements(row: store_rows.Row) -> dict[str, Scalar]:
 
 
 def _allocation(
-    row: store_rows.Row, allocated: dict[ir.Buffer, allocation.Allocation]
+    row: store_rows.Row, allocated: dict[ir.Buffer, kernels.Allocation]
 ) -> dict[str, Scalar]:
     buffer = row.store.target.buffer
     if buffer not in allocated:

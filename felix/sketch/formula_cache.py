@@ -24,7 +24,7 @@ Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, progr
 
 _COMPILER = ("autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py")
 #: Modules and packages of `felix` that decide what a compiled formula of a trace is,
-SOURCES = ("symbolic", "features", "sketch/formulas.py", "sketch/trace_source.py", *_COMPILER)
+SOURCES = ("symbolic", "features", "sketch/formulas.py", *_COMPILER)
 #: and of a template.
 TEMPLATE_SOURCES = (
     "templates",

@@ -1,7 +1,7 @@
 """The formulas of one sketch: expressions, and their compiled exact and smooth evaluations.
 
-What they are made from is a `Source`: a trace's symbolic program (`felix.sketch.trace_source`) or
-a template's own expressions (`felix.sketch.template_sketch`).
+What they are made from is a `Source`: a trace's symbolic program (`TraceSource`) or a template's
+own expressions (`felix.sketch.template_sketch`).
 
 Structural decisions (compute locations) choose the program, so there is one `StructureFormulas`
 per combination of them, made on first use and cached on disk. The key of the cache is the
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,12 +24,15 @@ import sympy
 from numpy.typing import NDArray
 
 from felix.autodiff import program as autodiff_program
+from felix.features import spec, table
 from felix.features.kind import FeatureKind
 from felix.features.stores import RowName
 from felix.sketch import coordinates, formula_cache, unmodelled
 from felix.sketch.coordinates import Structure
 from felix.sketch.variables import Variable
-from felix.symbolic import expr, interpret
+from felix.symbolic import expr, interpret, kernels
+from felix.symbolic.ir import Program
+from felix.target import Hardware
 
 if TYPE_CHECKING:
     import torch
@@ -282,3 +285,35 @@ class Formulas:
         pieces = [torch.nn.functional.pad(p, (0, width - p.shape[1]), value=-1.0) for p in pieces]
         joined = torch.cat(pieces)[torch.argsort(torch.cat(order))]
         return joined.reshape(len(x), self.n_rows, self.n_features) if features else joined
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A `Source` of the features of `felix.features.spec`.
+
+    Attributes:
+        variables: the sketch's decision variables.
+        program: symbolic program of a structure, after its postprocessors.
+        hardware: limits and rates of the target.
+        max_threads, max_shared_bytes: the target's limits on a block; 0 on a CPU.
+        key: what identifies the sketch in the cache.
+    """
+
+    variables: Sequence[Variable]
+    program: Callable[[Structure], Program]
+    hardware: Hardware
+    max_threads: int
+    max_shared_bytes: int
+    key: str
+
+    kind = FeatureKind.TRACE
+    names = spec.NAMES
+    log = spec.LOG
+    code = formula_cache.SOURCES
+
+    def extract(self, structure: Structure) -> Extracted:
+        """The rows of a structure's stores and its limits on a kernel."""
+        program = self.program(structure)
+        made = table.build(program, self.hardware)
+        limits = kernels.constraints(program, self.max_threads, self.max_shared_bytes)
+        return Extracted(made.rows, made.values, limits)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tvm.s_tir.schedule import Instruction, Trace
 
 from felix.errors import InvalidSchedule
-from felix.sketch import formulas, sampling, trace_source
+from felix.sketch import formulas, sampling
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, ir, kernels, load, postprocs
@@ -105,7 +105,7 @@ class TraceSketch:
         """
         limits = self.task.target.attrs
         is_gpu = self.is_gpu
-        source = trace_source.TraceSource(
+        source = formulas.TraceSource(
             self.variables,
             self.symbolic,
             self.hardware,

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, scalar, usage
-from felix.symbolic.instructions import (
-    caching,
-    inlining,
-    layouts,
-    loop_transforms,
-    padding,
-    placement,
-    reduction,
-)
+from felix.symbolic.instructions import inlining, layouts, loop_transforms, placement, reduction
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
 if TYPE_CHECKING:
@@ -242,12 +234,12 @@ def _cache_read(state: State, inst: Instruction) -> list[Any]:
     block = state.get(inst.inputs[0])
     readers = [state.get(x) for x in inst.inputs[1]] if len(inst.inputs) > 1 else []
     index, scope = inst.attrs[0], inst.attrs[1]
-    return [caching.cache_read(state.program, block, index, scope, readers)]
+    return [placement.cache_read(state.program, block, index, scope, readers)]
 
 
 def _cache_write(state: State, inst: Instruction) -> list[Any]:
     block = state.get(inst.inputs[0])
-    return [caching.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
+    return [placement.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
 
 
 def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
@@ -274,7 +266,7 @@ def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
 
 def _set_scope(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
-    caching.set_scope(block.store.target.buffer, inst.attrs[1])
+    placement.set_scope(block.store.target.buffer, inst.attrs[1])
     return []
 
 
@@ -283,7 +275,7 @@ def _rfactor(state: State, inst: Instruction) -> list[Any]:
 
 
 def _pad_einsum(state: State, inst: Instruction) -> list[Any]:
-    padding.pad_einsum(state.program, state.get(inst.inputs[0]), inst.attrs[0])
+    layouts.pad_einsum(state.program, state.get(inst.inputs[0]), inst.attrs[0])
     return []
 
 

@@ -22,8 +22,7 @@ from typing import Any, Literal
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, scalar
-from felix.symbolic.indices import loaded
+from felix.symbolic import expr, loaded, scalar
 
 Scalar = scalar.Scalar
 IterKind = Literal["spatial", "reduce"]

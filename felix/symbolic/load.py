@@ -16,8 +16,7 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir import stmt as s_stmt
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, ir
-from felix.symbolic.indices import index_expr
+from felix.symbolic import expr, index_expr, ir
 
 #: TIR node -> operation name in `ir.Value`.
 BINARY = {

@@ -3,12 +3,19 @@
 Rules of RewriteCooperativeFetch and RewriteUnboundBlock; RewriteParallelVectorizeUnroll is in
 `felix.symbolic.parallelize`, RewriteReductionBlock in `felix.symbolic.instructions.reduction`,
 VerifyGPUCode in `felix.symbolic.kernels`. The vector width of a fetch may be an expression.
+
+Some reductions across threads TVM cannot lower, for it would write them out several times: it
+unrolls loops (UnrollLoop) before it lowers reductions across threads (LowerThreadAllreduce),
+which refuses several reductions into one buffer. A reduction that is computed at its consumer has
+the elements that the consumer needs in serial loops, and those must not be unrolled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import async_copies, cross_thread, parallelize, scalar, usage
+from felix.symbolic import async_copies, parallelize, scalar, usage
 from felix.symbolic.instructions import loop_transforms, reduction
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
@@ -38,7 +45,7 @@ def apply(
         bind_unbound(program, max_threads_per_block)
     parallelize.parallel_vectorize_unroll(program, rewrite)
     if is_gpu:
-        program.conditions += cross_thread.violations(program)
+        program.conditions += violations(program)
     reduction.decompose_reductions(program)
 
 
@@ -148,3 +155,38 @@ def _static(condition: Scalar) -> bool:
     """A condition the structure depends on; one that is open counts as true, for it matters only
     where a loop is unit."""
     return not scalar.is_static(condition, 0)
+
+
+#: Statements of such a reduction beside its partial sums: their init, and the reduction itself.
+_STATEMENTS = 2
+
+
+def violations(program: Program) -> Iterator[Scalar]:
+    """Conditions, 0 where no serial loop around a reduction across threads is unrolled.
+
+    Decisions that TVM can lower by few statements may be refused too.
+    """
+    for loops, block in program.walk():
+        if block.is_reduction and not block.is_init and any(map(_is_reduced_by_threads, loops)):
+            yield from _unrolled(loops)
+
+
+def _is_reduced_by_threads(loop: Loop) -> bool:
+    is_threads = (loop.thread or "").startswith("threadIdx")
+    return is_threads and not scalar.is_static(usage.is_data_parallel(loop), 1)
+
+
+def _unrolled(loops: list[Loop]) -> Iterator[Scalar]:
+    step: Scalar = 0
+    for loop in loops:
+        if loop.annotations.get(parallelize.PRAGMA_EXPLICIT):
+            step = loop.annotations[parallelize.PRAGMA_STEP]
+    serial = [(loop, usage.is_data_parallel(loop)) for loop in loops if loop.kind == "serial"]
+    partial: Scalar = 1
+    for loop, is_spatial in serial:
+        partial = partial * scalar.select(is_spatial, 1, loop.extent)
+    statements = partial + _STATEMENTS
+    for loop, is_spatial in reversed(serial):
+        extent = scalar.select(is_spatial, loop.extent, 1)
+        statements = statements * extent
+        yield scalar.both(scalar.less(1, extent), scalar.less_equal(statements, step))

@@ -16,8 +16,7 @@ import numpy as np
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, ir, scalar
-from felix.symbolic.indices import index_expr, loaded
+from felix.symbolic import expr, index_expr, ir, loaded, scalar
 from felix.symbolic.ir import Affine, Block, Buffer, IterComponent, Loop, Scalar
 
 #: Values of an index that are enumerated.

@@ -28,7 +28,7 @@ import tvm
 from tvm.target import Target, codegen
 
 from felix import errors, names
-from felix.target import attributes, cpu, cpu_features, memory
+from felix.target import attributes, cpu, memory
 from felix.target import gpu as gpus
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target
@@ -133,7 +133,7 @@ def refuse_foreign(target: Target) -> None:
     """
     full = target if target.kind.name == "llvm" else target.host
     if full is not None:
-        cpu_features.refuse_foreign(full, parse("llvm"))
+        cpu.refuse_foreign(full, parse("llvm"))
 
 
 def memory_bytes(target: TargetLike) -> int:
@@ -251,7 +251,7 @@ def _complete_llvm(config: dict[str, Any]) -> dict[str, Any]:
     config.setdefault("mtriple", local)
     if _machine(config["mtriple"]) == _machine(local) and "mcpu" not in config:
         config["mcpu"] = codegen.llvm_get_system_cpu()
-        hidden = cpu_features.hidden(config["mcpu"])
+        hidden = cpu.hidden(config["mcpu"])
         if hidden:
             config["mattr"] = [*config.get("mattr", ()), *hidden]
     if not codegen.llvm_is_valid_cpu(config.get("mcpu", "generic"), config["mtriple"]):
@@ -395,7 +395,7 @@ def _cpu_hardware(target: Target) -> Hardware:
 
 
 def _vector_lanes(target: Target) -> int:
-    features = cpu_features.of(target)
+    features = cpu.of(target)
     if "avx512f" in features:
         return 16
     return 8 if features & {"avx", "avx2", "sve"} else 4

@@ -5,10 +5,8 @@ a string, an array or a map of indices of nodes, or the fields of an object. TVM
 in whatever it is given and crashes on much of it. Here a node is read when it is asked for, as the
 type that is asked for, with exactly the fields that type has.
 
-Blocks in TVM's JSON that no schedule of Felix changes, refused before their parts are read.
-
-So the message names the reason: their parts, like loops that are already parallel, are refused as
-well.
+Blocks that no schedule of Felix changes are refused before their parts are read, so that the
+message names the reason: their parts, like loops that are already parallel, are refused as well.
 """
 
 from __future__ import annotations

@@ -17,15 +17,13 @@ where they are exact and BLAS is fast.
 Not understood (None): padding, strided windows, gathers, tuple reductions, arithmetic in types
 narrower than float32 and int32.
 
-Notation: a block's iterators are single letters; `at(x, axes, order)` transposes x from `axes`
-to `order` and broadcasts over the letters it lacks.
-
-The blocks of a program that tensors as a whole can follow: one statement a block, in order.
-
 Such a block stores one element at each point of its domain, visits each point once, in loops of
 its own, and its result does not depend on the order of points: of the buffer that it stores to, it
 loads the element that it stores and no other. That may be an argument's old value, which the
 program changes in place.
+
+Notation: a block's iterators are single letters; `at(x, axes, order)` transposes x from `axes`
+to `order` and broadcasts over the letters it lacks.
 """
 
 from __future__ import annotations

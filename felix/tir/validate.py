@@ -5,10 +5,8 @@ inside its buffers (`bounds`). Everything outside that grammar is refused by nam
 already bound or vectorised loops, pragmas, dynamic shapes, accesses outside a buffer, data that
 choose where something is stored.
 
-Names of a checked program: they go into generated code, so they are identifiers.
-
-TVM writes the names of buffers, variables and blocks into CUDA source as they are; a name that is
-no identifier would be code.
+Names of a checked program are identifiers, for TVM writes those of buffers, variables and blocks
+into CUDA source as they are.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.features import spec
-from felix.symbolic import allocation, ir, parallelize
+from felix.symbolic import ir, kernels, parallelize
 from felix.task import Task
 from felix.tir.design_space import shared_memory
 from felix.verify import touched, tvm_schedule
@@ -265,7 +265,7 @@ class _Comparison:
     # ------------------------------------------------------------ buffers
 
     def _buffers(self, program: ir.Program) -> None:
-        allocations = {a.buffer: a for a in allocation.allocations(program)}
+        allocations = {a.buffer: a for a in kernels.allocations(program)}
         stored = (target.buffer for _, b in program.walk() for target in b.writes)
         labels = tvm_schedule.labels(b for b in [*stored, *allocations] if b in allocations)
         modelled = {label: allocations[buffer] for buffer, label in labels.items()}

@@ -23,7 +23,7 @@ from tvm.s_tir import transform
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir
-from felix.verify import expressions
+from felix.verify import accesses
 
 PRAGMA_STEP = "pragma_auto_unroll_max_step"
 PIPELINE = "software_pipeline_stage"
@@ -141,7 +141,7 @@ def reduction_loops(stage: Stage) -> set[int]:
         v
         for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
         if int(iv.iter_type) == tirx.IterVar.CommReduce
-        for v in expressions.variables(value)
+        for v in accesses.variables(value)
     }
     return {i for i, v in enumerate(stage.variables) if v in used}
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, regions, scalar
-from felix.symbolic.indices import inverse, loaded
+from felix.symbolic import inverse, ir, loaded, regions, scalar
 from felix.symbolic.instructions import placement
 from felix.symbolic.ir import Access, Block, Program
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, scalar, usage
-from felix.symbolic.indices import index_expr
+from felix.symbolic import index_expr, ir, scalar, usage
 from felix.symbolic.instructions import inlining, loop_transforms
 from felix.symbolic.ir import (
     Access,

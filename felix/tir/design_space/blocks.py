@@ -1,18 +1,14 @@
-"""The blocks of a program.
+"""The blocks of a program, and two rules for reductions that MetaSchedule's leave alone.
 
-A reduction whose terms the threads of a block combine together.
+`over_threads`: threads of a block combine the terms of a reduction. MetaSchedule's rule for that
+(CrossThreadReduction) fails on partial results that another reduction reads, because it tries to
+compute them there.
 
-MetaSchedule's rule for that (CrossThreadReduction) fails on partial results that another reduction
-reads, because it tries to compute them there.
-
-The reduction of partial results, computed where its only consumer is.
-
-A split reduction (`variants.split_reductions`) ends in a second, short one. Left alone it writes
-its results to memory for whatever follows (an activation, say). On a GPU this rule computes it for
-each element inside the consumer's loops, in a register.
-
-TVM neither binds loops around a reduction nor takes its start out of it where its place among the
-loops is no affine map, as in the join of phases that they do not fill. There it is left alone.
+`join_consumer`: a split reduction (`variants.split_reductions`) ends in a second, short one. Left
+alone it writes its results to memory for whatever follows (an activation, say). On a GPU this rule
+computes it for each element inside the consumer's loops, in a register. TVM neither binds loops
+around a reduction nor takes its start out of it where its place among the loops is no affine map,
+as in the join of phases that they do not fill. There it is left alone.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 TVM's PostOrderApply begins with a module. Here it begins with a schedule, so that what was applied
 before stays in the traces, and blocks that it made are visited like any other.
 
-A design space in which not every alternative of every block meets every other.
-
-Where a rule of TVM gives several schedules (tiling with and without a cached result, say), each
-such block multiplies the space: eight products of a chain have 3^8 schedules, six softmaxes 3^12,
-which takes minutes and all memory. Of more than `MAX_FULL` schedules only some are made, one at a
-time: the blocks with most work meet in all their alternatives, the others all take their first
-alternative, or all their second, and so on. Which these are follows from the program alone.
+Not every alternative of every block meets every other. Where a rule of TVM gives several schedules
+(tiling with and without a cached result, say), each such block multiplies the space: eight
+products of a chain have 3^8 schedules, six softmaxes 3^12, which takes minutes and all memory. Of
+more than `MAX_FULL` schedules only some are made, one at a time: the blocks with most work meet in
+all their alternatives, the others all take their first alternative, or all their second, and so
+on. Which these are follows from the program alone.
 """
 
 from __future__ import annotations

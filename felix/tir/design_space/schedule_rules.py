@@ -5,8 +5,6 @@ without a check, MultiLevelTiling computes a consumer of two products at one of 
 whole design space, and one that leaves an unsound program (AutoInline moves a block into a
 producer that others read) would spoil it. Here the block is left as it was, and the other rules
 go on.
-
-Whether what a schedule rule of TVM left is a program at all, and one that TVM can build.
 """
 
 from __future__ import annotations

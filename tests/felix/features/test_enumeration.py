@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import sympy
 
-from felix.features import enumeration, iterators
-from felix.symbolic import ir
+from felix.features import iterators
+from felix.symbolic import index_expr, ir
 from felix.symbolic.expr import FloorDiv, FloorMod
-from felix.symbolic.indices import index_expr
 
 X, Y = index_expr.iter_symbol("i"), index_expr.iter_symbol("j")
 VISITED = {X: iterators.Visited(0, 7, 7), Y: iterators.Visited(2, 9, 9)}
@@ -25,7 +24,7 @@ def below(left: sympy.Expr, right: int) -> ir.Value:
     return ir.Value("lt", False, sides)
 
 
-ACCESSES: dict[str, list[enumeration.Touching]] = {
+ACCESSES: dict[str, list[iterators.Touching]] = {
     "rows": [((X, Y), ())],
     "neighbours": [((X, Y), ()), ((X, Y + 1), ()), ((X - 1, Y), ())],
     "diagonal": [((X + Y,), ()), ((X - Y,), ())],
@@ -44,6 +43,6 @@ def test_touched_elements_are_those_of_sets(name: str) -> None:
     for i, j in itertools.product(range(7), range(2, 11)):
         grid = {X: np.array([i]), Y: np.array([j])}
         for indices, conditions in ACCESSES[name]:
-            if all(enumeration.can_hold(each, grid).all() for each in conditions):
+            if all(iterators.can_hold(each, grid).all() for each in conditions):
                 touched.add(tuple(index_expr.evaluate(index, grid).item() for index in indices))
-    assert enumeration.n_touched(ACCESSES[name], [X, Y], VISITED) == len(touched)
+    assert iterators.n_touched(ACCESSES[name], [X, Y], VISITED) == len(touched)

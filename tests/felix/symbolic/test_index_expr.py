@@ -11,9 +11,9 @@ from tvm import te, tirx, topi
 from felix.errors import UnsupportedSchedule
 from felix.features import iterators
 from felix.sketch import sketch as sketching
-from felix.symbolic.indices import index_expr
+from felix.symbolic import index_expr
 from felix.task import Task
-from felix.verify import compare, expressions
+from felix.verify import accesses, compare
 from tests.corpus import outcome
 from tests.support import legal_rows
 
@@ -58,7 +58,7 @@ def test_an_index_has_the_values_it_has_in_tir(index: Any) -> None:
     symbol = index_expr.iter_symbol("v")
     points = np.arange(EXTENT)
     read = index_expr.load_index(index, {V: symbol})
-    expected = expressions.evaluate(index, {V: points})
+    expected = accesses.evaluate(index, {V: points})
     np.testing.assert_array_equal(index_expr.evaluate(read, {symbol: points}), expected)
 
 

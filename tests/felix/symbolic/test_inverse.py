@@ -10,8 +10,8 @@ from tvm import te, topi
 
 from felix.errors import UnsupportedSchedule
 from felix.sketch import sketch as sketching
+from felix.symbolic import index_expr, inverse
 from felix.symbolic.expr import FloorDiv, FloorMod, Minimum
-from felix.symbolic.indices import index_expr, inverse
 from felix.task import Task
 from felix.verify import compare
 from tests.support import legal_rows

@@ -1,6 +1,5 @@
-"""Making programs anew: loop nests of one block each, and the function around them.
-
-Values that are 0 unless conditions hold: what padding and spreading make.
+"""Making programs anew: loop nests of one block each, the function around them, and values that
+are 0 unless conditions hold, as padding and spreading make them.
 """
 
 from __future__ import annotations

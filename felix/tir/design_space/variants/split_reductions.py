@@ -4,7 +4,7 @@ A product of few rows, or a long sum with few results, has too little parallelis
 loops. The largest reduction of a program is cut in `parts` along one of its loops (split and
 rfactor): the partial results are a program with one more spatial axis, and a second block combines
 the parts. Partial results of a product are tiled by MetaSchedule's rules, the parts like any other
-axis; those of other reductions are spread over threads, many parts likewise (`thread_reductions`).
+axis; those of other reductions are spread over threads, many parts likewise (`over_threads`).
 Sums are reordered: results differ from the unsplit sum's by rounding, no more than those of
 MetaSchedule's own reductions over threads.
 

@@ -16,8 +16,7 @@ import tvm
 from tvm import sym, tirx
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr
-from felix.symbolic.indices import index_expr
+from felix.symbolic import expr, index_expr
 
 _BINARY = {expr.FloorDiv: tirx.floordiv, expr.FloorMod: tirx.floormod}
 

@@ -5,7 +5,7 @@ conditions. All become the operators of `felix.symbolic.expr`: a float expressio
 rational multiples of integers, whose floor is an integer division. Constants of float32 are read
 as the nearest fraction of small denominator, which they are rounded from, so that an index may
 differ from what floats give at a tie. What is loaded from a buffer, and what is computed of it,
-become the operators of `felix.symbolic.indices.loaded`.
+become the operators of `felix.symbolic.loaded`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from tvm import tirx
 from tvm.ir.expr import Call, TensorLoad
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr
-from felix.symbolic.indices import loaded
+from felix.symbolic import expr, loaded
 
 #: Float constants are fractions of at most this denominator.
 MAX_DENOMINATOR = 1 << 16
