@@ -25,16 +25,18 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import tempfile
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tvm
 
 from felix import errors, files, records, target
-from felix.artifact import convergence, generated, run_script
+from felix.artifact import convergence, generated, run_common, run_script
 from felix.measure import build, task_program
 from felix.measure.cpu import contention
 from felix.measure.cuda.building import build as cuda_build
@@ -139,7 +141,7 @@ def export(
         library = _library(result, folder, link, notes)
         _program(result, folder, notes)
         _history(result, folder, notes)
-        shutil.copyfile(run_script.__file__, folder / "run.py")
+        (folder / "run.py").write_text(standalone(run_script))
         if result.best.generated is None:
             shutil.copyfile(contention.__file__, folder / "calm.py")
         manifest = _manifest(result, time.time() if created_s is None else created_s)
@@ -151,6 +153,15 @@ def export(
     except OSError as error:
         raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
+
+
+def standalone(script: types.ModuleType) -> str:
+    """The text of a `run.py`, with that of `run_common` where it imports that."""
+    text, common = (pathlib.Path(str(m.__file__)).read_text() for m in (script, run_common))
+    _, body = common.split("from __future__ import annotations\n", 1)
+    return re.sub(
+        r"from felix\.artifact\.run_common import \(.*?\)\n", lambda _: body, text, flags=re.S
+    )
 
 
 def _clear(folder: pathlib.Path) -> None:

@@ -11,11 +11,7 @@ program, which is `reference.cubin`.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import hashlib
-import importlib.util
-import json
 import math
 import os
 import pathlib
@@ -27,9 +23,20 @@ from typing import Any
 
 import numpy as np
 
+from felix.artifact.run_common import (
+    Failure,
+    checked_manifest,
+    command_line,
+    device_of,
+    largest_error,
+    loaded,
+    module_of,
+)
+
 #: From inputs by name to outputs by name.
 Reference = Callable[[dict[str, Any]], dict[str, Any]]
 
+NO_LIBRARY = "this bundle has no compiled library; see the notes in manifest.json"
 HERE = pathlib.Path(__file__).resolve().parent
 #: Calls are timed in so many bursts, this far apart, and in this time at most.
 N_BURSTS, PAUSE_S, BUDGET_S = 8, 0.2, 30.0
@@ -38,40 +45,32 @@ MOVED_BYTES = 64 << 20
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 #: A program with more operations is not computed by numpy beside a GPU.
 NUMPY_FLOPS = 1e10
-#: Integers made of floats that may be off by 1.
-TIES_SHARE = 0.01
 #: Outputs with fewer results are computed for more inputs, of so many elements, to say how large
 #: results are: terms of a sum may cancel, and its rounding errors remain.
 MIN_RESULTS, MAX_DRAWN, MIN_DRAWS = 16, 2**26, 3
 
 
-class Failure(Exception):
-    """The bundle is damaged, cannot run here or gives a wrong result."""
-
-
 def main() -> int:
     """Check and time; the exit status."""
-    parser = argparse.ArgumentParser(description="Check and time this tuned kernel.")
-    parser.add_argument("--repeats", type=int, default=100, help="timed calls (default 100)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    try:
-        report = run(_manifest(), max(options.repeats, 1))
-    except Failure as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    print(f"{report['task']} on {report['device']}")
+    return command_line("this tuned kernel", lambda repeats: run(manifest(), repeats), _lines)
+
+
+def manifest() -> dict[str, Any]:
+    """What this folder says of itself."""
+    return checked_manifest(HERE)
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
     allowed = f"tolerance {report['tolerance']:.1e}"
-    for name, error in report["checked_against"].items():
-        print(f"  agrees with {name} (largest relative error {error:.1e}, {allowed})")
-    print(
+    return [
+        f"{report['task']} on {report['device']}",
+        *(
+            f"  agrees with {name} (largest relative error {error:.1e}, {allowed})"
+            for name, error in report["checked_against"].items()
+        ),
         f"  {report['latency_us']:.2f} us, {report['gflops']:.1f} GFLOP/s"
-        f" (tuned: {report['tuned_us']:.2f} us)"
-    )
-    return 0
+        f" (tuned: {report['tuned_us']:.2f} us)",
+    ]
 
 
 def run(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
@@ -86,11 +85,10 @@ def run(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
         import tvm
     except ImportError as error:
         raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
-    kind = manifest["target"]["kind"]
-    device = tvm.runtime.device("cpu" if kind == "llvm" else kind, 0)
-    if not device.exist:
-        raise Failure(f"this kernel needs a {kind} device and there is none here")
-    kernel = _kernel(tvm, manifest)
+    device = device_of(tvm, "this kernel", manifest["target"]["kind"])
+    if manifest["library"] is None:
+        raise Failure(NO_LIBRARY)
+    kernel = loaded(tvm, HERE, manifest["library"])
     inputs, expected, sizes = _references(tvm, manifest)
     arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
     tensors = [tvm.runtime.tensor(array, device) for array in arrays]
@@ -116,7 +114,9 @@ def _checked(
     largest = {}
     for name, reference in expected.items():
         errors = {
-            key: _error(output, reference[key], sizes[key], is_exact=manifest["tolerance"] == 0)
+            key: largest_error(
+                output, reference[key], sizes[key], is_exact=manifest["tolerance"] == 0
+            )
             for key, output in outputs.items()
         }
         for key, error in errors.items():
@@ -147,7 +147,7 @@ def _report(
 def _run_generated(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
     """What `run` does, for a generated kernel."""
     if manifest["library"] is None:
-        raise Failure("this bundle has no compiled library; see the notes in manifest.json")
+        raise Failure(NO_LIBRARY)
     driver, player = _module("driver"), _module("player")
     try:
         context = driver.Context()
@@ -251,32 +251,6 @@ def _inputs(manifest: dict[str, Any], positive: bool, draw: int = 0) -> dict[str
     }
 
 
-def _manifest() -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((HERE / "manifest.json").read_text())
-        files = manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise Failure(f"manifest.json cannot be read: {error}") from None
-    for name, expected in files.items():
-        try:
-            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
-        except OSError as error:
-            raise Failure(f"{name} cannot be read: {error.strerror}") from None
-        if digest != expected:
-            raise Failure(f"{name} is not the file the manifest names (sha256 differs)")
-    return manifest
-
-
-def _kernel(tvm: Any, manifest: dict[str, Any]) -> Any:
-    if manifest["library"] is None:
-        raise Failure("this bundle has no compiled library; see the notes in manifest.json")
-    try:
-        return tvm.runtime.load_module(str(HERE / manifest["library"]))
-    except (RuntimeError, ValueError, OSError) as error:
-        lines = str(error).strip().splitlines()
-        raise Failure(f"{manifest['library']} cannot be loaded here: {lines[-1:]}") from None
-
-
 def _references(
     tvm: Any, manifest: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
@@ -304,11 +278,7 @@ def _references(
 
 def _module(name: str) -> Any:
     """A module beside this file."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(HERE, name)
 
 
 def _guard(tvm: Any, manifest: dict[str, Any]) -> Callable[[Callable[[], Any]], Any]:
@@ -363,25 +333,6 @@ def _random(arg: dict[str, Any], seed: list[int], positive: bool) -> Any:
 def _poison(arg: dict[str, Any]) -> Any:
     value = np.nan if _is_float(arg) else 0
     return np.full(arg["shape"], value, dtype=_dtype(arg["dtype"]))
-
-
-def _error(actual: Any, expected: Any, size: float, is_exact: bool) -> float:
-    """The largest relative error; infinite for integers that differ.
-
-    Unless they are exact, one in a hundred may be off by 1: they were floats next to a tie.
-    """
-    if actual.dtype.kind in "iub":
-        differs = actual != expected
-        is_exact = is_exact or expected.dtype.kind == "b"
-        if not is_exact and np.count_nonzero(differs) <= TIES_SHARE * differs.size:
-            differs &= np.maximum(actual, expected) - np.minimum(actual, expected) != 1
-        return math.inf if np.any(differs) else 0.0
-    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
-    scale = np.maximum(np.abs(expected) + size, np.finfo(np.float64).tiny)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(actual - expected) / scale
-    error[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
-    return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
 
 
 def _time_us(

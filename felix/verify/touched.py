@@ -26,7 +26,7 @@ import tvm
 from numpy.typing import NDArray
 
 from felix.errors import UnsupportedSchedule
-from felix.verify import accesses
+from felix.verify import accesses, tvm_schedule
 from felix.verify.accesses import Piece
 
 Sums: TypeAlias = NDArray[np.int64]
@@ -94,7 +94,7 @@ def _bounds(pieces: Sequence[Piece]) -> list[tuple[Sums, Sums]]:
 def _groups(pieces: Iterable[Piece]) -> list[list[Any]]:
     """Loops that share terms, directly or not; first none, which is where constants belong."""
     terms = [term for piece in pieces for column in piece.columns for _, term in column]
-    used = [loops for term in terms if (loops := accesses.variables(term))]
+    used = [loops for term in terms if (loops := tvm_schedule.variables(term))]
     shared = accesses.connected(used)
     return [[], *(list(dict.fromkeys(v for i in numbers for v in used[i])) for numbers in shared)]
 
@@ -111,9 +111,9 @@ def _part(piece: Piece, group: Sequence[Any], outer: Mapping[Any, int]) -> _Part
     table = np.zeros((*shape, columns), np.int64)
     for number, column in enumerate(piece.columns):
         for factor, term in column:
-            own = set(accesses.variables(term))
+            own = set(tvm_schedule.variables(term))
             if own <= set(group) and bool(own) == bool(group):
-                table[..., number] += factor * accesses.evaluate(term, grid)
+                table[..., number] += factor * tvm_schedule.evaluate(term, grid)
     n_outer = math.prod(shape[: len(outside)])
     table = table.reshape(n_outer, -1, columns)
     base = table[:, 0]

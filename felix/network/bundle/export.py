@@ -86,7 +86,7 @@ def write(
         _save(path / PARAMETERS, _named("p", built.parameters))
         tensors = _named("input", network.examples) | _named("output", built.outputs)
         _save(path / EXAMPLES, tensors)
-        shutil.copyfile(run_script.__file__, path / "run.py")
+        (path / "run.py").write_text(task_artifact.standalone(run_script))
         (path / "report.txt").write_text(f"{summary}\n")
         forms = _forms(network, summary)
         names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]

@@ -13,9 +13,6 @@ In a program of your own, with tensors of TVM or of PyTorch, or arrays of numpy:
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -26,17 +23,23 @@ from typing import Any
 
 import numpy as np
 
+from felix.artifact.run_common import (
+    Failure,
+    checked_manifest,
+    command_line,
+    device_of,
+    largest_error,
+    loaded,
+    module_of,
+)
+
 HERE = pathlib.Path(__file__).resolve().parent
 #: Seconds that timing takes at most.
 BUDGET_S = 10.0
-#: Integers that may be off by 1.
-TIES_SHARE = 0.01
 #: TVM's programs expect tensors to begin at a multiple of this.
 ALIGNMENT_BYTES = 64
-
-
-class Failure(Exception):
-    """The folder is damaged, cannot run here or gives a wrong result."""
+#: Of names of modules, which other code does not find by their files' names.
+PREFIX = "_felix_network_"
 
 
 class Network:
@@ -48,23 +51,15 @@ class Network:
 
     def __init__(self, folder: str | os.PathLike[str] = HERE) -> None:
         self._folder = pathlib.Path(folder)
-        self.manifest = _manifest(self._folder)
+        self.manifest = checked_manifest(self._folder)
         threads = self.manifest["target"].get("num-cores")
         if threads:
             os.environ.setdefault("TVM_NUM_THREADS", str(threads))
         tvm, relax = _runtime()
-        kind = self.manifest["target"]["kind"]
-        self.device = tvm.runtime.device("cpu" if kind == "llvm" else kind, 0)
-        if not self.device.exist:
-            raise Failure(f"this network needs a {kind} device and there is none here")
+        self.device = device_of(tvm, "this network", self.manifest["target"]["kind"])
         _register(tvm, self._folder, self.manifest.get("pytorch", {}))
         _register_tensor_maps(tvm, self._folder, self.manifest)
-        try:
-            library = tvm.runtime.load_module(str(self._folder / "network.so"))
-        except (RuntimeError, ValueError, OSError) as error:
-            lines = str(error).strip().splitlines()
-            raise Failure(f"network.so cannot be loaded here: {lines[-1:]}") from None
-        machine = relax.VirtualMachine(library, self.device)
+        machine = relax.VirtualMachine(loaded(tvm, self._folder, "network.so"), self.device)
         self._main = machine["main"]
         # Memory for intermediate values, made once: `main` takes it behind all else.
         has_workspace = machine.module.implements_function("workspace")
@@ -111,22 +106,15 @@ class Network:
 
 def main() -> int:
     """Check and time; the exit status."""
-    parser = argparse.ArgumentParser(description="Check and time this tuned network.")
-    parser.add_argument("--repeats", type=int, default=100, help="timed calls (default 100)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    try:
-        result = run(Network(), max(options.repeats, 1))
-    except Failure as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    print(f"{result['network']} on {result['device']}")
-    print(f"  agrees with the stored outputs (largest relative error {result['max_error']:.1e})")
-    print(f"  {result['latency_us']:.1f} us a call, warm caches")
-    return 0
+    return command_line("this tuned network", lambda repeats: run(Network(), repeats), _lines)
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    return [
+        f"{report['network']} on {report['device']}",
+        f"  agrees with the stored outputs (largest relative error {report['max_error']:.1e})",
+        f"  {report['latency_us']:.1f} us a call, warm caches",
+    ]
 
 
 def run(network: Network, repeats: int) -> dict[str, Any]:
@@ -176,7 +164,7 @@ def _register(tvm: Any, folder: pathlib.Path, forms: dict[str, str]) -> None:
             f"PyTorch's operators run a part of this network: pip install torch ({error})"
         ) from None
     del torch
-    functions = _module(folder, "torch_functions")
+    functions = module_of(folder, "torch_functions", PREFIX)
     for name, form in forms.items():
         tvm.register_global_func(name, functions.packed(form), override=True)
 
@@ -185,7 +173,7 @@ def _register_tensor_maps(tvm: Any, folder: pathlib.Path, manifest: dict[str, An
     """Make known to TVM what encodes the tensor maps that its own runtime cannot."""
     if "driver.py" not in manifest["files"]:
         return
-    driver, launch_plan = (_module(folder, name) for name in ("driver", "launch_plan"))
+    driver, launch_plan = (module_of(folder, name, PREFIX) for name in ("driver", "launch_plan"))
 
     def encode(descriptor: Any, pointer: Any, text: str) -> None:
         driver.fill(descriptor, launch_plan.tensor_map_of(json.loads(text)), pointer)
@@ -193,53 +181,14 @@ def _register_tensor_maps(tvm: Any, folder: pathlib.Path, manifest: dict[str, An
     tvm.register_global_func("felix.encode_im2col_tensor_map", encode, override=True)
 
 
-def _module(folder: pathlib.Path, name: str) -> Any:
-    """A file of the folder as a module, which other code does not find by the file's name."""
-    known_as = f"_felix_network_{name}"
-    spec = importlib.util.spec_from_file_location(known_as, folder / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[known_as] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _manifest(folder: pathlib.Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        hashes = manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise Failure(f"manifest.json cannot be read: {error}") from None
-    for name, expected in hashes.items():
-        try:
-            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        except OSError as error:
-            raise Failure(f"{name} cannot be read: {error.strerror}") from None
-        if digest != expected:
-            raise Failure(f"{name} is not the file the manifest names (sha256 differs)")
-    return manifest
-
-
 def _difference(output: Any, expected: Any, is_exact: bool) -> float:
-    """max |y - y'| / (|y'| + root mean square of y'); infinite where integers differ.
-
-    Unless they are exact, one in a hundred may be off by 1: they were floats next to a tie.
-    """
+    """The largest error, relative to the root mean square of what is finite as well."""
     if output.shape != expected.shape or output.dtype != expected.dtype:
         return float("inf")
-    if output.dtype.kind in "iub":
-        differs = output != expected
-        is_exact = is_exact or expected.dtype.kind == "b"
-        if not is_exact and np.count_nonzero(differs) <= TIES_SHARE * differs.size:
-            differs &= np.maximum(output, expected) - np.minimum(output, expected) != 1
-        return float("inf") if np.any(differs) else 0.0
-    actual, ideal = output.astype(np.float64), expected.astype(np.float64)
+    ideal = expected.astype(np.float64)
     finite = ideal[np.isfinite(ideal)]
     rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-    scale = np.maximum(np.abs(ideal) + rms, np.finfo(np.float64).tiny)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(actual - ideal) / scale
-    error[(actual == ideal) | (np.isnan(actual) & np.isnan(ideal))] = 0.0
-    return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
+    return largest_error(output, expected, rms, is_exact)
 
 
 def _time_us(network: Network, inputs: list[Any], repeats: int) -> float:

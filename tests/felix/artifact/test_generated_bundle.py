@@ -187,7 +187,7 @@ def script(
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         monkeypatch.setattr(module, "_module", _without_warming(module._module))
-        report: dict[str, Any] = module.run(module._manifest(), 40)
+        report: dict[str, Any] = module.run(module.manifest(), 40)
         return report
 
     def _without_warming(load: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -1,8 +1,8 @@
 """Templates say what they said: sessions, records and the shipped model of before are of use.
 
-`unchanged.json` has it for each template of some tasks: key, parameters, and for some decisions the
-program, features, limits and the prediction. Where it has to change, so has the version of the
-template (or of `felix.templates.spec`, with a new checkpoint), and the file is what `_said` returns.
+`unchanged.json` has it for each template of some tasks: key, parameters, and for some decisions
+the program, features, limits and the prediction. Where it has to change, so has the version of
+the template (or of `felix.templates.spec`, with a new checkpoint); the file is what `_said` gives.
 """
 
 from __future__ import annotations

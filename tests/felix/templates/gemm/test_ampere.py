@@ -257,8 +257,8 @@ def test_every_function_of_epilogues_compiles() -> None:
 def test_constraints_hold_where_a_block_fits() -> None:
     p = problem(300, 200, 1000)
     made = template.AmpereGemm(p, A100, "sm_80")
-    symbols = Decisions.symbols()
-    compiled = sympy.lambdify(dataclasses.astuple(symbols), _values_of(made), modules=[_PYTHON])
+    symbols = [getattr(Decisions.symbols(), q.name) for q in made.parameters]
+    compiled = sympy.lambdify(symbols, _values_of(made), modules=[_PYTHON])
     rng = random.Random(0)
     legal = 0
     for _ in range(400):
