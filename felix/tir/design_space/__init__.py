@@ -46,7 +46,7 @@ def generate(
 
     Where a rule of TVM fails, or leaves a program that reads what nothing stores, the space is
     made again with rules that fail on single blocks only. Of a space of very many schedules only
-    some are made (`alternatives`).
+    some are made (`post_order`).
     """
     context = tune_context(mod, target, name=name, seed=seed)
     try:

@@ -58,7 +58,7 @@ def apply(
     """The schedules that the rules make of every block, one rule after another.
 
     A rule that fails on a block leaves it as it is. Of very many schedules only some are made
-    (`alternatives`).
+    (`some`).
 
     Args:
         schedule: after the prefix.

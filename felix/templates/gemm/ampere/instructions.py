@@ -64,7 +64,7 @@ class Storage:
     Attributes:
         c_type: in C++.
         size_bytes: of an element.
-        widen: how a value `{0}` becomes one of arithmetic, float or int, by functions of `ptx`.
+        widen: how a value `{0}` becomes one of arithmetic, float or int, by functions below.
         narrow: how a value of arithmetic becomes one in memory.
     """
 

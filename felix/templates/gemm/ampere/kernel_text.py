@@ -1,5 +1,5 @@
 """The CUDA text of the kernels; constants and types in capitals are defined before it, and so are
-the functions of `ptx`.
+the functions of `instructions`.
 
 Notation: a *line* of a tile and its *chunks* are as in `layout`; a *fragment* is what a warp's
 threads hold of an operand for one mma.sync, 32 bytes of k.
