@@ -1,4 +1,7 @@
-"""The bundle: complete, self-checking, runnable without Felix, and refused where unwritable."""
+"""The bundle: complete, self-checking, runnable without Felix, and refused where unwritable.
+
+The bundle of a program that changes an argument in place, as its tuning ships it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ import pytest
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
+import felix
 from felix import errors, records, workloads
 from felix.artifact import convergence, export
 from felix.measure import build, protocol
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import nvrtc
 from felix.task import Task
-from tests.support import elves, run_py
+from tests.support import elves, in_place, run_py
 
 
 @dataclasses.dataclass
@@ -248,3 +252,13 @@ def test_the_picture_is_the_same_for_the_same_curve(tmp_path: pathlib.Path) -> N
     assert "<svg" in pictures[0] and len(pictures[0]) == len(pictures[1])
     with pytest.raises(errors.OutputError, match="cannot write"):
         convergence.draw(curve, "two tasks", tmp_path / "missing" / "a.svg")
+
+
+@pytest.mark.parametrize("name", in_place.PROGRAMS)
+def test_run_py_agrees_with_both_references(name: str, tmp_path: pathlib.Path) -> None:
+    task = Task.from_prim_func(in_place.program(name), "llvm -num-cores 1")
+    felix.tune(task, trials=2).export(tmp_path)
+    done = run_py.run(tmp_path, "--json", "--repeats", "2")
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout)["checked_against"]
+    assert set(checked) == {"the unscheduled program", "numpy"}

@@ -1,4 +1,7 @@
-"""What expressions show of their values: whether they are integers, or not below 0; spans."""
+"""What expressions show of their values: whether they are integers, or not below 0; spans.
+
+How much work the symbolic program of nested compute locations takes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import itertools
 
 import pytest
 import sympy
+from tvm import te, topi
 
+import felix
 from felix.features import iterators
 from felix.symbolic import expr, scalar
 
@@ -92,3 +97,23 @@ def test_one_value_is_at_least_another_where_no_coefficient_over_1_is_negative()
         over = sympy.Poly(value.subs({X: X + 1, Y: Y + 1}, simultaneous=True), X, Y)
         assert iterators._at_least(value, sympy.Integer(0)) == all(k >= 0 for k in over.coeffs())
     assert not iterators._at_least(X, X / Y)
+
+
+def test_work_does_not_multiply_with_the_depth_of_chained_windows() -> None:
+    """Three pools, each computed in a loop of the next: about 1,300 operators are asked for.
+
+    A walk of the extents as trees would ask for 20,000, and for each further pool several times as
+    many.
+    """
+    x = te.placeholder((1, 8, 16, 16), name="x")
+    pooled = x
+    for _ in range(3):
+        pooled = topi.nn.pool2d(pooled, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")
+    (sketch,) = [
+        each
+        for each in felix.trace_sketches(felix.Task.from_te([x, pooled], "llvm -num-cores 4"))
+        if each.index == 8
+    ]
+    before = _n_operators()
+    sketch.symbolic((1, 5, 5, 5, 9))
+    assert _n_operators() - before < 5_000

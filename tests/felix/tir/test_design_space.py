@@ -1,18 +1,29 @@
-"""Design spaces where a rule of TVM fails: it is lost for one block, and the rest stays."""
+"""Design spaces where a rule of TVM fails: it is lost for one block, and the rest stays.
+
+Programs whose space has too many schedules to be made: some of it, the same everywhere.
+
+Which failures of a rule on a block are TVM's to have, and which are ours to see.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from tvm import te, topi
+import tvm
+from tvm import s_tir, te, topi
 from tvm.s_tir import meta_schedule as ms
 
 from felix import workloads
 from felix.sketch import sketch as sketching
 from felix.task import Task
 from felix.tir import design_space
-from felix.tir.design_space import schedule_rules
+from felix.tir.design_space import post_order, schedule_rules, variants
+from felix.tir.design_space.variants import STOCK, Prefix, variant
 from felix.verify import compare
 from tests.corpus import outcome
 from tests.support import legal_rows
@@ -86,3 +97,115 @@ def test_a_block_is_not_moved_into_a_producer_that_others_read() -> None:
     assert not all(schedule_rules.is_sound(schedule.mod) for schedule in stock)
     space = design_space.generate(task.mod, task.target)
     assert all(schedule_rules.is_sound(schedule.mod) for schedule in space.schedules)
+
+
+def softmaxes(n: int, target: str) -> Task:
+    x = result = te.placeholder((13, 97), name="x")
+    for _ in range(n):
+        result = topi.nn.softmax(result, axis=-1)
+    return Task.from_te([x, result], target, f"softmaxes_{n}")
+
+
+def products(n: int, target: str) -> Task:
+    x = result = te.placeholder((37, 48), name="x")
+    weights = [te.placeholder((48, 48), name=f"w{i}") for i in range(n)]
+    for weight in weights:
+        result = topi.nn.relu(topi.nn.dense(result, weight))
+    return Task.from_te([x, *weights, result], target, f"products_{n}")
+
+
+def without_samples(schedule: s_tir.Schedule) -> str:
+    """The trace up to the rule that samples where blocks are computed, without decisions."""
+    text = str(schedule.trace).partition("sample_compute_location")[0]
+    return re.sub(r"decision=[^)]*", "", text)
+
+
+def traces(task: Task) -> set[str]:
+    return set(map(without_samples, design_space.generate(task.mod, task.target).schedules))
+
+
+@pytest.mark.parametrize(
+    ("make", "n", "target"), [(softmaxes, 6, "llvm"), (products, 6, "llvm"), (products, 6, "cuda")]
+)
+def test_of_very_many_schedules_some_are_made(
+    make: Callable[[int, str], Task], n: int, target: str
+) -> None:
+    task = make(n, target)
+    space = design_space.generate(task.mod, task.target)
+    assert 9 <= len(space.schedules) <= design_space.MAX_CHOSEN
+    texts = [str(schedule.trace) for schedule in space.schedules]
+    assert len(set(texts)) == len(texts)
+    assert all(schedule_rules.is_sound(schedule.mod) for schedule in space.schedules)
+    again = design_space.generate(task.mod, task.target)
+    assert [str(schedule.trace) for schedule in again.schedules] == texts
+
+
+def test_of_a_chain_whose_space_is_small_all_are_made() -> None:
+    task = products(4, "llvm")
+    context = design_space.tune_context(task.mod, task.target)
+    plain = [str(schedule.trace) for schedule in context.generate_design_space()]
+    space = design_space.generate(task.mod, task.target)
+    assert [str(schedule.trace) for schedule in space.schedules] == plain and len(plain) == 81
+
+
+def test_what_is_made_of_many_is_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = softmaxes(2, "llvm")
+    whole = traces(task)
+    monkeypatch.setattr(post_order, "MAX_FULL", 27)
+    monkeypatch.setattr(design_space, "MAX_CHOSEN", 27)
+    some = traces(task)
+    assert len(whole) == 81 and len(some) == 27 and some < whole
+
+
+def test_a_variant_of_many_reductions_is_made_of_some() -> None:
+    task = softmaxes(5, "cuda")
+    machine = variants.Machine(8, True, 8)
+    spaces = list(design_space.generate_variants(task.mod, task.target, machine))
+    assert [str(space.variant) for space in spaces] == ["row_groups"]
+
+
+def test_blocks_with_most_work_meet_in_all_alternatives() -> None:
+    mod = products(6, "llvm").mod
+    names = [f"T_matmul_NT{f'_{i}' if i else ''}" for i in range(6)]
+    made: list[post_order.Choice] = []
+
+    def make(
+        choice: post_order.Choice, counts: dict[post_order.Place, int]
+    ) -> list[s_tir.Schedule]:
+        counts.update({(0, name): 3 for name in names})
+        made.append(choice)
+        return [s_tir.Schedule(mod)]
+
+    some = post_order.some(mod, make, 30)
+    assert some is not None and len(some) == 27 == len(made) - 1
+    values = [tuple(choice[0, name] for name in names) for choice in made[1:]]
+    assert len(set(values)) == 27
+    assert {value[:2] for value in values} == {(i, j) for i in range(3) for j in range(3)}
+    assert all(len(set(value[2:])) == 1 for value in values)
+    assert math.prod([3] * 5) <= post_order.MAX_FULL < math.prod([3] * 6)
+
+
+def applied(error: Exception) -> list[tvm.s_tir.Schedule]:
+    """The schedules of a product whose own rule raises an error on every block."""
+
+    def failing(schedule: tvm.s_tir.Schedule, block: Any) -> list[tvm.s_tir.Schedule]:
+        raise error
+
+    schedule = tvm.s_tir.Schedule(workloads.parse("gemm:8,8,8", target="llvm").mod)
+
+    class ParallelizeVectorizeUnroll:
+        def apply(self, schedule: Any, block: Any) -> list[Any]:
+            return [schedule]
+
+    prefix = Prefix(STOCK, variant.nothing, before_finishing=failing)
+    return post_order.apply(schedule, [ParallelizeVectorizeUnroll()], prefix)
+
+
+@pytest.mark.parametrize("error", [IndexError("list"), ValueError("no"), RuntimeError("TVM")])
+def test_a_rule_that_fails_leaves_the_block(error: Exception) -> None:
+    assert len(applied(error)) == 1
+
+
+def test_a_mistake_in_a_rule_of_ours_is_seen() -> None:
+    with pytest.raises(AttributeError, match="no attribute"):
+        applied(AttributeError("no attribute 'foo'"))
