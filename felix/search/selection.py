@@ -189,10 +189,8 @@ class Pool:
     ) -> list[Candidate]:
         """The best n of which those of one sketch are more than so many moves from each other.
 
-        Where the best `LOOKED_AT` n have fewer, the best others follow. With 0 moves it is `best`.
+        Where the best `LOOKED_AT` n have fewer, the best others follow.
         """
-        if not n_moves:
-            return self.best(n, beside)
         ranked = self.best(LOOKED_AT * n, beside)
         rows = {
             index: [row for row, c in enumerate(ranked) if c.sketch_index == index]
