@@ -19,8 +19,8 @@ Version {version} of the feature set: {n} columns, one row per store of the prog
 order of the table. The columns `buf*i*.` occur {slots} times, for i = 0 to {last}: the destination
 of the store, then its operands in program order (what is not there is 0).
 
-`formulas.raw(batch)` gives the values as stated here, `formulas.exact(batch)` and
-`formulas.smooth(x, temperature)` on the scale of the third column. Notation: `trip` is the
+`formulas.raw(batch)` gives the values v as stated here, `formulas.exact(batch)` and
+`formulas.smooth(x, temperature)` log2(1 + v), of a *linear* one v itself. Notation: `trip` is the
 number of iterations of the store over the whole launch, those included that a boundary guard
 skips; the *origin* is the iteration where every loop variable is 0. Columns from `grid_blocks` on
 describe the kernel or the whole program and are the same in each of its rows.
@@ -73,14 +73,10 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
     for name, command in commands.choices.items():
         options = [a for a in command._actions if not isinstance(a, argparse._HelpAction)]
         positional = " ".join(_written(action) for action in options if not action.option_strings)
-        rows = [f"| {_names(a)} | {_text(a)} |" for a in options if _text(a) != ""]
-        table = ["| argument | meaning |", "|---|---|", *rows] if rows else []
-        heading = (
-            f"## felix {name}\n\n`felix {name}{' [OPTIONS]' if rows else ''} {positional}".rstrip()
-        )
-        yield "\n".join(
-            [f"{heading}`\n", f"{command.description}", *([""] if table else []), *table]
-        )
+        rows = [f"- {_names(a)}: {_text(a)}" for a in options if _text(a) != ""]
+        usage = f"felix {name}{' [OPTIONS]' if rows else ''} {positional}".rstrip()
+        head = f"## felix {name}\n\n`{usage}`: {command.description}"
+        yield "\n\n".join([head, *(["\n".join(rows)] if rows else [])])
 
 
 def _written(action: argparse.Action) -> str:
@@ -100,7 +96,7 @@ def _names(action: argparse.Action) -> str:
 
 
 def _text(action: argparse.Action) -> str:
-    text = (action.help or "").replace("%%", "%").replace("|", "\\|")
+    text = (action.help or "").replace("%%", "%")
     choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
     return f"{text}: {choices}" if choices and text else text or choices
 

@@ -207,11 +207,11 @@ SLOT_NAMES: tuple[str, ...] = tuple(f.name.removeprefix("buf0.") for f in _slot(
 
 def table() -> str:
     """The feature table as Markdown, for the documentation."""
-    lines = ["| feature | unit | scale | meaning | source |", "|---|---|---|---|---|"]
+    lines = ["| feature | unit | meaning and source |", "|---|---|---|"]
     for f in FEATURES:
         if f.name.startswith("buf") and not f.name.startswith("buf0."):
             continue
         name = f.name.replace("buf0.", "buf*i*.")
-        scale = "log2(1+v)" if f.log else "v"
-        lines.append(f"| `{name}` | {f.unit} | {scale} | {f.meaning} | {f.source} |")
+        unit = f.unit if f.log else f"{f.unit}, linear"
+        lines.append(f"| `{name}` | {unit} | {f.meaning} {f.source} |")
     return "\n".join(lines)
