@@ -19,7 +19,7 @@ from starlette import routing
 from felix import version
 from server import cache, folders, notifications, upkeep
 from server import settings as settings_module
-from server.api import document, routers
+from server.api import document
 from server.api import events as event_routes
 from server.dashboard import routers as dashboard
 from server.database import database, schema
@@ -78,7 +78,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
 def _routes() -> list[routing.BaseRoute]:
     """Those of the API and of the pages; FastAPI analyses each once, so all apps share them."""
     root = fastapi.APIRouter()
-    for router in routers.ALL:
+    for router in document.ROUTERS:
         root.include_router(router, responses=document.problems())
     for router in dashboard.ALL:
         root.include_router(router)

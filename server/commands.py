@@ -4,27 +4,81 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from felix.processes import confine, policy
 from server import errors, folders, logs, settings
 from server.database import database, schema
 from server.store import blobs, keys
-from server.tuner import tuner, tuner_process
-from server.tuner.cluster import admission, link
+from server.tuner import tuner
+from server.tuner.cluster import link
 from server.tuner.process import engine_process
 from server.tuner.process import limits as job_limits
+
+_log = logging.getLogger(__name__)
 
 #: In the data folder; `felix.cli.remote.connection` reads it.
 KEY_FILE = "admin-key"
 #: Niceness of an API with a tuner on its machine: responses may wait, a timed kernel may not. On
 #: Linux it is of a thread and those it starts, so it does not reach the tuner's process.
 NICE_WITH_TUNER = 5
+#: Before a tuner that died is started again, in seconds.
+AGAIN_S = 2.0
+#: How long a tuner may take to release its job, in seconds.
+GRACE_S = 30.0
+
+
+class TunerProcess:
+    """Runs while the block does."""
+
+    def __init__(self) -> None:
+        self._leaving = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="tuner", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._leaving.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        self._thread.join(GRACE_S)
+        if process is not None and process.poll() is None:
+            process.kill()
+
+    def _run(self) -> None:
+        command = [sys.executable, "-m", "felix", "tuner", "--with-parent"]
+        while not self._leaving.is_set():
+            self._process = subprocess.Popen(command, env=dict(os.environ))
+            status = self._process.wait()
+            if not self._leaving.wait(AGAIN_S):
+                _log.error(
+                    "the tuner ended with status %d and is started again",
+                    status,
+                    extra={"action": "tuner_died", "status": status},
+                )
+
+
+def leave_with_parent(leaving: threading.Event, every_s: float = 1.0) -> None:
+    """Set `leaving` when the process that started this one is gone."""
+    parent = os.getppid()
+
+    def poll_parent() -> None:
+        while not leaving.wait(every_s):
+            if os.getppid() != parent:
+                leaving.set()
+
+    threading.Thread(target=poll_parent, name="parent", daemon=True).start()
 
 
 def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
@@ -50,7 +104,7 @@ def run_tuner(
         )
         process = tuner.Tuner(db, store, engine, chosen, name)
         if with_parent:
-            tuner_process.leave_with_parent(process.leaving)
+            leave_with_parent(process.leaving)
         with contextlib.closing(process), _ended_by_signals(process.leaving):
             if jobs is None:
                 process.run()
@@ -70,7 +124,7 @@ def _cluster(chosen: settings.Settings, db: database.Database) -> link.RelayProc
         raise errors.SettingsError(
             "FELIX_CLUSTER is set, and a cluster needs Ray: pip install 'felix-tuner[cluster]'"
         )
-    refusals = admission.Admission(db).refusals if chosen.require_worker_keys else None
+    refusals = link.Admission(db).refusals if chosen.require_worker_keys else None
     return link.RelayProcess(chosen.cluster, chosen.log_json, refusals)
 
 
@@ -113,7 +167,7 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     key_text = first_key(chosen)
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
     _announce_key(chosen, key_text)
-    with tuner_process.TunerProcess() if with_tuner else contextlib.nullcontext():
+    with TunerProcess() if with_tuner else contextlib.nullcontext():
         if with_tuner:
             os.nice(NICE_WITH_TUNER)
         serving.run(app.create_app(chosen), chosen)

@@ -1,4 +1,4 @@
-"""The routers of the REST API, one noun a module; `routers.ALL` lists them.
+"""The routers of the REST API, one noun a module; `document.ROUTERS` lists them.
 
 Routes touch the store, the blobs and the parser, nothing else; their bodies are in
 `server.web.request_bodies` and `server.web.response_bodies`.

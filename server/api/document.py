@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with our problem details and an example of every response."""
+"""The OpenAPI document: all routers, our problem details, and an example of every response."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import fastapi
 from fastapi.openapi import utils as openapi
 
-from server.api import examples
+from server.api import batches, catalogue, events, examples, files, jobs, keys, projects, results
 from server.web import problems as web_problems
 
 TEXT = """\
@@ -48,3 +48,30 @@ def _add_example(method: str, path: str, responses: dict[str, Any]) -> None:
             for content in response.get("content", {}).values():
                 content.setdefault("schema", {"type": "string"})
                 content["example"] = examples.response(method, path)
+
+
+ROUTERS = (
+    jobs.router,
+    jobs.listing_router,
+    batches.router,
+    batches.templates_router,
+    jobs.estimates_router,
+    files.databases_router,
+    jobs.control_router,
+    results.tasks_router,
+    results.trials_router,
+    results.curves_router,
+    results.search_router,
+    events.router,
+    files.log_router,
+    files.artifacts_router,
+    events.several_router,
+    catalogue.operators_router,
+    catalogue.devices_router,
+    catalogue.cost_models_router,
+    projects.router,
+    projects.webhooks_router,
+    keys.router,
+    keys.sessions_router,
+    catalogue.health_router,
+)

@@ -6,7 +6,7 @@ import fastapi
 from starlette import responses
 
 from server import errors
-from server.dashboard import assets, chart_data, render
+from server.dashboard import chart_data, render
 from server.dashboard.pages import (
     access,
     batches,
@@ -35,7 +35,7 @@ def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
 
 #: The last one takes what no other does.
 ALL = (
-    assets.router,
+    render.assets_router,
     access.login_router,
     jobs.router,
     selection.router,

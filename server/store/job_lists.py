@@ -1,19 +1,99 @@
-"""Lists of jobs: filtered, by number or sorted by a column, page by page, and counted."""
+"""Lists of jobs: filtered, by number or sorted by a column, page by page, and counted.
+
+Pages neither skip nor repeat a row while rows are made, changed and deleted: a page's cursor is
+what its last row is sorted by, and that row's number. The next page has the rows behind it,
+whether or not that row is still there. Rows with equal values are in the order of their numbers,
+newest first; rows without a value come last in both directions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import json
+import math
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import states
-from server.database import keyset, models
+from server import errors, states
+from server.database import models
 from server.store import jobs, rows
+
+Value = str | int | float | None
+
+#: The largest number of an INTEGER column.
+_MAX_INT = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last row of a page: the value it is sorted by and its number."""
+
+    value: Value
+    number: int
+
+    def __str__(self) -> str:
+        """As an address has it; `7` for the row 7 of a list that is sorted by number."""
+        if self.value == self.number:
+            return str(self.number)
+        return f"{self.number}:{json.dumps(self.value, ensure_ascii=False)}"
+
+    @classmethod
+    def of(cls, text: str, kind: type) -> Self:
+        """Read a text of `str`.
+
+        Args:
+            kind: of the values: `str`, `int` or `float`.
+
+        Raises:
+            InvalidRequest: it is none, or its value is of another kind.
+        """
+        number, separator, rest = text.partition(":")
+        try:
+            value = json.loads(rest) if separator else int(number)
+            if not 0 <= int(number) <= _MAX_INT or not _is_of(value, kind):
+                raise ValueError
+        except (ValueError, RecursionError):
+            raise errors.InvalidRequest("this page of the list does not exist") from None
+        return cls(value, int(number))
+
+
+def ordered(
+    query: sa.Select[Any],
+    value: sa.ColumnElement[Any],
+    number: sa.ColumnElement[int],
+    descending: bool,
+    after: Cursor | None,
+) -> sa.Select[Any]:
+    """The query in the order of `value`, from behind the cursor on."""
+    if after is not None:
+        query = query.where(_behind(value, number, descending, after))
+    direction = value.desc() if descending else value.asc()
+    return query.order_by(value.is_(None), direction, number.desc())
+
+
+def _behind(
+    value: sa.ColumnElement[Any], number: sa.ColumnElement[int], descending: bool, after: Cursor
+) -> sa.ColumnElement[bool]:
+    if after.value is None:
+        return sa.and_(value.is_(None), number < after.number)
+    further = value < after.value if descending else value > after.value
+    same = sa.and_(value == after.value, number < after.number)
+    return sa.or_(further, same, value.is_(None))
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    if value is None:
+        return True
+    if kind is str:
+        return isinstance(value, str) and value.isprintable()
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return False
+    return abs(value) <= _MAX_INT if kind is int else math.isfinite(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +146,7 @@ class SortedPage:
     """Some jobs in an order; `next` is the `after` of the next page, None on the last."""
 
     jobs: tuple[rows.Job, ...]
-    next: keyset.Cursor | None
+    next: Cursor | None
 
 
 #: States in the order of a table: what works, what waits, what ended.
@@ -99,18 +179,18 @@ def sorted_page(
     sort: Sort,
     descending: bool,
     limit: int,
-    after: keyset.Cursor | None = None,
+    after: Cursor | None = None,
 ) -> SortedPage:
     """Jobs in the order of `sort`; unknown values come last, equal ones newest first."""
     value = _sorted_by(sort)
     query = _filtered(sa.select(models.Job, value), chosen)
-    query = keyset.ordered(query, value, models.Job.id.expression, descending, after)
+    query = ordered(query, value, models.Job.id.expression, descending, after)
     listed = tx.execute(query.limit(limit + 1)).all()
     listed_rows = jobs.as_rows(tx, [job for job, _ in listed[:limit]])
     if len(listed) <= limit:
         return SortedPage(tuple(listed_rows), None)
     last, last_value = listed[limit - 1]
-    return SortedPage(tuple(listed_rows), keyset.Cursor(last_value, last.id))
+    return SortedPage(tuple(listed_rows), Cursor(last_value, last.id))
 
 
 def counts(tx: orm.Session) -> dict[states.State, int]:

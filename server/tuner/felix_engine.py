@@ -21,8 +21,7 @@ from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
 from server.store import networks, reuse, tuners
-from server.tuner import engine, places, reports, run_records
-from server.tuner.artifacts import job_artifact, network_artifact
+from server.tuner import artifacts, engine, places, reports, run_records
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
@@ -122,13 +121,13 @@ class FelixEngine:
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         result: results.NetworkResult = outcome.result
-        return job_artifact.write(result, claimed.job, path, claimed.begin_step)
+        return artifacts.write(result, claimed.job, path, claimed.begin_step)
 
     def build_network(
         self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
-        return network_artifact.write(
+        return artifacts.write_network(
             outcome.result, claimed, path, runs_here=self._places.are_here
         )
 

@@ -20,7 +20,6 @@ from felix.processes import policy
 from server import commands, errors, folders, settings
 from server.database import database, schema
 from server.store import blobs, keys
-from server.tuner import tuner_process
 from tests.support.waiting import until
 
 
@@ -171,7 +170,7 @@ def tuner_script(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pat
     )
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(tuner_process, "AGAIN_S", 0.05)
+    monkeypatch.setattr(commands, "AGAIN_S", 0.05)
     return tmp_path / "starts"
 
 
@@ -183,7 +182,7 @@ def starts(path: pathlib.Path, n: int) -> list[str]:
 
 @pytest.mark.fresh_processes
 def test_a_tuner_that_dies_is_started_again(tuner_script: pathlib.Path) -> None:
-    with tuner_process.TunerProcess():
+    with commands.TunerProcess():
         pid, _, arguments = starts(tuner_script, 1)[0].partition(" ")
         assert arguments == "-m felix tuner --with-parent"
         os.kill(int(pid), signal.SIGKILL)
@@ -194,8 +193,8 @@ def test_a_tuner_that_dies_is_started_again(tuner_script: pathlib.Path) -> None:
 
 def test_a_tuner_leaves_with_its_parent(tmp_path: pathlib.Path) -> None:
     child = (
-        "import threading; from server.tuner import tuner_process; leaving = threading.Event(); "
-        "tuner_process.leave_with_parent(leaving, 0.05); print('ready', flush=True); "
+        "import threading; from server import commands; leaving = threading.Event(); "
+        "commands.leave_with_parent(leaving, 0.05); print('ready', flush=True); "
         "assert leaving.wait(120); open('left', 'w').close()"
     )
     parent = (

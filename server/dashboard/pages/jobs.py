@@ -12,7 +12,6 @@ import fastapi
 from server import actions, states
 from server.dashboard import render
 from server.dashboard.pages import job as job_page
-from server.database import keyset
 from server.store import job_lists, keys, rows
 from server.store import tuners as store_tuners
 from server.web import auth, dependencies
@@ -116,7 +115,7 @@ def table(
         key_id=viewer.key.id if filter_.mine else None,
     )
     sort = filter_.sorted_by
-    cursor = None if after is None else keyset.Cursor.of(after, sort.kind)
+    cursor = None if after is None else job_lists.Cursor.of(after, sort.kind)
     with viewer.read() as tx:
         page = job_lists.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
         owners = keys.names(tx, (job.key_id for job in page.jobs))

@@ -3,9 +3,6 @@
 // on document, so that figures and charts are of one moment. Pages with `data-poll` just fetch again at times. Both wait longer where the service
 // is slow: a page takes a hundredth of its time at most. Nothing runs in a hidden tab.
 
-import { morph } from "./morph.js";
-import * as stream from "./stream.js";
-
 const REFRESH_MS = 2000;
 const MOST_MS = 15000;
 
@@ -45,7 +42,7 @@ function poll() {
 // Follow the job from where the page is; also after an action that may have woken it.
 export function follow() {
   if (leave) return;
-  leave = stream.follow(body.dataset.job, () => seq, {
+  leave = followEvents(body.dataset.job, () => seq, {
     opened: connected,
     event(event) {
       if (event.seq <= seq) return;
@@ -168,4 +165,107 @@ function notify(text, label, address) {
     place.append(link);
   }
   place.hidden = false;
+}
+
+// Follows a job's events: through the worker that all pages of this browser share, so that together
+// they hold one connection; a browser without shared workers opens a stream for the page alone.
+//
+// `on` has: opened(), event(event), ended(), lost() while it reconnects, refused() when it gave up.
+
+const TYPES = [
+  "state", "changed", "started", "opened", "baseline", "round", "trial", "final", "trained",
+  "checkpoint", "artifact", "warning",
+];
+
+// The worker drops pages that it has not heard of for longer.
+const ALIVE_MS = 20000;
+
+// Returns a function that ends it; `seq()` is the newest event that the page knows.
+function followEvents(job, seq, on) {
+  return "SharedWorker" in window ? shared(job, seq, on) : alone(job, seq, on);
+}
+
+function shared(job, seq, on) {
+  const address = new URL("stream-worker.js", import.meta.url);
+  const worker = new SharedWorker(address, { name: "felix-events" });
+  const tell = (message) => worker.port.postMessage(message);
+  const follows = () => tell({ job, seq: seq() });
+  let end = () => {
+    clearInterval(timer);
+    tell({ job: null });
+    worker.port.close();
+  };
+  const timer = setInterval(follows, ALIVE_MS);
+  worker.port.onmessage = ({ data }) => on[data.kind](data.event);
+  worker.onerror = () => {
+    end();
+    end = alone(job, seq, on);
+  };
+  follows();
+  return () => end();
+}
+
+function alone(job, seq, on) {
+  const source = new EventSource(`/v1/jobs/${job}/events/stream?after_seq=${seq()}`);
+  source.onopen = () => on.opened();
+  for (const type of TYPES) {
+    source.addEventListener(type, (message) => on.event(JSON.parse(message.data)));
+  }
+  source.addEventListener("end", () => {
+    source.close();
+    on.ended();
+  });
+  source.onerror = () => (source.readyState === EventSource.CLOSED ? on.refused() : on.lost());
+  return () => source.close();
+}
+
+// Make an element's content equal to another's with the fewest changes, so that focus, selection,
+// scroll positions, ticked boxes and opened details stay. Children are matched by `data-key` or
+// `id` where they have one, else by place.
+
+function morph(from, to) {
+  attributes(from, to);
+  const keyed = new Map();
+  for (const child of from.children) {
+    const key = keyOf(child);
+    if (key) keyed.set(key, child);
+  }
+  let place = from.firstChild;
+  for (const target of [...to.childNodes]) {
+    const key = keyOf(target);
+    let match = key ? keyed.get(key) : place;
+    if (!key && match && keyOf(match)) match = null;
+    if (match && match.nodeName === target.nodeName) {
+      if (match !== place) from.insertBefore(match, place);
+      else place = place.nextSibling;
+      if (target.nodeType === Node.ELEMENT_NODE) morph(match, target);
+      else if (match.nodeValue !== target.nodeValue) match.nodeValue = target.nodeValue;
+    } else {
+      from.insertBefore(document.importNode(target, true), place);
+    }
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+// What people change by themselves stays as they left it.
+const USER_STATE = new Set(["open", "checked", "value", "selected"]);
+
+function attributes(from, to) {
+  const isControl = /^(INPUT|TEXTAREA|SELECT|OPTION|DETAILS)$/.test(from.nodeName);
+  for (const { name, value } of [...to.attributes]) {
+    if (isControl && USER_STATE.has(name)) continue;
+    if (from.getAttribute(name) !== value) from.setAttribute(name, value);
+  }
+  for (const { name } of [...from.attributes]) {
+    if (isControl && USER_STATE.has(name)) continue;
+    if (!to.hasAttribute(name)) from.removeAttribute(name);
+  }
+}
+
+function keyOf(node) {
+  return node.nodeType === Node.ELEMENT_NODE ? node.dataset.key || node.id || "" : "";
 }

@@ -1,4 +1,7 @@
-"""The process of a cluster's link as its tuner sees it, which loads no TVM."""
+"""The process of a cluster's link as its tuner sees it, and which nodes may measure.
+
+It loads no TVM. Nodes are judged by what the database says, which the tuner alone has.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import sqlalchemy as sa
+
 from felix import errors
 from felix.processes import environment
+from server.database import database
+from server.store import keys, tuners
 from server.tuner.cluster import calls
 
 _log = logging.getLogger(__name__)
@@ -142,3 +150,52 @@ class RelayProcess:
         except errors.MeasureError as error:
             _log.warning("no link to the cluster: %s", error, extra={"action": "cluster_gone"})
             self._closed.wait(AGAIN_S)
+
+
+class Admission:
+    """Judges nodes by the keys that they state; used by one thread.
+
+    While the database cannot be asked, what it said last holds, and nodes that came since wait: a
+    tuner that cannot reach its database loses its job anyhow.
+    """
+
+    def __init__(self, db: database.Database) -> None:
+        self._db = db
+        self._refusals: dict[str, str | None] = {}
+        self._noted_s = float("-inf")
+
+    def refusals(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+        """Why each of some nodes may not measure, by name; None if it may."""
+        stated = [tuners.Node(**fields) for fields in nodes]
+        try:
+            with self._db.read() as tx:
+                judged = tuners.judge(tx, stated)
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning(
+                "keys of nodes cannot be looked at: %s",
+                error,
+                extra={"action": "admission_failed"},
+            )
+            return self._refusals
+        refusals = {each.name: each.refusal for each in judged}
+        for name, refusal in refusals.items():
+            if refusal is not None and refusal != self._refusals.get(name):
+                _log.warning(
+                    "node %s may not measure: it %s",
+                    name,
+                    refusal,
+                    extra={"action": "node_refused"},
+                )
+        self._refusals = refusals
+        self._note_use(judged)
+        return refusals
+
+    def _note_use(self, judged: Sequence[tuners.Judged]) -> None:
+        """Record now and then that keys are used."""
+        used = {each.key_id for each in judged if each.refusal is None and each.key_id is not None}
+        if not used or time.monotonic() - self._noted_s < keys.USE_NOTED_S:
+            return
+        with contextlib.suppress(sa.exc.SQLAlchemyError), self._db.write() as tx:
+            for key_id in used:
+                keys.note_use(tx, key_id)
+            self._noted_s = time.monotonic()

@@ -11,7 +11,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from server.api import events, routers
+from server.api import document as api_document
+from server.api import events
 from server.store import artifacts, blobs, plot_points, trials
 from server.store import tuners as store_tuners
 from tests.server.conftest import Service
@@ -284,7 +285,7 @@ def test_every_response_and_body_has_an_example_of_its_schema(service: Service) 
     assert document["components"]["schemas"]["Problem"]["required"] == ["type", "title", "status"]
     routes = {
         (method.lower(), route.path): route.response_model
-        for router in routers.ALL
+        for router in api_document.ROUTERS
         for route in router.routes
         for method in route.methods
     }

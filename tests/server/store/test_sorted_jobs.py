@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from server import errors
-from server.database import database, keyset, models
+from server.database import database, models
 from server.store import control, job_lists, jobs, keys, rows
 from tests.support import service_fakes
 
@@ -46,14 +46,14 @@ def every_page(
     db: database.Database, sort: job_lists.Sort, descending: bool, limit: int
 ) -> list[rows.Job]:
     listed: list[rows.Job] = []
-    cursor: keyset.Cursor | None = None
+    cursor: job_lists.Cursor | None = None
     while True:
         with db.read() as tx:
             page = job_lists.sorted_page(tx, job_lists.Filter(), sort, descending, limit, cursor)
         listed += page.jobs
         if page.next is None:
             return listed
-        cursor = keyset.Cursor.of(str(page.next), sort.kind)  # as an address has it
+        cursor = job_lists.Cursor.of(str(page.next), sort.kind)  # as an address has it
         assert cursor == page.next
 
 
@@ -114,7 +114,7 @@ def test_a_page_goes_on_where_the_one_before_ended_though_rows_change(
 )
 def test_cursors_that_are_none_are_refused(text: str, kind: type) -> None:
     with pytest.raises(errors.InvalidRequest, match="this page of the list does not exist"):
-        keyset.Cursor.of(text, kind)
+        job_lists.Cursor.of(text, kind)
 
 
 def _value(job: rows.Job, sort: job_lists.Sort) -> object:

@@ -14,7 +14,7 @@ from felix.measure.cluster import worker_key
 from server.database import columns, database, models
 from server.store import keys, tuners
 from server.tuner import reports
-from server.tuner.cluster import admission
+from server.tuner.cluster import link
 from tests.support import service_fakes
 
 
@@ -91,7 +91,7 @@ def node(name: str, text: str = "") -> dict[str, Any]:
 
 
 def test_refusals_are_logged_once(db: database.Database, caplog: pytest.LogCaptureFixture) -> None:
-    judge = admission.Admission(db)
+    judge = link.Admission(db)
     for _ in range(3):
         assert str(judge.refusals([node("a")])["a"]).startswith("needs a key")
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -102,7 +102,7 @@ def test_use_is_noted_and_an_end_is_seen_at_once(db: database.Database) -> None:
     new = keys.NewKey(name="box", can_read=False, can_worker=True, device_kinds=["h1"])
     with db.write() as tx:
         key = keys.create(tx, new)
-    judge = admission.Admission(db)
+    judge = link.Admission(db)
     assert judge.refusals([node("a", key.text), node("b")])["a"] is None
     with db.write() as tx:
         assert keys.get(tx, key.key.id).last_used_at is not None
@@ -113,7 +113,7 @@ def test_use_is_noted_and_an_end_is_seen_at_once(db: database.Database) -> None:
 def test_while_the_database_is_away_what_it_said_holds(
     db: database.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = admission.Admission(db)
+    judge = link.Admission(db)
     before = judge.refusals([node("a")])
 
     def fail(*_: Any) -> None:

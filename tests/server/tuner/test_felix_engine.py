@@ -34,8 +34,8 @@ from server.store import (
     trials,
     tuners,
 )
+from server.tuner import artifacts as tuner_artifacts
 from server.tuner import engine
-from server.tuner.artifacts import job_artifact
 from tests.support import run_py, service_fakes
 from tests.support.waiting import until
 
@@ -294,7 +294,7 @@ def test_the_artifact_of_several_tasks(db: database.Database, tmp_path: pathlib.
     ]
     network = felix.tune(tasks, trials=4, options=options.TuneOptions(round_size=2))
     job = service_fakes.create(db, n_tasks=2, name="two tasks")
-    made = job_artifact.write(network, job, tmp_path / "artifact.zip", lambda step: None)
+    made = tuner_artifacts.write(network, job, tmp_path / "artifact.zip", lambda step: None)
     assert [code.task for code in made] == [0, 1]
     assert all("T.prim_func" in code.schedule and "define" in code.source for code in made)
     assert all(".text" in code.assembly for code in made)
@@ -331,10 +331,10 @@ def test_the_code_of_a_gpu_s_task_is_cuda_and_ptx(tmp_path: pathlib.Path) -> Non
         ("source/host.ll", "ll"),
     ):
         (tmp_path / name).write_text(text)
-    code = job_artifact._code(1, tmp_path)
+    code = tuner_artifacts._code(1, tmp_path)
     assert (code.task, code.schedule, code.source, code.assembly) == (1, "main", "cu", "ptx")
     (tmp_path / "schedule.py").unlink()  # a generated kernel has none
     (tmp_path / "source" / "kernel.ptx").unlink()
-    assert job_artifact._code(3, tmp_path) == engine.Code(
+    assert tuner_artifacts._code(3, tmp_path) == engine.Code(
         task=3, schedule="", source="cu", assembly=""
     )

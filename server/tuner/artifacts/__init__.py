@@ -1,1 +1,0 @@
-"""What ended jobs leave: artifacts of tasks and of networks."""
