@@ -103,7 +103,7 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
         (["net.onnx", "--cluster=h:1", "--devices=0"], "--cluster uses all it has"),
         (["net.onnx", "gemm:8,8,8"], "tune it by itself"),
         (["missing.pt2"], "cannot read missing.pt2"),
-        (["net.onnx", "--strategy", "random"], "leave out --strategy and --model"),
+        (["net.onnx", "--strategy", "local"], "leave out --strategy and --model"),
         (["net.onnx", "--shape", "x=axb"], "NAME=1x3x224x224"),
         (["net.pt2", "--shape", "x=1"], "has its shapes"),
     ],

@@ -191,7 +191,7 @@ class TestCommand:
         ("arguments", "message"),
         [
             (["--queued", "--target", "llvm"], "leave them out"),
-            (["--queued", "--strategy", "random"], "leave out --strategy and --model"),
+            (["--queued", "--strategy", "local"], "leave out --strategy and --model"),
         ],
     )
     def test_refused(
