@@ -27,9 +27,9 @@ the candidate was measured first. What is compared is by pairs, a search and Fel
 subgraph and seed: the time to within 5 % of the best latency of any search under that seed. Where
 a search never got there, the time that it ran counts, at least what the other took.
 
-Pieces are forked from a process that has all modules, TVM's tensor intrinsics too, so no import
-is in any of these times, but those of processes that stock starts itself. All but stock find
-measuring workers that run, as a tuner of the service keeps them. The formula cache is empty.
+Pieces are forked from a process that has all modules, with stock TVM's tensor intrinsics too, so
+no import is in any of these times, but those of processes that stock starts itself. All but stock
+find measuring workers that run, as a tuner of the service keeps them. The formula cache is empty.
 
 Pieces that are done stay in the work folder and are not run again, so the benchmark can be made
 in parts. Durations in seconds, latencies in microseconds.
@@ -55,9 +55,12 @@ from benchmarks.support.searches import pieces, tuned
 
 STRATEGIES = (*tuned.TUNED, "stock", "winners", "vendor")
 TRIALS = dict.fromkeys(tuned.TUNED, 128) | {"random": 64, "stock": 64}
-#: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
+#: TVM's tensor intrinsics, which take long to import: stock needs them, and Felix has a stub in
+#: their place where they are not imported before.
+INTRINSICS = "tvm.s_tir.tensor_intrin"
+#: What pieces find imported.
 PRELOADED = (
-    "tvm.s_tir.tensor_intrin",
+    INTRINSICS,
     "tvm.s_tir.meta_schedule",
     "xgboost",
     "torch",
@@ -138,7 +141,8 @@ def _run(
     path.parent.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    needed = [each for each in PRELOADED if each != INTRINSICS or "stock" in args.strategies]
+    context.set_forkserver_preload(needed)
     process = context.Process(target=pieces.run, args=(request, str(path.with_suffix(".log"))))
     process.start()
     process.join()

@@ -148,18 +148,20 @@ def render(*results: Mapping[str, Any]) -> str:
 
 def _row(runs: Sequence[Run], strategy: str) -> list[Any]:
     """A search over Felix's; nothing where both have no task in common."""
-    near = times(runs, strategy)
-    if strategy == FELIX or not near:
+    compared = whole(runs, strategy)
+    if strategy == FELIX or not compared:
         return []
-    others = (whole, after_equal_trials, winners)
-    means = [ratios.mean(found) if (found := of(runs, strategy)) else None for of in others]
+    near = times(runs, strategy)
+    means = [
+        str(ratios.mean(found)) if found else "-"
+        for found in (compared, after_equal_trials(runs, strategy), winners(runs, strategy))
+    ]
     return [
         strategy,
         len(near),
         sum(map(len, near.values())),
-        str(ratios.mean(near)),
-        *ratios.ends(near),
-        *("-" if each is None else str(each) for each in means),
+        *([str(ratios.mean(near)), *ratios.ends(near)] if near else ["-"] * 3),
+        *means,
     ]
 
 
