@@ -1,4 +1,4 @@
-"""The table of jobs and what is done with several of them, in process."""
+"""The table of jobs, batches and templates: what is done with several jobs, and made of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import pytest
 
 from server import states
-from server.store import job_lists, leases
+from server.dashboard.pages import batches
+from server.store import control, job_lists, jobs, leases, requests
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 
@@ -131,3 +132,211 @@ def test_the_navigation_has_what_the_key_may_see(pages: Pages, scope: str) -> No
 
 def _name(pages: Pages, scope: str) -> str:
     return pages.service.keys[scope].key.name
+
+
+PROBLEM = {
+    "title": "Invalid request",
+    "status": 422,
+    "detail": "not <valid>",
+    "errors": [{"where": "#/trials", "message": "too few"}],
+}
+
+
+def batch_of(pages: Pages, *job_ids: int, scope: str = "submit", n_refused: int = 0) -> int:
+    """A batch of a key with these jobs."""
+    items = [{"job_id": number} for number in job_ids] + [{"problem": PROBLEM}] * n_refused
+    with pages.service.db.write() as tx:
+        return requests.create_batch(tx, pages.service.keys[scope].key.id, items, None).id
+
+
+def test_a_batch_shows_its_jobs_and_what_was_refused(pages: Pages) -> None:
+    assert "A batch is what one request submits" in words(pages.get("/dashboard/batches"))
+    db, key_id = pages.service.db, pages.service.keys["submit"].key.id
+    done = api_rows.finished(db, pages.service.blobs, key_id, name="done <b>")
+    waits, gone = (api_rows.queued(db, key_id, name=name).id for name in ("waits", "gone"))
+    number = batch_of(pages, done.id, waits, gone, n_refused=1)
+    with db.write() as tx:
+        control.cancel(tx, gone)
+        control.delete(tx, gone)
+    text = words(pages.get("/dashboard/batches"))
+    assert "Batch 1 3 jobs 1 queued , 1 succeeded 2 / 3 1 submitter" in text
+    page = pages.get(f"/dashboard/batches/{number}")
+    text = words(page)
+    assert "1 queued 1 succeeded 1 refused by submitter" in text
+    assert f"done <b> #{done.id} succeeded" in text and f"#{gone} deleted since" in text
+    assert "Item 4 refused not <valid> #/trials too few" in text and "done <b>" not in page
+    assert f'href="/dashboard/compare?job={done.id},{waits}"' in page
+    assert 'data-verbs="pause cancel"' in page and 'data-verbs="delete"' in page
+
+
+def test_a_batch_is_cancelled_after_a_question(pages: Pages) -> None:
+    db, key_id = pages.service.db, pages.service.keys["submit"].key.id
+    jobs = [api_rows.queued(db, key_id).id for _ in range(60)]  # more than a page of jobs
+    number = batch_of(pages, *jobs)
+    page = pages.get(f"/dashboard/batches/{number}").partition('<form method="post" action="/dash')
+    form = page[2].partition("board/selection")[2].partition("</form>")[0]
+    fields = re.findall(r'name="(\w+)" value="([^"]*)"', form)
+    data: dict[str, list[str]] = {}
+    for name, value in fields:
+        data.setdefault(name, []).append(value)
+    assert "Cancel 60 unfinished" in form and len(data["job"]) == 60
+    question = pages.client.post("/dashboard/selection", data=data)
+    assert "Cancel 60 jobs?" in question.text
+    assert service_fakes.get(db, jobs[0]).state is states.State.QUEUED
+    answer = pages.client.post("/dashboard/selection", data=data | {"sure": ["1"]})
+    assert answer.headers["location"] == f"/dashboard/batches/{number}"
+    assert {service_fakes.get(db, each).state for each in jobs} == {states.State.CANCELLED}
+    assert "unfinished" not in words(pages.get(f"/dashboard/batches/{number}"))
+
+
+def test_batches_are_of_a_key(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = batch_of(pages), batch_of(pages, scope="admin")
+    listed = pages.get("/dashboard/batches")
+    assert f"/batches/{mine}" in listed and f"/batches/{other}" not in listed
+    pages.get(f"/dashboard/batches/{other}", 404)
+    pages.log_in("admin")
+    monkeypatch.setattr(batches, "LIMIT", 1)
+    newest = pages.get("/dashboard/batches")
+    assert f"/batches/{other}" in newest and f'href="?after={other}" rel="next"' in newest
+    assert f"/batches/{mine}" in pages.get(f"/dashboard/batches?after={other}")
+    pages.get(f"/dashboard/batches/{mine}")
+    pages.log_in("read")
+    assert "/dashboard/batches" not in pages.get("/dashboard")
+    for address in ("/dashboard/batches", f"/dashboard/batches/{mine}"):
+        assert "scope submit" in pages.get(address, 403)
+
+
+EIGHT = {"m": 8, "n": 8, "k": 8}
+PARAMS = {"m": 16, "n": 16, "k": 16, "epilogue": ["bias"]}
+
+
+def form_of(page: str) -> dict[str, str]:
+    """What a browser would send of the inputs of a form of a new job; hidden parts are off."""
+    form = page.partition('id="job-form"')[2].partition("</form>")[0]
+    form = re.sub(r"<fieldset[^>]*hidden disabled>.*?</fieldset>", "", form, flags=re.S)
+    fields = dict(re.findall(r'<input[^>]* name="([^"]+)"[^>]* value="([^"]*)"', form))
+    for name in re.findall(r'<input type="checkbox"[^>]* name="([^"]+)" value="on" +[^c]', form):
+        fields.pop(name, None)  # not ticked
+    return fields
+
+
+def stored(pages: Pages) -> dict[str, dict[str, object]]:
+    """The templates of the key that is logged in, by name."""
+    with pages.service.db.read() as tx:
+        listed = requests.templates(tx, pages.service.keys["submit"].key.id)
+    return {template.name: template.job for template in listed}
+
+
+def test_a_job_becomes_a_template_and_the_template_a_job(pages: Pages) -> None:
+    assert "No templates yet" in pages.get("/dashboard/templates")
+    job = api_rows.queued(
+        pages.service.db,
+        name="mine",
+        workload={"params": PARAMS},
+        trials=12,
+        seed=3,
+        tags=("a", "b"),
+        options={"round_size": 4},
+        target="llvm -num-cores 2",
+    )
+    assert "Save as a template" in pages.get(f"/dashboard/jobs/{job.id}")
+    saved = pages.send("/dashboard/templates", 303, job=str(job.id), name="nightly")
+    assert saved == "/dashboard/templates"
+    assert stored(pages) == {
+        "nightly": {
+            "workload": {"kind": "operator", "name": "gemm", "params": PARAMS},
+            "target": "llvm -num-cores 2",
+            "trials": 12,
+            "seed": 3,
+            "tags": ["a", "b"],
+            "options": {"round_size": 4},
+        }
+    }
+    page = pages.get("/dashboard/templates")
+    assert "nightly gemm m 16 n 16 k 16" in words(page)
+    assert 'href="/dashboard/submit?template=nightly"' in page
+    fields = form_of(pages.get("/dashboard/submit?template=nightly"))
+    assert (fields["p.m"], fields["trials"], fields["tags"]) == ("16", "12", "a, b")
+    assert "begin_anew" not in fields
+    made = pages.send("/dashboard/submit", 303, **(fields | {"p.m": "32"}))
+    with pages.service.db.read() as tx:
+        new = jobs.get(tx, int(made.rsplit("/", 1)[1]))
+    assert new.workload["params"] == PARAMS | {"m": 32}
+    assert (new.trials, new.seed, new.tags, new.options) == (12, 3, ("a", "b"), {"round_size": 4})
+    assert pages.send("/dashboard/templates/nightly/delete", 303) == "/dashboard/templates"
+    assert stored(pages) == {}
+    pages.send("/dashboard/templates/nightly/delete", 404)
+    pages.get("/dashboard/submit?template=nightly", 404)
+
+
+def test_a_template_of_a_program_is_submitted_with_other_settings(pages: Pages) -> None:
+    first = pages.client.post(
+        "/v1/jobs",
+        json={
+            "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
+        },
+        headers=pages.service.auth("submit"),
+    ).json()
+    with pages.service.db.read() as tx:
+        program = jobs.programs(tx, first["id"])[0]
+    workload = {"kind": "tir", "name": "soft.json", "program": program}
+    with pages.service.db.write() as tx:
+        key_id = pages.service.keys["submit"].key.id
+        requests.save_template(
+            tx, key_id, "soft", {"workload": workload, "reuse": False, "trials": 5}
+        )
+    page = pages.get("/dashboard/submit?template=soft")
+    fields = form_of(page)
+    assert (fields["source"], fields["template"], fields["trials"]) == ("template", "soft", "5")
+    assert re.search(r'name="begin_anew" value="on" checked', page)
+    wrong = pages.send("/dashboard/submit", 422, **(fields | {"trials": "0"}))
+    assert 'id="f-trials-wrong"' in wrong and 'name="template" value="soft"' in wrong
+    made = pages.send("/dashboard/submit", 303, **(fields | {"trials": "7"}))
+    number = int(made.rsplit("/", 1)[1])
+    with pages.service.db.read() as tx:
+        job = jobs.get(tx, number)
+        assert jobs.programs(tx, number) == [program]
+    assert (job.kind, job.op, job.trials) == ("tir", "soft.json", 7)
+    pages.send("/dashboard/templates", 303, job=str(number), name="again")
+    again = stored(pages)["again"]
+    assert again == {"workload": workload, "trials": 7}
+    pages.send("/dashboard/submit", 404, **(fields | {"template": "none"}))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-a", "a" * 101])
+def test_a_name_that_is_none_is_refused(pages: Pages, name: str) -> None:
+    job = api_rows.queued(pages.service.db)
+    page = pages.send("/dashboard/templates", 422, job=str(job.id), name=name)
+    assert "The name of a template has letters" in page and stored(pages) == {}
+
+
+def test_a_strategy_that_left_is_shown_and_refused(pages: Pages) -> None:
+    sentence = "here is no strategy 'random': use gradient or local"
+    job = api_rows.queued(pages.service.db, workload={"params": PARAMS}, strategy="random")
+    assert "random" in words(pages.get(f"/dashboard/jobs/{job.id}"))
+    refused = pages.send("/dashboard/templates", 422, job=str(job.id), name="x")
+    assert sentence in words(refused) and stored(pages) == {}
+    page = pages.get(f"/dashboard/submit?like={job.id}")
+    assert "<option selected>random</option>" in page
+    again = pages.send("/dashboard/submit", 422, **form_of(page), strategy="random")
+    assert sentence in words(again)
+
+
+def test_what_is_no_template_and_who_may_not(pages: Pages) -> None:
+    model = api_rows.queued(pages.service.db, kind="onnx", op="a.onnx", workload={"file": "a"})
+    assert "Save as a template" not in pages.get(f"/dashboard/jobs/{model.id}")
+    refused = pages.send("/dashboard/templates", 422, job=str(model.id), name="x")
+    assert "Only jobs of operators and of TIR programs" in words(refused)
+    for job in ("99", "x", "", "9" * 20):
+        pages.send("/dashboard/templates", 404, job=job, name="x")
+    job_id = api_rows.queued(pages.service.db).id
+    form = {"csrf_token": "x", "job": str(job_id), "name": "x"}
+    for address in ("/dashboard/templates", "/dashboard/templates/x/delete"):
+        assert pages.client.post(address, data=form).status_code == 403
+    pages.log_in("read")
+    assert "Save as a template" not in pages.get(f"/dashboard/jobs/{job_id}")
+    assert "/dashboard/templates" not in pages.get("/dashboard")
+    pages.get("/dashboard/templates", 403)
+    for address in ("/dashboard/templates", "/dashboard/templates/x/delete"):
+        pages.send(address, 403, job=str(job_id), name="x")
+    assert stored(pages) == {}

@@ -1,4 +1,4 @@
-"""The API killed with SIGKILL in use: a client that repeats its requests gets everything, once."""
+"""The API where something fails: killed with SIGKILL in use, disks that are full or broken."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +18,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from felix import client
-from server import settings
+from felix import client, files
+from server import folders, settings
 from server.database import database
 from server.store import job_lists, keys, leases
+from tests.server.conftest import Service
 from tests.support import api_rows, live_service, service_fakes, share
 from tests.support.waiting import until
 
@@ -131,3 +133,73 @@ def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database)
     assert by_name == {f"job-{number}": 1 for number in range(N_SUBMITTED)}
     assert {job.name: job.id for job in all_jobs if job.id != claim.job.id} == dict(made)
     assert settings.Settings().max_running_jobs < N_SUBMITTED  # the key's quota held
+
+
+@contextlib.contextmanager
+def full(folder: pathlib.Path) -> Iterator[None]:
+    """The folder's disk is full: a small tmpfs with a file in it, or `/dev/full` where files lie.
+
+    Mounting needs rights; without them the writes go to a device that is always full.
+    """
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={2 * folders.LEAST_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode == 0:
+        try:
+            (folder / "filling").write_bytes(bytes(folders.LEAST_BYTES + folders.LEAST_BYTES // 2))
+            yield
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+        return
+    with always_full(folder):
+        yield
+
+
+@contextlib.contextmanager
+def always_full(folder: pathlib.Path) -> Iterator[None]:
+    """Writes of new files in the folder go to `/dev/full`."""
+    temporary = files.temporary
+
+    @contextlib.contextmanager
+    def to_full_device(at: pathlib.Path, *, mode: int = files.MODE) -> Iterator[object]:
+        if at != folder:
+            with temporary(at, mode=mode) as made:
+                yield made
+            return
+        with open("/dev/full", "wb") as file:
+            yield file, at / "file"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "temporary", to_full_device)
+        yield
+
+
+@pytest.mark.parametrize("way", [full, always_full])
+def test_a_full_disk_of_blobs_is_not_ready(service: Service, way: object) -> None:
+    folder = service.settings.data_dir / "blobs"
+    with way(folder):  # type: ignore[operator]
+        response = service.client.get("/readyz")
+        assert response.status_code == 503 and response.headers["Retry-After"]
+        problem = response.json()
+        assert problem["type"] == "urn:felix:problem:disk-unusable"
+        assert problem["detail"] == "the disk of the blob store is full"
+        assert service.client.get("/healthz").status_code == 200
+    assert service.client.get("/readyz").status_code == 200
+    assert [path for path in folder.rglob("*") if path.name.startswith(".part")] == []
+
+
+def test_a_full_disk_of_scratch_files_is_not_ready(
+    service: Service, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with full(tmp_path / "scratch"):
+        response = service.client.get("/readyz")
+    assert response.status_code == 503 and "scratch files is full" in response.json()["detail"]
+
+
+def test_a_folder_that_is_none_is_not_ready(service: Service) -> None:
+    folder = service.settings.data_dir / "blobs"
+    folder.write_bytes(b"")
+    response = service.client.get("/readyz")
+    assert response.status_code == 503
+    assert "the disk of the blob store cannot be written" in response.json()["detail"]
+    assert str(folder) not in response.text
