@@ -185,7 +185,7 @@ def test_an_sqlite_file_is_copied_while_it_is_used(tmp_path: pathlib.Path) -> No
         (chosen.data_dir / "blobs").mkdir()
         made = deployments.Deployment(tmp_path, chosen.database)
         with contextlib.closing(made):
-            made.run(deployments.block(GUIDE, "Backup and restore", 4))
+            made.run(deployments.block(GUIDE, "Backup and restore", 2))
         keys.create(tx, keys.NewKey(name="too late"))
     (tmp_path / "restored").mkdir()
     (tmp_path / "backup" / "felix.db").rename(tmp_path / "restored" / "felix.db")

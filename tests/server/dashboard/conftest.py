@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+from server.store import rows
 from tests.server.conftest import Service
+from tests.support import service_fakes
 from tests.support.dashboard.browser import chromium, page, site  # noqa: F401  (fixtures)
 
 #: Pages of a job, after its address.
@@ -40,6 +42,10 @@ class Pages:
         response = self.client.post(address, data={"csrf_token": self.csrf, **fields})
         assert response.status_code == status, response.text[:2000]
         return response.headers.get("location", response.text)
+
+    def job(self, location: str) -> rows.Job:
+        """The job whose page lies there."""
+        return service_fakes.get(self.service.db, int(location.rsplit("/", 1)[1]))
 
     @property
     def key_id(self) -> int:

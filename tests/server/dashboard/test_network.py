@@ -213,9 +213,7 @@ def test_the_form_has_a_switch_for_pytorch(pages: Pages) -> None:
     file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
-    job_id = int(sent.headers["location"].rsplit("/", 1)[1])
-    with pages.service.db.read() as tx:
-        assert jobs.get(tx, job_id).workload["pytorch"] is True
+    assert pages.job(sent.headers["location"]).workload["pytorch"] is True
     more = {"form_id": "two", "no_network": "on"}
     refused = pages.client.post("/dashboard/submit", data=form | more, files=file)
     assert refused.status_code == 422 and "groups of a network" in refused.text
@@ -235,7 +233,7 @@ def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) ->
     file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
-    job_id = int(sent.headers["location"].rsplit("/", 1)[1])
+    job_id = pages.job(sent.headers["location"]).id
     with pages.service.db.read() as tx:
         network = networks.of_job(tx, job_id, jobs.tasks(tx, job_id))
     assert (network is None) == bool(no_network)

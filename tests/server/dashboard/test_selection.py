@@ -259,8 +259,7 @@ def test_a_job_becomes_a_template_and_the_template_a_job(pages: Pages) -> None:
     assert (fields["p.m"], fields["trials"], fields["tags"]) == ("16", "12", "a, b")
     assert "begin_anew" not in fields
     made = pages.send("/dashboard/submit", 303, **(fields | {"p.m": "32"}))
-    with pages.service.db.read() as tx:
-        new = jobs.get(tx, int(made.rsplit("/", 1)[1]))
+    new = pages.job(made)
     assert new.workload["params"] == PARAMS | {"m": 32}
     assert (new.trials, new.seed, new.tags, new.options) == (12, 3, ("a", "b"), {"round_size": 4})
     assert pages.send("/dashboard/templates/nightly/delete", 303) == "/dashboard/templates"

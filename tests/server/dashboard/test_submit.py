@@ -151,8 +151,8 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
     assert response.status_code == 303, words(response.text)
     again = pages.client.post("/dashboard/submit", data=form)
     assert again.headers["location"] == response.headers["location"]
+    made = pages.job(response.headers["location"])
     with pages.service.db.read() as tx:
-        made = jobs.get(tx, int(response.headers["location"].rsplit("/", 1)[1]))
         assert len(job_lists.page(tx).jobs) == 1
     params = {"m": 16, "n": 16, "k": 16, "epilogue": ["bias", "relu"], "dtype": "float32"}
     assert made.workload["params"] == params
@@ -170,8 +170,7 @@ def test_a_job_like_another_has_the_default_of_its_own_target(pages: Pages) -> N
     strategies, likes = [], []
     for chosen in ({}, {"strategy": ""}, {"strategy": "local"}):
         place = pages.client.post("/dashboard/submit", data=form | chosen | {"begin_anew": "on"})
-        with pages.service.db.read() as tx:
-            made = jobs.get(tx, int(place.headers["location"].rsplit("/", 1)[1]))
+        made = pages.job(place.headers["location"])
         strategies.append(made.strategy)
         likes.append(
             re.findall(r"<option selected>(\w+)<", pages.get(f"/dashboard/submit?like={made.id}"))
@@ -226,8 +225,7 @@ def test_types_and_scales_come_in_by_the_form(
     form = filled(pages) | {"p.epilogue": ""} | texts
     response = pages.client.post("/dashboard/submit", data=form)
     assert response.status_code == 303, words(response.text)
-    with pages.service.db.read() as tx:
-        job = jobs.get(tx, int(response.headers["location"].rsplit("/", 1)[1]))
+    job = pages.job(response.headers["location"])
     assert {name: job.workload["params"][name] for name in params} == params
 
 
@@ -245,8 +243,7 @@ def test_tf32_is_allowed_by_a_switch(pages: Pages) -> None:
         for more in ({}, {"allow_tf32": "on"})
     ]
     assert places[0] != places[1]
-    with pages.service.db.read() as tx:
-        made = [jobs.get(tx, int(place.rsplit("/", 1)[1])) for place in places]
+    made = [pages.job(place) for place in places]
     assert [job.workload.get("allow_tf32", False) for job in made] == [False, True]
     like = pages.get(f"/dashboard/submit?like={made[1].id}")
     assert 'name="allow_tf32" value="on" checked' in like
@@ -255,8 +252,7 @@ def test_tf32_is_allowed_by_a_switch(pages: Pages) -> None:
     file = {"file": ("soft.json", program, "application/json")}
     form = filled(pages, source="file", kind="tir", allow_tf32="on")
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
-    with pages.service.db.read() as tx:
-        job = jobs.get(tx, int(sent.headers["location"].rsplit("/", 1)[1]))
+    job = pages.job(sent.headers["location"])
     assert job.kind == "tir" and job.workload["allow_tf32"] is True
 
 
@@ -332,16 +328,14 @@ def test_a_file_comes_in_by_the_same_form(pages: Pages) -> None:
     without = pages.client.post("/dashboard/submit", data=form)
     assert 'id="f-file-wrong"' in without.text
     made = pages.client.post("/dashboard/submit", data=filled(pages))
-    number = int(made.headers["location"].rsplit("/", 1)[1])
     with pages.service.db.read() as tx:
-        program = jobs.programs(tx, number)[0].encode()
+        program = jobs.programs(tx, pages.job(made.headers["location"]).id)[0].encode()
     file = {"file": ("soft.json", program, "application/json")}
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
     again = pages.client.post("/dashboard/submit", data=form, files=file)
     assert again.headers["location"] == sent.headers["location"]
-    with pages.service.db.read() as tx:
-        job = jobs.get(tx, int(sent.headers["location"].rsplit("/", 1)[1]))
+    job = pages.job(sent.headers["location"])
     assert (job.kind, job.op, job.trials, job.tags) == ("tir", "soft.json", 9, ("x", "y"))
     stolen = pages.client.post("/dashboard/submit", data=form | {"csrf_token": "x"}, files=file)
     assert stolen.status_code == 403
