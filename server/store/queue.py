@@ -5,7 +5,7 @@
     begins_in_s  = duration of what runs and of what is ahead, summed, over the tuners alive
 
 A job is ahead if it may need the same devices and has more priority, or the same and comes
-earlier among the jobs of its key: keys take turns (`server.store.sharing`). How long a turn is and
+earlier among the jobs of its key: keys take turns (`server.store.turns`). How long a turn is and
 new jobs change the answer: it is an estimate.
 """
 
