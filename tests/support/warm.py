@@ -93,6 +93,10 @@ class _Forks:
         assert answer, "the process that is forked has ended"
         return int(answer)
 
+    def take(self, control: socket.socket) -> None:
+        """Be those of this process, which `main` behind the socket forks."""
+        self._owner, self._control = os.getpid(), control
+
     def close(self) -> None:
         """End it."""
         if self._control is not None and self._process is not None:
@@ -205,6 +209,10 @@ def main(descriptor: int) -> None:
     gc.enable()
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would have one of them"
+    _serve(control)
+
+
+def _serve(control: socket.socket) -> None:
     while True:
         packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 64)
         if not packet:
@@ -229,6 +237,8 @@ def _be(request: dict[str, Any], fds: list[int], control: socket.socket) -> None
             os.setsid()
         control.send(str(os.getpid()).encode())
         control.close()
+        if request["argv"][:2] == ["-m", "felix"] or request["argv"][0].endswith(".py"):
+            _fork_programs_of_it(fds)
         _become(request, fds)
         code = _exit_code(request["argv"])
         threading._shutdown()  # type: ignore[attr-defined]
@@ -240,6 +250,23 @@ def _be(request: dict[str, Any], fds: list[int], control: socket.socket) -> None
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _fork_programs_of_it(fds: list[int]) -> None:
+    """What the program itself starts is warm, too: forks of a process that it has beside it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            os.setsid()  # out of the reach of signals to the program's group
+            ours.close()
+            for fd in fds:
+                os.close(fd)
+            _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    forks.take(ours)
+    subprocess.Popen = Popen  # type: ignore[misc]
+    multiprocessing.util.spawnv_passfds = spawn  # type: ignore[assignment]
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from felix.network import agreement
-from tests.support import backend
+from tests.support import backend, share
 
 _image, _line, _volume = (2, 4, 6, 6), (2, 4, 9), (1, 2, 4, 4, 4)
 
@@ -116,7 +116,9 @@ def _same(actual: Any, expected: Any, limit: float) -> None:
             assert output.stride() == reference.stride()
 
 
-@pytest.mark.parametrize(("make", "inputs", "operators"), _MODULES, ids=_IDS)
+@pytest.mark.parametrize(
+    ("make", "inputs", "operators"), share.of(_MODULES, 27), ids=share.of(_IDS, 27)
+)
 def test_module(
     make: Callable[[], nn.Module],
     inputs: Callable[[], Any],
