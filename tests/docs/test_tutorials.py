@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from tests.support import warm
+
 ROOT = pathlib.Path(__file__).parents[2]
-CHILDREN_WITHOUT_TORCH = ROOT / "tests" / "support" / "children_without_torch"
 TUTORIALS = sorted((ROOT / "docs" / "guide" / "tutorials").glob("*.py"))
 #: Runs in a tutorial too, where MetaSchedule's workers take their time once.
 _IN_A_TUTORIAL = "ms.tune_tir"
@@ -36,17 +36,8 @@ def test_there_is_a_tutorial_for_each_audience() -> None:
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    folders = os.pathsep.join([str(CHILDREN_WITHOUT_TORCH), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": folders}
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = warm.run([sys.executable, str(path)], cwd=tmp_path, env=environment, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) > 5
 

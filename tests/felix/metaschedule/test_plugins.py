@@ -29,7 +29,6 @@ from felix.search import descent, gradient
 
 sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
 
-CHILDREN_WITHOUT_TORCH = pathlib.Path(__file__).parents[2] / "support" / "children_without_torch"
 SMALL = gradient.GradientOptions(
     n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=10)
 )
@@ -158,10 +157,7 @@ def times(us: Sequence[float | None]) -> list[Any]:
     ]
 
 
-def test_tunes_with_tvms_own_builder_and_runner(
-    task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(CHILDREN_WITHOUT_TORCH))
+def test_tunes_with_tvms_own_builder_and_runner(task: felix.Task, tmp_path: pathlib.Path) -> None:
     model = cost_model.MLPCostModel()
     database = tune(
         task,

@@ -20,6 +20,7 @@ from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
 from tests.support import pool_programs as programs
+from tests.support import warm
 
 AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
 GEMM = tvm.IRModule({"main": programs.gemm})
@@ -116,13 +117,7 @@ def test_a_run_measures_on_a_board(board: board_runs.Board, tmp_path: pathlib.Pa
     )
     assert tuned.returncode == 0, tuned.stderr
     assert re.search(r"gemm_32x32x32 +8 +0 ", tuned.stdout)
-    run = subprocess.run(
-        [sys.executable, "run.py"],
-        cwd=tmp_path / "out",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = warm.run([sys.executable, "run.py"], cwd=tmp_path / "out")
     assert run.returncode == 0, run.stdout + run.stderr
 
 
