@@ -224,16 +224,7 @@ def statements(stmt: Any) -> Iterator[Any]:
 
 def blocks(stmt: Any) -> Iterator[Any]:
     """The blocks of a checked statement, in program order."""
-    match type(stmt).__name__:
-        case "SBlockRealize":
-            yield stmt.block
-            yield from blocks(stmt.block.body)
-        case "SeqStmt":
-            for item in stmt.seq:
-                yield from blocks(item)
-        case "For":
-            yield from blocks(stmt.body)
-        case "IfThenElse":
-            yield from blocks(stmt.then_case)
-            if stmt.else_case is not None:
-                yield from blocks(stmt.else_case)
+    for each in statements(stmt):
+        if type(each).__name__ == "SBlockRealize":
+            yield each.block
+            yield from blocks(each.block.body)

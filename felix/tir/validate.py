@@ -142,24 +142,17 @@ def _names(func: tirx.PrimFunc) -> Iterator[tuple[str, str]]:
 
 
 def _names_in(stmt: Any) -> Iterator[tuple[str, str]]:
-    match type(stmt).__name__:
-        case "SBlockRealize":
-            block = stmt.block
-            yield "block", str(block.name_hint)
-            yield from (("variable", str(item.var.name)) for item in block.iter_vars)
-            yield from (("buffer", str(buffer.name)) for buffer in block.alloc_buffers)
-            if block.init is not None:
-                yield from _names_in(block.init)
-            yield from _names_in(block.body)
-        case "For":
-            yield "variable", str(stmt.loop_var.name)
-            yield from _names_in(stmt.body)
-        case "Bind":
-            yield "variable", str(stmt.var.name)
-        case "SeqStmt":
-            for item in stmt.seq:
-                yield from _names_in(item)
-        case "IfThenElse":
-            yield from _names_in(stmt.then_case)
-            if stmt.else_case is not None:
-                yield from _names_in(stmt.else_case)
+    for each in grammar.statements(stmt):
+        match type(each).__name__:
+            case "SBlockRealize":
+                block = each.block
+                yield "block", str(block.name_hint)
+                yield from (("variable", str(item.var.name)) for item in block.iter_vars)
+                yield from (("buffer", str(buffer.name)) for buffer in block.alloc_buffers)
+                if block.init is not None:
+                    yield from _names_in(block.init)
+                yield from _names_in(block.body)
+            case "For":
+                yield "variable", str(each.loop_var.name)
+            case "Bind":
+                yield "variable", str(each.var.name)

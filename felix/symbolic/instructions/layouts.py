@@ -169,9 +169,9 @@ def _insert_copy(
     return stage
 
 
-def _nest(block: Block) -> Loop | Block:
+def _nest(block: Block, prefix: str = "ax") -> Loop | Block:
     """The block with a loop for each iterator, which it becomes bound to."""
-    components = [IterComponent(f"ax{i}", it.extent) for i, it in enumerate(block.iters)]
+    components = [IterComponent(f"{prefix}{i}", it.extent) for i, it in enumerate(block.iters)]
     block.bindings = [Affine({component: 1}) for component in components]
     return loop_transforms.nest(components, block)
 
@@ -255,7 +255,8 @@ def _copy_in(
     loaded = ir.Value("load", is_float, access=Access(old, indices))
     zero = ir.Value("const", is_float, expr=None if is_float else sympy.Integer(0))
     value = ir.Value("if", is_float, (condition, loaded, zero))
-    return _padded_nest(new.name, iters, ir.Store(Access(new, indices), value))
+    store = ir.Store(Access(new, indices), value)
+    return _nest(Block(new.name, iters, [], (store,)), "i")
 
 
 def _copy_out(
@@ -268,7 +269,8 @@ def _copy_out(
     indices = tuple(it.symbol for it in iters)
     is_float = old.dtype.startswith(("float", "bfloat"))
     loaded = ir.Value("load", is_float, access=Access(new, indices))
-    return _padded_nest(new.name, iters, ir.Store(Access(old, indices), loaded))
+    store = ir.Store(Access(old, indices), loaded)
+    return _nest(Block(new.name, iters, [], (store,)), "i")
 
 
 def _iters(buffer: Buffer) -> list[Iter]:
@@ -281,10 +283,3 @@ def _iters(buffer: Buffer) -> list[Iter]:
 def _less(symbol: sympy.Symbol, bound: ir.Scalar) -> ir.Value:
     limit = ir.Value("const", False, expr=sympy.Integer(bound))
     return ir.Value("lt", False, (ir.Value("iter", False, expr=symbol), limit))
-
-
-def _padded_nest(name: str, iters: list[Iter], store: ir.Store) -> Loop | Block:
-    components = [IterComponent(f"i{i}", it.extent) for i, it in enumerate(iters)]
-    bindings = [Affine({component: 1}) for component in components]
-    block = Block(name, iters, bindings, (store,))
-    return loop_transforms.nest(components, block)

@@ -124,19 +124,9 @@ def _convolution(
 ) -> GemmProblem:
     """The product whose rows are gathered."""
     made = _assembled(program, accesses, sliding.spatial, sliding.k, sliding.data)
-    a, b = (
-        dataclasses.replace(
-            operand, strides=(operand.strides[0], 0, 0), gather=gather, offset=offset
-        )
-        if gather
-        else operand
-        for operand, gather, offset in zip(
-            (made.a, made.b), sliding.gathers, (0, made.b.offset), strict=True
-        )
-    )
-    made = dataclasses.replace(made, a=a, b=b)
-    if b.gather is None:
-        _require_adjacent(b, made.n, made.k)
+    made = _gathered(made, sliding.gathers, made.b.offset)
+    if made.b.gather is None:
+        _require_adjacent(made.b, made.n, made.k)
     return made.swapped if _is_turned(made) else made
 
 
@@ -145,17 +135,27 @@ def _transposed(
 ) -> GemmProblem:
     """The product of all phases; rows and weights are gathered."""
     made = _assembled(program, accesses, phased.spatial, phased.k, phased.data)
+    made = _gathered(made, phased.gathers, phased.weights_offset)
+    made = dataclasses.replace(made, phases=phased.phases)
+    is_turned = made.n > 1 and made.output.strides[2] != 1
+    return made.swapped if is_turned else made
+
+
+def _gathered(
+    made: GemmProblem, gathers: Sequence[problem.Gather | None], offset_of_b: int
+) -> GemmProblem:
+    """The problem with operands gathered; A from its tensor's first element on."""
     a, b = (
         dataclasses.replace(
             operand, strides=(operand.strides[0], 0, 0), gather=gather, offset=offset
         )
+        if gather
+        else operand
         for operand, gather, offset in zip(
-            (made.a, made.b), phased.gathers, (0, phased.weights_offset), strict=True
+            (made.a, made.b), gathers, (0, offset_of_b), strict=True
         )
     )
-    made = dataclasses.replace(made, a=a, b=b, phases=phased.phases)
-    is_turned = made.n > 1 and made.output.strides[2] != 1
-    return made.swapped if is_turned else made
+    return dataclasses.replace(made, a=a, b=b)
 
 
 def _assembled(

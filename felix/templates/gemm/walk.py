@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from felix.templates.gemm import axes, epilogue, stages
 from felix.templates.gemm.axes import Axis
 from felix.templates.gemm.stages import NotPlain, Program, require
 from felix.tir import evaluation, grammar, ranges
 from felix.tir.ranges import Interval, Linear, Scope
+
+T = TypeVar("T")
 
 #: C++ longer than this is no epilogue that compiles quickly.
 _MAX_CHARACTERS = 6000
@@ -176,12 +178,7 @@ class _Walk:
 
     def _atom(self, atom: ranges.Atom) -> str:
         if isinstance(atom, Axis):
-            for name, known in self.places.items():
-                if known == atom:
-                    return name
-            name = f"place{len(self.places)}"
-            self.places[name] = atom
-            return name
+            return _name_in(self.places, "place", atom)
         if isinstance(atom, ranges.Extremum):
             return f"{'min' if atom.is_minimum else 'max'}({self._both(atom.a, atom.b, ', ')})"
         if isinstance(atom, ranges.Product):
@@ -228,12 +225,17 @@ class _Walk:
     def _read(self, buffer: Any, indices: Sequence[Linear]) -> str:
         epilogue.c_type(grammar.dtype(buffer))
         access = self.access(buffer, indices)
-        for name, known in self.reads.items():
-            if known == access:
-                return name
-        name = f"read{len(self.reads)}"
-        self.reads[name] = access
-        return name
+        return _name_in(self.reads, "read", access)
+
+
+def _name_in(known: dict[str, T], prefix: str, value: T) -> str:
+    """The name of a value, a new one if it has none yet."""
+    for name, each in known.items():
+        if each == value:
+            return name
+    name = f"{prefix}{len(known)}"
+    known[name] = value
+    return name
 
 
 def _widens(cast: Any) -> bool:
