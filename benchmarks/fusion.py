@@ -5,10 +5,10 @@
     python benchmarks/fusion.py --small --dtypes float32 --trials 24
 
 Blocks of ViT, BERT and LLaMA with the widths of their papers (--small: 128, 128 and 256), batch 1.
-Each is grouped by every
-way of `felix.optimize(fusion=)`, and the tasks of the groups are tuned together, each once. Norms,
-softmax, elementwise operators and moves of elements are compared, with those products that not all
-ways have, because their group took such an operator in. The others cancel and are not tuned.
+Each is grouped by both ways of `felix.optimize(fusion=)` and by TVM's FuseOps, and the tasks of
+the groups are tuned together, each once. Norms, softmax, elementwise operators and moves of
+elements are compared, with those products that not all ways have, because their group took such an
+operator in. The others cancel and are not tuned.
 
 A latency is the better of Felix's schedule and TVM's default one, with cold caches, in
 microseconds; a sum is over the calls of one run of the network. What was tuned lies in the work
@@ -119,6 +119,7 @@ def _measured(
     name: str, dtype: str, args: argparse.Namespace, full: Any, known: store.Store
 ) -> dict[str, Any]:
     import torch
+    from tvm import relax
 
     from felix import frontend
     from felix.network import groups, judging, outcomes
@@ -126,10 +127,14 @@ def _measured(
 
     model, inputs = _network(name, getattr(torch, dtype), args.depth, args.small)
     imported = frontend.import_torch(model, inputs)
-    judge = judging.SketchJudge()
+    groupings = {
+        RULES: frontend.Grouping(frontend.Fusion.RULES),
+        FUSEOPS: frontend.Grouping(frontend.Fusion.RULES, rules=relax.transform.FuseOps()),
+        PLANNED: frontend.Grouping(frontend.Fusion.PLANNED, judging.SketchJudge()),
+    }
     compared = {
-        way: groups.of(frontend.lowered(imported, full, frontend.Grouping(way, judge)), full)
-        for way in WAYS
+        way: groups.of(frontend.lowered(imported, full, grouping), full)
+        for way, grouping in groupings.items()
     }
     parts = _parts(compared)
     tasks = {each.task.key: each.task for of in parts.values() for each in of if each.task}

@@ -42,7 +42,7 @@ from benchmarks.support import common
 NETWORKS = ("resnet50", "mobilenet_v2", "r3d18", "dcgan", "vit_b32", "bert_base", "llama")
 DTYPES = ("float32", "bfloat16")
 #: Names of `felix.frontend.Fusion`, which is not imported here: see `_piece`.
-FUSIONS = ("rules", "fuseops", "planned", "planned-as-written")
+FUSIONS = ("rules", "planned")
 PIECES = ("felix", "stock", "times")
 #: Turns of each contender.
 TURNS = 5

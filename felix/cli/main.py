@@ -206,10 +206,10 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--improve", action="store_true", help="of a network: tune known tasks further")
     add(
         "--fusion",
-        choices=("rules", "fuseops", "planned", "planned-as-written"),
-        help="how the operators of a network are grouped: by fixed rules, by TVM's FuseOps, or by "
-        "what groups cost, of the model's operators alone or with norms folded into products "
-        "and products merged (default: what felix.optimize does)",
+        choices=("rules", "planned"),
+        help="how the operators of a network are grouped: by fixed rules, or by what groups cost, "
+        "with norms folded into products and products merged where that is cheaper (default: "
+        "planned on a GPU, rules on a CPU)",
     )
     add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-numpy", action="store_true", help="do not compare with numpy")

@@ -93,8 +93,7 @@ def optimize(
         improve: whether known tasks are tuned further, from their best schedules on.
         fusion: how operators are grouped: "rules", fixed ones; "planned", by what groups cost,
             with norms folded into products and products of one tensor as one where that is
-            cheaper; "planned-as-written", without; "fuseops", by TVM's pass. None for "planned"
-            on a GPU and "rules" on a CPU.
+            cheaper. None for "planned" on a GPU and "rules" on a CPU.
         allow_tf32: products of float32 may be computed in TF32 on a GPU, by PyTorch's operators
             as well. Outputs may then be off as those of float16 may.
 

@@ -40,17 +40,8 @@ class Fusion(enum.StrEnum):
 
     #: By the fixed rules of `groups`.
     RULES = "rules"
-    #: By TVM's pass FuseOps.
-    FUSEOPS = "fuseops"
     #: By their cost: `planning`.
     PLANNED = "planned"
-    #: By their cost, of the model's own operators: no other way to compute a value.
-    AS_WRITTEN = "planned-as-written"
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the costs of groups decide."""
-        return self in (Fusion.PLANNED, Fusion.AS_WRITTEN)
 
 
 #: What is taken where nothing is known of candidates.
@@ -65,6 +56,11 @@ def fusion_for(full: tvm.target.Target) -> Fusion:
     return Fusion.PLANNED if full.kind.name == "cuda" else Fusion.RULES
 
 
+def by_rules(mod: tvm.IRModule) -> tvm.IRModule:
+    """A module of lowered operators with its groups by the fixed rules."""
+    return outlining.outline(mod, groups.plan(mod))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grouping:
     """How groups are chosen, and what is known of candidates.
@@ -72,11 +68,13 @@ class Grouping:
     Attributes:
         judge: of planned groups; without one every candidate that is a task counts as one kernel.
         machine: whose costs count of planned groups; the target's if left out.
+        rules: makes the groups that are not planned, each a function that is "Primitive".
     """
 
     fusion: Fusion = DEFAULT_FUSION
     judge: Judge | None = None
     machine: targets.Hardware | None = None
+    rules: _Make = by_rules
 
 
 def grouped(
@@ -116,7 +114,7 @@ def build_pipeline() -> Any:
 
 def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
     """Programs of groups, and the views that are left between planned ones."""
-    if not grouping.fusion.is_planned:
+    if grouping.fusion is Fusion.RULES:
         return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
     made = forms.attach(grouped, programs.fused(grouped))
     passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
@@ -124,27 +122,23 @@ def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
 
 
 def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> tvm.IRModule:
-    if grouping.fusion.is_planned:
+    if grouping.fusion is Fusion.PLANNED:
         mod = splits.slice_splits(mod)
     mod = positions.from_zero(expansion.expand_attention(mod))
     mod = relax.transform.DecomposeOpsForInference()(mod)
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = transposed.fuse_transposes(mod)
     mod = tvm.transform.Sequential(_passes(grouping.fusion))(mod)
-    if grouping.fusion is Fusion.FUSEOPS:
-        return relax.transform.FuseOps()(mod)
     if grouping.fusion is Fusion.RULES:
-        return outlining.outline(mod, groups.plan(mod))
+        return grouping.rules(mod)
     machine = grouping.machine or targets.hardware(full)
-    extended, chosen = planner.plan(
-        mod, full, machine, grouping.judge, rewriting=grouping.fusion is Fusion.PLANNED
-    )
+    extended, chosen = planner.plan(mod, full, machine, grouping.judge)
     return relax.transform.DeadCodeElimination()(outlining.outline(extended, chosen))
 
 
 def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
-    views = [] if fusion.is_planned else [relax.transform.RewriteDataflowReshape()]
+    views = [relax.transform.RewriteDataflowReshape()] if fusion is Fusion.RULES else []
     return [
         relax.transform.LegalizeOps(annotation.legalizations(near_zero.legalizations())),
         relax.transform.FoldConstant(),

@@ -62,20 +62,17 @@ def plan(
     target: tvm.target.Target,
     machine: Hardware,
     judge: Judge | None = None,
-    *,
-    rewriting: bool = True,
 ) -> tuple[tvm.IRModule, list[list[groups.Call]]]:
     """A module, and the groups of its calls, each in the order of execution.
+
+    The module has more calls than the one given, some of which no group may have: other ways to
+    compute a value than the model's (`merged`, `norms`).
 
     Args:
         mod: with operators lowered, and TVM's kinds of operators on its programs.
         judge: judges what is chosen; without one every candidate that is a task is one kernel.
-        rewriting: whether values may be computed by other operators than the model's: then the
-            result is a module that has more calls, some of which no group may have.
     """
-    read = reading.read(mod)
-    if rewriting:
-        read = norms.extended(merged.extended(read))
+    read = norms.extended(merged.extended(reading.read(mod)))
     return read.mod, _Planner(read, target, machine, judge).chosen_groups()
 
 

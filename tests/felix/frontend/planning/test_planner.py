@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tvm import relax
 
 from benchmarks.networks import catalogue
 from felix import frontend
 from felix.frontend import Fusion, Grouping
+from felix.frontend.programs import lowering
 from felix.frontend.programs.planning import candidates, reading
 from felix.frontend.programs.planning.cost import Judgement
 from felix.verify import compare
@@ -29,13 +31,13 @@ def test_planned_networks_agree_with_pytorch(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["vit_b32", "bert_base", "llama"])
-@pytest.mark.parametrize("fusion", [Fusion.RULES, Fusion.FUSEOPS])
-def test_planned_transformers_call_fewer_programs(name, fusion):
+@pytest.mark.parametrize("rules", [lowering.by_rules, relax.transform.FuseOps()])
+def test_planned_transformers_call_fewer_programs(name, rules):
     model, args = catalogue.make(name, small=True)
     imported = frontend.import_torch(model, args)
     n_calls = [
-        frontend.calls(frontend.lowered(imported, "llvm", Grouping(each))).total()
-        for each in (Fusion.PLANNED, fusion)
+        frontend.calls(frontend.lowered(imported, "llvm", grouping)).total()
+        for grouping in (PLANNED, Grouping(Fusion.RULES, rules=rules))
     ]
     assert n_calls[0] < n_calls[1]
 
