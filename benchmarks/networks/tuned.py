@@ -31,7 +31,7 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from benchmarks.networks import catalogue
 from benchmarks.support import common
-from felix.frontend.programs import expansion
+from felix.frontend.programs import operators
 from felix.known_results import store
 from felix.network import executable, groups, imported, judging, optimize, optimized, outcomes
 from felix.network.contenders import contest
@@ -251,4 +251,4 @@ def build_stock(network: imported.Network, database: pathlib.Path) -> Call:
 def _stock_module(network: imported.Network) -> tvm.IRModule:
     """The import as TVM's own pipeline groups it."""
     with network.target, tvm.transform.PassContext(opt_level=3):
-        return relax.get_pipeline("zero")(expansion.expand_attention(network.imported.mod))
+        return relax.get_pipeline("zero")(operators.expand_attention(network.imported.mod))

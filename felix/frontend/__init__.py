@@ -27,8 +27,8 @@ from felix.frontend.programs.lowering import (
     build_pipeline,
     fusion_for,
 )
-from felix.frontend.programs.planning.cost import Judgement
-from felix.frontend.programs.rewritten import meaning as rewriting_of
+from felix.frontend.programs.outlining import meaning as rewriting_of
+from felix.frontend.programs.planning.graph import Judgement
 
 if TYPE_CHECKING:
     import torch

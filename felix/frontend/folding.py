@@ -6,7 +6,7 @@
   Elsewhere two elementwise operators are left.
 - A parameter that is reshaped, cast or sliced is replaced by the reshaped, cast or sliced one.
   Transposed weights stay: programs read them as they lie.
-- A power with a constant exponent is a product or a root (`powers`).
+- A power with a constant exponent is a product or a root (`numerics`).
 - A norm of float64 is its sums and products (`norms`); a quotient by 0 is a product.
 - A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from felix.frontend import imported, norms, powers
+from felix.frontend import imported, numerics
 from felix.frontend.rewriting import Rewriter, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
@@ -64,9 +64,9 @@ class _Folding:
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
         if name == "power":
-            return powers.expanded(rewriter, value, self._tensor(value.args[1]))
-        if name in norms.OPERATORS:
-            return norms.expanded(rewriter, value)
+            return numerics.expanded_power(rewriter, value, self._tensor(value.args[1]))
+        if name in numerics.OPERATORS:
+            return numerics.expanded_norm(rewriter, value)
         if name == "divide":
             return self._by_zero(value)
         if name == "matmul" and _last_extent(value.args[0].ty) == 0:

@@ -2,13 +2,15 @@
 
 Parameters are converted once. Inputs go in and outputs come out without copies (DLPack); an input
 that is not contiguous, or does not begin at a multiple of `ALIGNMENT_BYTES`, is copied. Memory for
-intermediate values is planned when the network is built, and made once (`workspace`). On a GPU the
-kernels run on PyTorch's current stream, and nothing waits for them.
+intermediate values is planned when the network is built, and made once (`passes.memory`). On a GPU
+the kernels run on PyTorch's current stream, and nothing waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +19,14 @@ from typing import Any
 
 import torch
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.s_tir import dlight
 
 from felix import errors
 from felix.measure.cpu import preparation
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import powers
-from felix.network.passes import (
-    default_schedules,
-    intermediates,
-    prepacking,
-    separation,
-    workspace,
-)
+from felix.network.passes import intermediates, memory, prepacking
 from felix.target import cpu
 
 #: TVM's programs expect tensors to begin at a multiple of this.
@@ -195,9 +192,9 @@ def call(machine: relax.VirtualMachine) -> Callable[..., Any]:
     on the same stream.
     """
     main: Callable[..., Any] = machine["main"]
-    if not machine.module.implements_function(workspace.FUNCTION):
+    if not machine.module.implements_function(memory.FUNCTION):
         return main
-    storages = tuple(machine[workspace.FUNCTION]())
+    storages = tuple(machine[memory.FUNCTION]())
     return lambda *tensors: main(*tensors, *storages)
 
 
@@ -244,7 +241,7 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     is_gpu = full.kind.name == "cuda"
     if is_gpu:
-        schedule += [default_schedules.default_schedules(), powers.PREPARED, intermediates.Lift()]
+        schedule += [default_schedules(), powers.PREPARED, intermediates.Lift()]
     else:
         schedule.append(preparation.PREPARED)
     return tvm.transform.Sequential(
@@ -254,8 +251,8 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
             relax.transform.RemovePurityChecking(),
             relax.transform.CallTIRRewrite(),
             relax.transform.StaticPlanBlockMemory(),
-            *([separation.Separate()] if is_gpu else []),
-            workspace.Lift(),
+            *([memory.Separate()] if is_gpu else []),
+            memory.Lift(),
             relax.transform.LowerAllocTensor(),
             relax.transform.KillAfterLastUse(),
             relax.transform.LowerRuntimeBuiltin(),
@@ -313,3 +310,41 @@ def _on_device(value: Any, place: tvm.runtime.Device) -> tvm.runtime.Tensor:
     if isinstance(value, torch.Tensor):
         value = tvm.runtime.from_dlpack(as_stored(value))
     return value if value.device == place else value.copyto(place)
+
+
+# TVM's default schedules of a GPU (dlight), for programs that have no threads.
+
+#: What TVM's rules raise on programs that they were not written for.
+_RULE_ERRORS = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+_log = logging.getLogger("felix.network")
+
+
+def default_schedules() -> tvm.transform.Pass:
+    """The pass that schedules the PrimFuncs of a module; the last rule takes every program."""
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction())
+    return dlight.ApplyDefaultSchedule(*map(_Careful, rules), gpu.Fallback())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Careful:
+    """A rule that leaves programs to the others on which it fails."""
+
+    rule: Any
+
+    def apply(self, func: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
+        """The rule's schedules; None where it has none."""
+        try:
+            return self.rule.apply(func, target, tunable)
+        except _RULE_ERRORS as error:
+            _log.debug("%s fails: %s", type(self.rule).__name__, error)
+            return None

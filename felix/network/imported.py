@@ -16,8 +16,8 @@ from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
 from felix.frontend.torch_calls.form import form_from_json
 from felix.network import agreement
-from felix.network.examples import divisors, model_calls
-from felix.network.passes import constants
+from felix.network import examples as model_calls
+from felix.network.passes import memory
 from felix.network.pytorch import registration
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _of_torch(
     return Network(
         name=name,
         imported=read,
-        lowered=constants.own(frontend.lowered(read, full, grouping)),
+        lowered=memory.own(frontend.lowered(read, full, grouping)),
         target=full,
         examples=_copies(read.calling.flatten(args, kwargs)),
         expected=_copies(expected),
@@ -257,7 +257,7 @@ def _of_onnx(
 def _drawn(model: frontend_imported.ImportedModel, device: str) -> list[torch.Tensor]:
     """Random floats; integers, which may be indices, are 0, and 1 where they reach divisors."""
     generator = torch.Generator().manual_seed(_SEED)
-    dividing = divisors.inputs(model)
+    dividing = model_calls.divisors(model)
     tensors = []
     for number, spec in enumerate(model.inputs):
         dtype = torch_dtype(spec.dtype)

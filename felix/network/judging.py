@@ -21,7 +21,7 @@ SOURCES = (
     "symbolic",
     "templates",
     "tir",
-    "frontend/programs/planning/cost.py",
+    "frontend/programs/planning/graph.py",
     "network/judging.py",
 )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from felix import errors, frontend, names, records, workloads
 from felix import target as targets
-from felix.frontend import memory
+from felix.frontend import imported
 from felix.known_results import outcome
 from felix.measure import limits
 from felix.metaschedule import trace_text
@@ -64,7 +64,7 @@ def answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     except errors.FelixError as error:
         return {"error": " ".join(str(error).split())[:2000]}
     except MemoryError:
-        return {"error": f"reading the workload {memory.message()}"}
+        return {"error": f"reading the workload {imported.message()}"}
     except RecursionError:
         return {"error": "the workload is nested too deeply"}
 

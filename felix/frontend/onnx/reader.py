@@ -28,8 +28,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import memory
-from felix.frontend.onnx import input_rules, operators, recurrent, shape_rules
+from felix.frontend import imported as importing
+from felix.frontend.onnx import inputs as input_rules
+from felix.frontend.onnx import operators, recurrent
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -80,7 +81,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
         WorkloadError: the shapes do not fit the model, or TVM cannot import it.
     """
     shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
-    shape_rules.check(proto.graph, shape_of)
+    input_rules.check(proto.graph, shape_of)
     renamed = _rename(proto)
     importer = onnx_frontend.ONNXGraphImporter(
         {renamed[name]: shape for name, shape in shape_of.items()},
@@ -99,8 +100,8 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
         raise
     except Exception as error:  # TVM raises bare Exceptions, too
         reason = "TVM does not accept its inputs or tensors"
-        if memory.is_short(error):
-            reason = f"that {memory.message()}"
+        if importing.is_short(error):
+            reason = f"that {importing.message()}"
         raise errors.WorkloadError(f"the ONNX model cannot be imported: {reason}") from error
     _check_values(imported)
     return imported
@@ -196,7 +197,7 @@ def _check_operators(graph: Any) -> None:
     if unknown:
         raise errors.WorkloadError(
             "the ONNX model cannot be imported: unsupported operators "
-            f"{shape_rules.listed(sorted(unknown))}"
+            f"{input_rules.listed(sorted(unknown))}"
         )
 
 
@@ -279,8 +280,8 @@ def _converter(importer: Any, originals: Mapping[str, str]) -> Callable[..., Any
             return convert(operator, inputs, attributes, opset) if result is None else result
         except Exception as error:  # TVM's converters raise bare Exceptions, too
             reason = "cannot be imported with these inputs and attributes"
-            if memory.is_short(error):
-                reason = memory.message()
+            if importing.is_short(error):
+                reason = importing.message()
             raise errors.WorkloadError(
                 f"the ONNX model cannot be imported: the node "
                 f"{_node(originals.get(name, name), operator)} {reason}"

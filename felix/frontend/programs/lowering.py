@@ -13,22 +13,16 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from felix import errors
 from felix import target as targets
-from felix.frontend import imported, memory, near_zero
-from felix.frontend.programs import (
-    expansion,
-    groups,
-    outlining,
-    positions,
-    splits,
-    transposed,
-    unlowered,
-)
-from felix.frontend.programs.planning import planner, programs
+from felix.frontend import imported, numerics
+from felix.frontend.programs import groups, operators, outlining
+from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import Judge
+from felix.frontend.rewriting import operator_name
 from felix.frontend.torch_calls import annotation, forms
 from felix.tir import grammar
 
@@ -116,18 +110,18 @@ def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
     """Programs of groups, and the views that are left between planned ones."""
     if grouping.fusion is Fusion.RULES:
         return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
-    made = forms.attach(grouped, programs.fused(grouped))
+    made = forms.attach(grouped, outlining.fused(grouped))
     passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(passes)(made)
 
 
 def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> tvm.IRModule:
     if grouping.fusion is Fusion.PLANNED:
-        mod = splits.slice_splits(mod)
-    mod = positions.from_zero(expansion.expand_attention(mod))
+        mod = operators.slice_splits(mod)
+    mod = operators.from_zero(operators.expand_attention(mod))
     mod = relax.transform.DecomposeOpsForInference()(mod)
     mod = relax.transform.CanonicalizeBindings()(mod)
-    mod = transposed.fuse_transposes(mod)
+    mod = operators.fuse_transposes(mod)
     mod = tvm.transform.Sequential(_passes(grouping.fusion))(mod)
     if grouping.fusion is Fusion.RULES:
         return grouping.rules(mod)
@@ -140,7 +134,7 @@ def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
     views = [relax.transform.RewriteDataflowReshape()] if fusion is Fusion.RULES else []
     return [
-        relax.transform.LegalizeOps(annotation.legalizations(near_zero.legalizations())),
+        relax.transform.LegalizeOps(annotation.legalizations(numerics.legalizations())),
         relax.transform.FoldConstant(),
         *views,
         relax.transform.AnnotateTIROpPattern(),
@@ -155,8 +149,8 @@ def _passed(make: _Make, mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRMo
     except errors.WorkloadError:
         raise
     except (*grammar.TVM_ERRORS, AssertionError) as error:
-        if memory.is_short(error):
-            reason = f"computing its constants {memory.message()}"
+        if imported.is_short(error):
+            reason = f"computing its constants {imported.message()}"
         else:
             reason = _reason(mod, full)
         raise errors.WorkloadError(f"the model cannot be lowered: {reason}") from error
@@ -167,10 +161,66 @@ def _reason(mod: tvm.IRModule, full: tvm.target.Target) -> str:
     operator = None
     passes = tvm.transform.PassContext(opt_level=3)
     with contextlib.suppress(*grammar.TVM_ERRORS), full, passes:
-        operator = unlowered.find(mod, lambda alone: _grouped(alone, full, Grouping()))
+        operator = find(mod, lambda alone: _grouped(alone, full, Grouping()))
     if operator is None:
         return "TVM finds no programs for its operators and shapes"
     return (
         f"TVM finds no program for its operator {operator}; write the model with other operators "
         "or another element type there"
     )
+
+
+# The operator for which TVM makes no program, for an error that names it.
+
+#: Calls of programs and functions that are there already.
+_NO_OPERATORS = frozenset({"", "call_tir", "call_dps_packed", "call_pure_packed"})
+
+
+def find(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], Any]) -> str | None:
+    """The first operator of `main` that alone cannot be lowered, with its operands, in words.
+
+    Args:
+        mod: an imported module that cannot be lowered.
+        lower: lowers a module, or raises an error of TVM.
+    """
+    seen = set()
+    for block in imported.main_of(mod).body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if operator_name(call) in _NO_OPERATORS:
+                continue
+            alone = _alone(call)
+            key = tvm_ffi.structural_hash(alone["main"])
+            if key not in seen and not _is_lowered(alone, lower):
+                return _in_words(call)
+            seen.add(key)
+    return None
+
+
+def _alone(call: Any) -> tvm.IRModule:
+    """A module that has one call of an operator and nothing else."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(relax.analysis.free_vars(call))):
+        with builder.dataflow():
+            value = builder.emit(call)
+            result = builder.emit_output(relax.Tuple([value]) if _is_tensor(value) else value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _is_lowered(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], Any]) -> bool:
+    try:
+        lower(mod)
+    except (*grammar.TVM_ERRORS, AssertionError):
+        return False
+    return True
+
+
+def _in_words(call: Any) -> str:
+    specs = [imported.spec_of_type(each.ty, "") for each in call.args if _is_tensor(each)]
+    operands = [f"{spec.dtype} {spec.shape or 'of no or open shape'}" for spec in specs]
+    return f"{operator_name(call)!r} of {', '.join(operands) or 'no tensors'}"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value.ty, relax.TensorType)

@@ -1,13 +1,19 @@
-"""What conversions of ATen operators to Relax have in common."""
+"""Conversions of ATen operators to Relax: what they have in common, other element types than
+TVM's, indexing, attention."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tvm import relax
+
+from felix import errors
 
 #: A node of the graph and TVM's importer -> the Relax expression of the node's value.
 Converter = Callable[[torch.fx.Node, Any], Any]
@@ -48,3 +54,245 @@ def standing_for(importer: Any, values: Mapping[torch.fx.Node, Any]) -> Iterator
         yield
     finally:
         importer.env.update(before)
+
+
+# Conversions of ATen operators that PyTorch computes in other element types than TVM.
+#
+# Operators of 16 bits that PyTorch computes in float32 are computed so. Operands of several
+# types are cast to the one that they have in common: TVM gives a number the type of the tensor
+# beside it.
+
+#: Types that are summed in float32.
+HALF = frozenset({"float16", "bfloat16"})
+#: Operators of one tensor that PyTorch computes in float32 for tensors of 16 bits.
+_IN_FLOAT32 = (
+    "cos.default", "erf.default", "exp.default", "gelu.default",
+    "hardsigmoid.default", "hardswish.default", "leaky_relu.default", "log.default",
+    "log_softmax.int", "_log_softmax.default", "mean.dim", "mean.default", "pow.Tensor_Scalar",
+    "reciprocal.default", "rsqrt.default", "selu.default", "sigmoid.default", "silu.default",
+    "sin.default", "softmax.int", "_softmax.default", "softplus.default", "sqrt.default",
+    "sum.default", "sum.dim_IntList", "tan.default", "tanh.default", "var.correction",
+    "std.correction",
+)  # fmt: skip
+#: Operators of two operands, which PyTorch computes in the type that they have in common;
+_PROMOTED = (
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "fmod.Scalar",
+    "fmod.Tensor", "remainder.Scalar", "remainder.Tensor", "maximum.default", "minimum.default",
+    "pow.Tensor_Tensor", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
+    "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
+)  # fmt: skip
+#: what they are of two booleans.
+_LOGICAL: dict[str, Callable[[Any, Any], Any]] = {
+    "add.Tensor": relax.op.logical_or,
+    "mul.Tensor": relax.op.logical_and,
+    "maximum.default": relax.op.logical_or,
+    "minimum.default": relax.op.logical_and,
+}
+#: Others whose first operand has the result's type before they are computed.
+_WIDENING = ("clamp.default", "cumprod.default", "cumsum.default")
+
+
+def typed_map(defaults: Defaults) -> dict[str, Converter]:
+    """The conversions by the operators' names."""
+    return {
+        **{name: _widened(name, defaults) for name in (*_IN_FLOAT32, *_WIDENING)},
+        **{name: _promoted(name, defaults) for name in _PROMOTED},
+    }
+
+
+def _widened(name: str, defaults: Defaults) -> Converter:
+    """TVM's conversion of an operator, given its first operand in the type of its result, or in
+    float32 where it has 16 bits and PyTorch computes so."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        source: Any = node.args[0]
+        operand = importer.env[source]
+        is_half = name in _IN_FLOAT32 and str(operand.ty.dtype) in HALF
+        wide = "float32" if is_half else result_dtype(node)
+        with standing_for(importer, {source: cast(importer, operand, wide)}):
+            result = defaults.convert(name, node, importer)
+        return cast(importer, result, result_dtype(node))
+
+    return convert
+
+
+def _promoted(name: str, defaults: Defaults) -> Converter:
+    """TVM's conversion of an operator of two operands, given both in their common type."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        dtype = _common_type(name, node)
+        if dtype is torch.bool and name in _LOGICAL:
+            return importer.block_builder.emit(_LOGICAL[name](*arguments(node, importer, 2)))
+        operands = {
+            each: cast(importer, importer.env[each], str(dtype).removeprefix("torch."))
+            for each in node.args[:2]
+            if isinstance(each, torch.fx.Node)
+        }
+        with standing_for(importer, operands):
+            return defaults.convert(name, node, importer)
+
+    return convert
+
+
+def _common_type(name: str, node: torch.fx.Node) -> torch.dtype:
+    values: list[Any] = [
+        each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in node.args[:2]
+    ]
+    dtype = torch.result_type(*values)
+    is_whole = not dtype.is_floating_point and not dtype.is_complex
+    divides = name == "div.Tensor"
+    return torch.get_default_dtype() if divides and is_whole else dtype
+
+
+def result_dtype(node: torch.fx.Node) -> str:
+    """TVM's name of the type of a node's value."""
+    return str(node.meta["val"].dtype).removeprefix("torch.")
+
+
+# Conversions of PyTorch's indexing.
+#
+# With indices that count from the end TVM reads outside of the tensor, and several indices
+# behind a whole dimension give it their outer product.
+
+
+def indexing_map(defaults: Defaults) -> dict[str, Converter]:
+    """The conversions by the operators' names."""
+    return {"select.int": _select, "index.Tensor": _index(defaults), "take.default": _take}
+
+
+def _select(node: torch.fx.Node, importer: Any) -> Any:
+    x, dim, index = arguments(node, importer, 3)
+    index += int(x.ty.shape[dim]) if index < 0 else 0
+    return importer.block_builder.emit(relax.op.take(x, relax.const(index, "int64"), axis=dim))
+
+
+def _take(node: torch.fx.Node, importer: Any) -> Any:
+    x, indices = arguments(node, importer, 2)
+    size = math.prod(int(extent) for extent in x.ty.shape)
+    flat = importer.block_builder.emit(relax.op.reshape(x, [size]))
+    indices = _from_the_beginning(importer, indices, size)
+    return importer.block_builder.emit(relax.op.take(flat, indices, axis=0))
+
+
+def _index(defaults: Defaults) -> Converter:
+    """x[i, :, j] with tensors of integers, which are broadcast against each other.
+
+    Where the dimensions that they index are neighbours, theirs take the place of these; otherwise
+    theirs are the first ones.
+    """
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        x, indices = arguments(node, importer, 2)
+        if not all(each is None or str(each.ty.dtype).startswith("int") for each in indices):
+            return defaults.convert("index.Tensor", node, importer)  # masks
+        emit, shape = importer.block_builder.emit, [int(extent) for extent in x.ty.shape]
+        axes = [axis for axis, each in enumerate(indices) if each is not None]
+        chosen = [_from_the_beginning(importer, indices[axis], shape[axis]) for axis in axes]
+        if len(axes) == 1:
+            return emit(relax.op.take(x, chosen[0], axis=axes[0]))
+        left = [axis for axis in range(len(shape)) if axis not in axes]
+        if axes[-1] >= len(axes):
+            x = emit(relax.op.permute_dims(x, [*axes, *left]))
+        result = emit(relax.op.index_tensor(x, chosen))
+        n_before = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+        if not n_before:
+            return result
+        n_chosen = len(result.ty.shape) - len(left)
+        places = [*range(n_chosen, n_chosen + n_before), *range(n_chosen)]
+        places += range(n_chosen + n_before, len(result.ty.shape))
+        return emit(relax.op.permute_dims(result, places))
+
+    return convert
+
+
+def _from_the_beginning(importer: Any, index: Any, extent: int) -> Any:
+    dtype = str(index.ty.dtype)
+    emit = importer.block_builder.emit
+    is_negative = emit(relax.op.less(index, relax.const(0, dtype)))
+    moved = emit(relax.op.add(index, relax.const(extent, dtype)))
+    return emit(relax.op.where(is_negative, moved, index))
+
+
+# Scaled dot-product attention of PyTorch as TVM's attention operator, whole.
+#
+# Notation: b batch, h heads, s and t rows of queries and keys, d extent of a head. PyTorch has
+# [..., h, s, d]; TVM's operator has [b, s, h, d] and a bias of [b, h, s, t].
+#
+# A mask of bools becomes an additive one: 0 where it is set, the least float32 elsewhere. A row
+# in which nothing is set is then an average of all values, where PyTorch gives zeros or NaN.
+
+_SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
+_DEFAULTS = {
+    "query": None,
+    "key": None,
+    "value": None,
+    "attn_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
+_SIGNATURE = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in _DEFAULTS.items()
+    ]
+)
+
+
+def convert(node: torch.fx.Node, importer: Any) -> Any:
+    """The Relax expression of a node that is an attention."""
+    call = _SIGNATURE.bind(*node.args, **node.kwargs)
+    call.apply_defaults()
+    options = call.arguments
+    if options["dropout_p"]:
+        raise errors.WorkloadError(
+            "the PyTorch model cannot be imported: its attention has a dropout of "
+            f"{options['dropout_p']}; pass 0 in inference"
+        )
+    emit = importer.block_builder.emit
+    query, key, value = (importer.env[options[name]] for name in ("query", "key", "value"))
+    result_shape = [*_shape(query)[:-1], _shape(value)[-1]]
+    query, key, value = (_with_four_axes(emit, tensor) for tensor in (query, key, value))
+    heads = _shape(query)[1]
+    key, value = (_with_heads(emit, tensor, heads) for tensor in (key, value))
+    mask = options["attn_mask"]
+    result = emit(
+        relax.op.nn.attention(
+            *(emit(relax.op.permute_dims(t, _SWAP_HEADS_AND_ROWS)) for t in (query, key, value)),
+            bias=None if mask is None else _bias(emit, importer.env[mask]),
+            scale=options["scale"],
+            causal_mask="TopLeft" if options["is_causal"] else None,
+        )
+    )
+    result = emit(relax.op.permute_dims(result, _SWAP_HEADS_AND_ROWS))
+    return result if len(result_shape) == 4 else emit(relax.op.reshape(result, result_shape))
+
+
+def _shape(value: Any) -> list[int]:
+    return [int(extent) for extent in value.ty.shape]
+
+
+def _with_four_axes(emit: Callable[[Any], Any], tensor: Any) -> Any:
+    """A tensor as [b, h, s, d]: leading extents are merged, missing ones are 1."""
+    shape = _shape(tensor)
+    if len(shape) == 4:
+        return tensor
+    padded = [1] * (4 - len(shape)) + shape
+    return emit(relax.op.reshape(tensor, [math.prod(padded[:-3]), *padded[-3:]]))
+
+
+def _with_heads(emit: Callable[[Any], Any], tensor: Any, heads: int) -> Any:
+    """Keys or values with as many heads as the queries (grouped-query attention)."""
+    count = _shape(tensor)[1]
+    return tensor if count == heads else emit(relax.op.repeat(tensor, heads // count, axis=1))
+
+
+def _bias(emit: Callable[[Any], Any], mask: Any) -> Any:
+    """A mask as an additive one of float32 with four axes."""
+    if str(mask.ty.dtype) == "bool":
+        least = relax.const(np.finfo("float32").min, "float32")
+        mask = emit(relax.op.where(mask, relax.const(0.0, "float32"), least))
+    elif str(mask.ty.dtype) != "float32":
+        mask = emit(relax.op.astype(mask, "float32"))
+    return _with_four_axes(emit, mask)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import tvm
+from torch import _guards
+from torch._decomp import core_aten_decompositions
+from torch._dispatch import python as dispatch
+from torch._subclasses import fake_tensor
+from torch.export import exported_program, graph_signature
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 from tvm.relax.frontend import torch as tvm_torch
 
@@ -105,3 +114,149 @@ def output_spec(node: torch.fx.Node) -> imported.TensorSpec:
     """The spec of a node's value."""
     value = node.meta["val"]
     return imported.TensorSpec(node.name, tuple(value.shape), calling.dtype_name(value.dtype))
+
+
+# Graphs of ATen operators as imported models: what a backend of `torch.compile` hands over.
+#
+# `torch.export` may not run inside a backend. A graph is traced again, with the decompositions
+# that an exported module gets (`export.WHOLE` stay whole), so that its programs are those of the
+# module.
+
+_KEYS = torch._C.DispatchKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphCalling:
+    """A graph takes a list of tensors and returns one."""
+
+    inputs: Sequence[imported.TensorSpec]
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arguments by position."""
+        if kwargs or len(args) != len(self.inputs):
+            raise errors.WorkloadError(f"the graph takes {len(self.inputs)} tensors")
+        return list(args)
+
+    def rebuild(self, outputs: Sequence[Any]) -> Any:
+        """The outputs."""
+        return list(outputs)
+
+
+def read_graph(
+    graph: torch.fx.GraphModule, parameters: Mapping[int, torch.Tensor]
+) -> imported.ImportedModel:
+    """Import a functional graph for the shapes that it was traced with; nothing is folded.
+
+    Args:
+        graph: of ATen operators; returns a tensor or a list of them. Its placeholders have a fake
+            tensor as `meta["val"]`.
+        parameters: of the placeholders with these positions. The other ones are the inputs of a
+            call, in their order.
+
+    Raises:
+        WorkloadError: TVM cannot import an operator.
+    """
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    order = sorted(range(len(placeholders)), key=lambda index: index in parameters)
+    n_inputs = len(order) - len(parameters)
+    traced = _traced(graph, order, [placeholders[index].meta["val"] for index in order])
+    program = _program(traced)
+    mod = to_relax(program, unconverted.Refused(program).convert_map())
+    main = mod.get_global_var("main")  # the importer takes parameters for inputs
+    mod.update_func(main, mod[main].with_attr("num_input", n_inputs))
+    specs = [imported.spec_of(each) for each in imported.main_of(mod).params]
+    (output,) = traced.graph.find_nodes(op="output")
+    return imported.ImportedModel(
+        mod=mod,
+        parameters=tuple(parameters[index].detach() for index in order[n_inputs:]),
+        parameter_names=tuple(spec.name for spec in specs[n_inputs:]),
+        inputs=tuple(specs[:n_inputs]),
+        outputs=tuple(output_spec(node) for node in output.args[0]),
+        calling=GraphCalling(specs[:n_inputs]),
+    )
+
+
+def convertible() -> frozenset[str]:
+    """Names of the ATen operators that TVM converts or that have a decomposition.
+
+    Whether they convert depends on their operands, too.
+    """
+    return unconverted.convertible() | {each.__name__ for each in _decompositions()}
+
+
+@contextlib.contextmanager
+def whole_operators() -> Iterator[None]:
+    """While the block runs, tracing leaves the operators of `export.WHOLE` whole."""
+    composite = {
+        operator: _left_whole
+        for operator in export.WHOLE
+        if operator.has_kernel_for_dispatch_key(_KEYS.CompositeImplicitAutograd)
+    }
+    with exported_program._override_composite_implicit_decomp(composite):
+        yield
+
+
+def _left_whole(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    for operator in export.WHOLE:
+        table.pop(operator, None)
+    return table
+
+
+def _traced(
+    graph: torch.fx.GraphModule, order: Sequence[int], ordered: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The graph decomposed, with its placeholders in this order; it returns a tuple."""
+
+    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = dict(zip(order, tensors, strict=True))
+        result = graph(*(values[index] for index in range(len(order))))
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+    fake_mode = _guards.detect_fake_mode(ordered) or fake_tensor.FakeTensorMode()
+    trace = proxy_tensor.make_fx(call, _decompositions(), _allow_non_fake_inputs=True)
+    try:
+        with torch.no_grad(), fake_mode, whole_operators(), dispatch.enable_python_dispatcher():
+            traced = trace(*ordered)
+    except export.EXPORT_ERRORS as error:
+        raise errors.WorkloadError(export.import_message(error)) from error
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _program(traced: torch.fx.GraphModule) -> torch.export.ExportedProgram:
+    """The graph in the form that TVM imports, all of whose placeholders are inputs."""
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    (output,) = traced.graph.find_nodes(op="output")
+    kind, out = graph_signature.InputKind, graph_signature.OutputKind
+    argument = graph_signature.TensorArgument
+    signature = graph_signature.ExportGraphSignature(
+        [
+            graph_signature.InputSpec(kind.USER_INPUT, argument(node.name), None)
+            for node in placeholders
+        ],
+        [
+            graph_signature.OutputSpec(out.USER_OUTPUT, argument(node.name), None)
+            for node in output.args[0]
+        ],
+    )
+    n_inputs, n_outputs = len(placeholders), len(output.args[0])
+    structure = exported_program.ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=pytree.tree_structure((tuple(range(n_inputs)), {})),
+        out_spec=pytree.tree_structure(tuple(range(n_outputs))),
+    )
+    return torch.export.ExportedProgram(
+        root=traced,
+        graph=traced.graph,
+        graph_signature=signature,
+        state_dict={},
+        range_constraints={},
+        module_call_graph=[exported_program.ModuleCallEntry("", structure)],
+    )

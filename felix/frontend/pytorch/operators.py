@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from tvm import relax
 
-from felix.frontend import near_zero
-from felix.frontend.pytorch import attention, conversion, element_types, indexing
-from felix.frontend.pytorch.conversion import arguments, cast
-from felix.frontend.pytorch.element_types import HALF
+from felix.frontend import numerics
+from felix.frontend.pytorch import conversion
+from felix.frontend.pytorch.conversion import HALF, arguments, cast
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
@@ -26,7 +25,7 @@ _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 def convert_map() -> dict[str, conversion.Converter]:
     """The conversions by the operators' names, for one import."""
     defaults = conversion.Defaults()
-    typed = element_types.convert_map(defaults)
+    typed = conversion.typed_map(defaults)
     return {
         "linear.default": _linear,
         "matmul.default": _matmul,
@@ -42,14 +41,14 @@ def convert_map() -> dict[str, conversion.Converter]:
         **{f"{name}.default": _near_zero(name) for name in ("expm1", "log1p")},
         "native_group_norm.default": _group_norm,
         "_native_batch_norm_legit_no_training.default": _batch_norm,
-        "scaled_dot_product_attention.default": attention.convert,
+        "scaled_dot_product_attention.default": conversion.convert,
         **typed,
         "split.Tensor": _split("split.Tensor", defaults),
         "split_with_sizes.default": _split("split_with_sizes.default", defaults),
         "clamp.default": _clamp(typed["clamp.default"]),
         "eq.Tensor": _of_itself(typed["eq.Tensor"], is_equal=True),
         "ne.Tensor": _of_itself(typed["ne.Tensor"], is_equal=False),
-        **indexing.convert_map(defaults),
+        **conversion.indexing_map(defaults),
     }
 
 
@@ -241,7 +240,7 @@ def _clamp(convert: conversion.Converter) -> conversion.Converter:
     """Integers between bounds of which one may be missing: TVM would take infinity for it."""
 
     def converted(node: torch.fx.Node, importer: Any) -> Any:
-        dtype = element_types.result_dtype(node)
+        dtype = conversion.result_dtype(node)
         if "float" in dtype:
             return convert(node, importer)
         x, low, high = arguments(node, importer, 3)
@@ -260,8 +259,8 @@ def _near_zero(function: str) -> conversion.Converter:
 
     def converted(node: torch.fx.Node, importer: Any) -> Any:
         (x,) = arguments(node, importer, 1)
-        x = cast(importer, x, element_types.result_dtype(node))
-        return near_zero.emit(importer.block_builder, function, x)
+        x = cast(importer, x, conversion.result_dtype(node))
+        return numerics.emit(importer.block_builder, function, x)
 
     return converted
 
@@ -283,7 +282,7 @@ def _elu(node: torch.fx.Node, importer: Any) -> Any:
 
     # Where x is positive the exponential is not read, and may not overflow.
     least = emit(relax.op.minimum(x, relax.const(0.0, wide)))
-    below = near_zero.emit(importer.block_builder, "expm1", times(least, input_scale))
+    below = numerics.emit(importer.block_builder, "expm1", times(least, input_scale))
     is_positive = emit(relax.op.greater(x, relax.const(0.0, wide)))
     result = emit(relax.op.where(is_positive, times(x, scale), times(below, alpha * scale)))
     return cast(importer, result, dtype)

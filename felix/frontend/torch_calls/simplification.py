@@ -1,5 +1,5 @@
 """Fewer calls for the same: a bias inside the product or convolution that it is added to, and no
-bound of places below 0, which PyTorch never gives (`felix.frontend.programs.positions`)."""
+bound of places below 0, which PyTorch never gives (`felix.frontend.programs.operators`)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from felix.measure.checking import reference
 from felix.network import assembly, executable, groups, imported
 from felix.network.attentions import finding, rewiring
 from felix.network.attentions.finding import Attention
-from felix.network.contenders import contest, excluded, shipping, side_by_side
+from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender, Shipped
 from felix.task import Task
 from felix.workloads import torch_forms
@@ -215,7 +215,7 @@ class _Comparison:
                 "attention": [form.to_json() for form in self.forms],
                 "separate": hashlib.sha256(separate.encode()).hexdigest(),
                 "torch": torch.__version__,
-                "threads": side_by_side.n_threads(self._target),
+                "threads": contest.n_threads(self._target),
             },
             sort_keys=True,
         )
@@ -262,12 +262,12 @@ class _Comparison:
             allow_tf32=self._allow_tf32,
             names=_NAMES,
         )
-        with side_by_side.undisturbed(self._target):
+        with contest.undisturbed(self._target):
             wrong = check.wrong(mains)
             excluded.check_left(f"of an attention ({', '.join(self.names)})", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
             return {
-                "latencies_us": side_by_side.median_us(right, inputs, self._target),
+                "latencies_us": contest.median_us(right, inputs, self._target),
                 "wrong": wrong,
             }
 

@@ -1,7 +1,7 @@
 """A graph of `torch._dynamo` and what runs it.
 
-    graph -> functional graph (`tracing`) -> parts (`partition`) -> groups (`selection`)
-          -> networks (`tuned`), compared with PyTorch by the first call (`part`)
+    graph -> functional graph (`tracing`) -> parts (`partition`)
+          -> groups -> networks, compared with PyTorch by the first call (`part`)
 
 A graph with dynamic sizes is built anew for each choice of them, up to a limit; more sizes run in
 PyTorch. Where no part runs by Felix, the graph itself runs in PyTorch, not its functional form.
@@ -22,7 +22,7 @@ from felix import errors
 from felix import target as targets
 from felix.known_results import store
 from felix.network import executable, imported, judging
-from felix.network.backend import part, partition, settings, tracing, tuned
+from felix.network.backend import part, partition, settings, tracing
 from felix.network.backend.report import GraphReport, PartReport, SizesReport
 from felix.tir import grammar
 
@@ -202,7 +202,7 @@ class _FunctionalGraph:
             for position, value in enumerate(args)
             if id(value) in self._parameters
             and position not in self._written
-            and tuned.can_follow(value)
+            and part.can_follow(value)
         }
         known = store.Store(self._settings.known_results)
         grouping = judging.known_grouping(self._target, known, self._settings.allow_tf32)

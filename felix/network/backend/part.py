@@ -7,17 +7,23 @@ The first call compares both on its inputs: Felix's outputs must agree with PyTo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from felix import errors
+from felix.frontend import folding
+from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import queue, store
-from felix.network import agreement, executable, optimized
-from felix.network.backend import partition, selection, settings, support, tuned
+from felix.known_results.outcome import Outcome
+from felix.network import agreement, assembly, executable, groups, optimized
+from felix.network.backend import partition, settings
 from felix.network.backend.report import PartReport
-from felix.network.contenders import shipping
+from felix.network.contenders import contest, shipping
+from felix.network.contenders.shipping import Contender
+from felix.network.passes import prepacking
+from felix.task import Task
 from felix.tir import grammar
 
 #: Turns in which a part is timed, and calls in a turn, each of Felix and PyTorch.
@@ -36,7 +42,7 @@ class Part(torch.nn.Module):
         self._graph = cut.graph
         self._never_slower = chosen.never_slower
         self._is_tf32 = False
-        self._tuned: tuned.TunedPart | None = None
+        self._tuned: TunedPart | None = None
         self._is_compared = False
         self.report = PartReport(
             name=cut.name, operators=cut.operators, is_tuned=False, reason=str(cut.program)
@@ -71,7 +77,7 @@ class Part(torch.nn.Module):
         chosen: settings.Settings,
         known: store.Store,
     ) -> None:
-        choice = selection.select(program, known, allow_tf32=chosen.allow_tf32)
+        choice = select(program, known, allow_tf32=chosen.allow_tf32)
         if chosen.queue:
             queue.add(
                 known,
@@ -86,7 +92,7 @@ class Part(torch.nn.Module):
         reason = choice.reason_for_pytorch
         if reason is None:
             try:
-                self._tuned = tuned.TunedPart(
+                self._tuned = TunedPart(
                     program, choice.shipped, cut.parameters, _outputs(cut.graph)
                 )
             except (errors.FelixError, *grammar.TVM_ERRORS) as error:
@@ -98,7 +104,7 @@ class Part(torch.nn.Module):
             reason=reason or _known(choice.shipped),
         )
 
-    def _compare(self, candidate: tuned.TunedPart, inputs: Sequence[torch.Tensor]) -> None:
+    def _compare(self, candidate: TunedPart, inputs: Sequence[torch.Tensor]) -> None:
         """Decide by the inputs of one call who runs the part."""
         expected = _flat(self._graph(*inputs))
         try:
@@ -115,7 +121,7 @@ class Part(torch.nn.Module):
         elif self._never_slower:
             self._time(candidate, inputs)
 
-    def _time(self, candidate: tuned.TunedPart, inputs: Sequence[torch.Tensor]) -> None:
+    def _time(self, candidate: TunedPart, inputs: Sequence[torch.Tensor]) -> None:
         """Time both in turns; the best turn counts, so that a busy moment decides nothing."""
         calls = {"felix": lambda: candidate(inputs), "pytorch": lambda: self._graph(*inputs)}
         turns = [
@@ -149,7 +155,7 @@ def _outputs(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
 
 def _dtypes(graph: torch.fx.GraphModule) -> set[torch.dtype]:
     """The element types that a part works with, those of autocast inside it as well."""
-    return {each.dtype for node in graph.graph.nodes for each in support.tensors(node)}
+    return {each.dtype for node in graph.graph.nodes for each in partition.tensors(node)}
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -160,3 +166,164 @@ def _as_returned(graph: torch.fx.GraphModule, outputs: list[torch.Tensor]) -> An
     """Outputs as the part returns them: one by itself."""
     (output,) = graph.graph.find_nodes(op="output")
     return tuple(outputs) if isinstance(output.args[0], tuple | list) else outputs[0]
+
+
+# What the groups of a part run by what is known: nothing is tuned or timed here.
+#
+# A group of which nothing is known runs PyTorch's operators where they are known, and TVM's
+# default schedule otherwise.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Selection:
+    """What groups run, and the tasks with forms of which something is not known."""
+
+    shipped: Sequence[shipping.Shipped]
+    unknown: Sequence[tuple[Task, TorchForm | None]]
+
+    @property
+    def reason_for_pytorch(self) -> str | None:
+        """Why no program of these groups is worth building; None if one is."""
+        tasks = groups.tasks([each.group for each in self.shipped])
+        if not tasks:
+            return "it has no program that could be tuned"
+        if all(each.outcome is None for each in self.shipped):
+            return f"nothing is known of its {len(tasks)} tasks"
+        if any(
+            each.contender is not Contender.PYTORCH and each.latencies_us for each in self.shipped
+        ):
+            return None
+        return "PyTorch's operators are the fastest of each group that is known"
+
+
+def select(
+    program: partition.PartProgram, known: store.Store, *, allow_tf32: bool = False
+) -> Selection:
+    """Look up what is known of each group.
+
+    Args:
+        allow_tf32: products of float32 may be computed in TF32.
+
+    Raises:
+        RecordError: the known results cannot be used.
+    """
+    contenders = contest.Contest(program, known)
+    shipped: list[shipping.Shipped] = []
+    unknown: list[tuple[Task, TorchForm | None]] = []
+    for group in groups.of(program.lowered, program.target, allow_tf32=allow_tf32):
+        outcome = None if group.task is None else known.find(group.task)
+        compared = contenders.known(group, outcome)
+        if group.task is not None and (outcome is None or compared is None):
+            unknown.append((group.task, None if isinstance(group.form, str) else group.form))
+        shipped.append(_shipped(group, outcome, compared))
+    return Selection(shipped, unknown)
+
+
+def _shipped(
+    group: groups.Group, outcome: Outcome | None, compared: shipping.Compared | None
+) -> shipping.Shipped:
+    if compared is None:
+        compared = shipping.Compared(latencies_us={}, without_pytorch="it is not compared yet")
+    chosen = shipping.choose(group, outcome, compared, is_known=outcome is not None)
+    if chosen.latencies_us or isinstance(group.form, str):
+        return chosen
+    reason = "nothing was measured: PyTorch's operators"
+    return dataclasses.replace(chosen, contender=Contender.PYTORCH, reason=reason)
+
+
+# A part as Felix runs it: a network whose parameters are those of the model at each call.
+#
+# Folding makes parameters of its own out of the model's (batch norm, casts), and those that are
+# passed on may lie in copies. So each call compares where the model's parameters lie and their
+# version counters, which PyTorch raises at every change in place, with those that the network
+# was made from. After a change the parameters are folded again, `MAX_REFRESHES` times at most: a
+# model whose parameters change all the time is faster in PyTorch. A change in place through
+# `.data` has a counter of its own and is not noticed.
+#
+# Outputs have PyTorch's layouts and memory of their own.
+
+#: Parameters are folded again so often.
+MAX_REFRESHES = 8
+
+
+class TunedPart:
+    """A part as a network.
+
+    Args:
+        program: the part.
+        shipped: what its groups run.
+        parameters: its inputs that are parameters, by position.
+        outputs: what PyTorch's operators give: (fake) tensors, for their layouts.
+
+    Raises:
+        MeasureError: a program cannot be compiled here.
+    """
+
+    def __init__(
+        self,
+        program: partition.PartProgram,
+        shipped: Sequence[shipping.Shipped],
+        parameters: Mapping[int, torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        runs = [
+            (each.group, contest.program(each.contender, each.group, each.outcome))
+            for each in shipped
+        ]
+        self._raw = program.raw
+        mod = prepacking.prepack(assembly.assemble(program.lowered, runs))
+        self._network = executable.Executable(
+            executable.compile_network(mod, program.target),
+            program.folded.parameters,
+            executable.device(program.target),
+        )
+        self._positions = sorted(parameters)
+        self._stamps = [_stamp(parameters[position]) for position in self._positions]
+        self._n_refreshes = 0
+        self._strides = [None if each.is_contiguous() else each.stride() for each in outputs]
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph may have the network's calls."""
+        return not self._network.pool_users
+
+    def follow(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Take the parameters as they are now; False if they change too often."""
+        parameters = [inputs[position] for position in self._positions]
+        stamps = [_stamp(each) for each in parameters]
+        if stamps == self._stamps:
+            return True
+        if self._n_refreshes == MAX_REFRESHES:
+            return False
+        self._n_refreshes += 1
+        values = tuple(each.detach() for each in parameters)
+        self._raw = dataclasses.replace(self._raw, parameters=values)
+        self._network.replace_parameters(folding.fold(self._raw).parameters)
+        self._stamps = stamps
+        return True
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs of one call."""
+        positions = set(self._positions)
+        passed = [each for position, each in enumerate(inputs) if position not in positions]
+        results = self._network(passed)
+        return [self._as_in_pytorch(number, result) for number, result in enumerate(results)]
+
+    def _as_in_pytorch(self, number: int, result: torch.Tensor) -> torch.Tensor:
+        """An output in the layout that PyTorch gives it."""
+        strides = self._strides[number]
+        if strides is not None:
+            place = torch.empty_strided(
+                result.shape, strides, dtype=result.dtype, device=result.device
+            )
+            return place.copy_(result)
+        return result
+
+
+def can_follow(parameter: torch.Tensor) -> bool:
+    """Whether changes of a parameter can be noticed."""
+    return not parameter.is_inference()
+
+
+def _stamp(parameter: torch.Tensor) -> tuple[int, int]:
+    return parameter.data_ptr(), parameter._version

@@ -16,7 +16,7 @@ import torch
 from torch._functorch import aot_autograd
 from torch.utils import _python_dispatch as python_dispatch
 
-from felix.frontend.pytorch import export, graphs
+from felix.frontend.pytorch import export, importer
 
 #: What torch raises for graphs that it cannot trace.
 ERRORS = export.EXPORT_ERRORS
@@ -69,7 +69,7 @@ def trace(
     def inference(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Any:
         return _boxed(compiler(functional))
 
-    with graphs.whole_operators():
+    with importer.whole_operators():
         return aot_autograd.aot_module_simplified(
             graph,
             list(args),

@@ -9,11 +9,14 @@ not timed again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+import statistics
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 import tvm
@@ -22,12 +25,72 @@ from tvm import relax
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
+from felix.measure.calls import cpu_calls, cuda_calls
+from felix.measure.pool.locks import device_lock
 from felix.network import assembly, executable, groups
-from felix.network.contenders import excluded, side_by_side
+from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Compared, Contender
 from felix.task import Task
 from felix.tir import cost
 from felix.tuning import results
+
+# Timing networks side by side: the same cold inputs, in turns, and nobody else measures.
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+#: Turns of each network, and timed calls in a turn.
+TURNS, BURST = 3, 8
+#: A program so many times as slow as another one, by tuning or by a first turn, is not timed
+#: again.
+HOPELESS = 2.0
+
+
+def median_us(
+    mains: Mapping[_Name, Callable[..., Any]],
+    inputs: Sequence[torch.Tensor],
+    full: tvm.target.Target,
+) -> dict[_Name, float]:
+    """The median latency of each network, called with these inputs on a target's device, in us."""
+    calls: dict[_Name, Callable[[], object]] = {
+        name: functools.partial(main, *inputs) for name, main in mains.items()
+    }
+    if full.kind.name == "cuda":
+        latencies_us = cuda_calls.in_turns_us(calls, TURNS, BURST, HOPELESS)
+    else:
+        flushed = [tvm.runtime.from_dlpack(each) for each in inputs]
+        latencies_us = cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, HOPELESS)
+    return {name: statistics.median(each) for name, each in latencies_us.items()}
+
+
+def n_threads(full: tvm.target.Target) -> int:
+    """Threads of PyTorch: the target's cores, whose number programs are measured with."""
+    return int(full.attrs.get("num-cores", torch.get_num_threads()))
+
+
+@contextlib.contextmanager
+def undisturbed(full: tvm.target.Target) -> Iterator[None]:
+    """Until the block ends PyTorch has `n_threads`, and nobody else measures on the GPU."""
+    earlier = torch.get_num_threads()
+    torch.set_num_threads(n_threads(full))
+    try:
+        with _alone_on(full):
+            yield
+    finally:
+        torch.set_num_threads(earlier)
+
+
+@contextlib.contextmanager
+def _alone_on(full: tvm.target.Target) -> Iterator[None]:
+    if full.kind.name != "cuda":
+        yield
+        return
+    lock = device_lock.for_device("cuda")
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
 
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
 N_TOGETHER = 16
@@ -166,7 +229,7 @@ class Contest:
         assert task is not None  # else nothing is compared
         inputs = excluded.inputs(task)
         mains = {name: executable.loaded(each, task.target) for name, each in built.items()}
-        with side_by_side.undisturbed(task.target):
+        with undisturbed(task.target):
             check = excluded.of_task(task, inputs)
             wrong = check.wrong(mains)
             is_needed = Contender.FELIX in wrong or set(mains) <= set(wrong)
@@ -177,7 +240,7 @@ class Contest:
                 wrong |= check.wrong({Contender.TVM: mains[Contender.TVM]})
             excluded.check_left(f"of the group {group.name}", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
-            latencies_us = side_by_side.median_us(right, inputs, task.target)
+            latencies_us = median_us(right, inputs, task.target)
         return Compared(
             latencies_us=latencies_us, without_pytorch=wrong.get(Contender.PYTORCH), wrong=wrong
         )
@@ -199,7 +262,7 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
             "form": group.form.key,
             "torch": torch.__version__,
             "wrong": "by the reference",
-            "threads": side_by_side.n_threads(group.task.target),
+            "threads": n_threads(group.task.target),
         },
         sort_keys=True,
     )
@@ -218,7 +281,7 @@ def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:
         return default_us is not None or is_small
     if default_us is None:
         return False
-    return default_us <= side_by_side.HOPELESS * tuned_us
+    return default_us <= HOPELESS * tuned_us
 
 
 def _assembled(

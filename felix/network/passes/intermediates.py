@@ -3,7 +3,7 @@
 TVM's host code takes the memory of such a buffer from a pool of the calling thread, which frees it
 when another program needs more, or the thread ends. A captured CUDA graph would go on writing
 there. Here the buffer becomes one more result of its program, which nobody reads: its memory is
-planned and made with that of all intermediate values (`workspace`).
+planned and made with that of all intermediate values (`memory`).
 
 Programs that keep such a buffer, because they allocate it where the pass does not reach or with an
 extent that it does not know (TVM's sort and scan), get names that end with `SCRATCH`: their calls
@@ -17,12 +17,68 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
+from tvm.ir.expr import TensorLoad
 from tvm.relax import expr_functor
 from tvm.s_tir import stmt as s_stmt
+from tvm_ffi import structural
 
 from felix.network import groups
-from felix.network.passes import statements
+
+# Programs as the statements of their root block.
+
+
+def uses(statement: Any) -> tuple[set[Any], set[Any]]:
+    """The buffers that a statement reads and writes, without those that it allocates."""
+    reads: set[Any] = set()
+    writes: set[Any] = set()
+    inner: set[Any] = set()
+
+    def block(node: Any) -> None:
+        # Intrinsics access buffers by pointers and windows: the block says which ones.
+        inner.update(node.alloc_buffers, (window.buffer for window in node.match_buffers))
+        reads.update(region.source for region in node.reads)
+        writes.update(region.source for region in node.writes)
+
+    rules = (
+        (TensorLoad, lambda node: reads.add(node.source)),
+        (tirx.BufferStore, lambda node: writes.add(node.buffer)),
+        (s_stmt.SBlock, block),
+    )
+    structural.structural_walk(statement, rules)
+    return reads - inner, writes - inner
+
+
+def allocates(statement: Any, scopes: Sequence[str]) -> bool:
+    """Whether a statement allocates a buffer in one of these scopes."""
+    found: list[Any] = []
+    rules = (
+        (s_stmt.SBlock, lambda node: found.extend(node.alloc_buffers)),
+        (tirx.AllocBuffer, lambda node: found.append(node.buffer)),
+    )
+    structural.structural_walk(statement, rules)
+    return any(buffer.scope() in scopes for buffer in found)
+
+
+def is_plain(buffer: Any) -> bool:
+    """Whether a buffer's elements lie one after the other from its beginning."""
+    offset = buffer.elem_offset
+    begins = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
+    return begins and not list(buffer.strides or [])
+
+
+def program(
+    func: tirx.PrimFunc, buffers: Sequence[Any], statements: Sequence[Any], local: Sequence[Any]
+) -> tirx.PrimFunc:
+    """Some statements of a program as a program that takes these buffers."""
+    body = statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+    root = func.body.block
+    block = s_tir.SBlock(
+        [], [], [], root.name_hint, body, alloc_buffers=list(local), annotations=root.annotations
+    )
+    made = tirx.PrimFunc(list(buffers), s_tir.SBlockRealize([], True, block), attrs=func.attrs)
+    return s_tir.renew_defs(made)
+
 
 #: Ends the name of a program that takes memory from the pool.
 SCRATCH = "_with_scratch"
@@ -83,8 +139,8 @@ def _called(main: relax.Function) -> list[str]:
     def visit(expression: relax.Expr) -> None:
         symbol = groups.called(expression)
         if symbol is not None:
-            is_plain = expression.op.name == _CALL and len(expression.args) == 2
-            plain[symbol] = plain.get(symbol, True) and is_plain
+            is_call = expression.op.name == _CALL and len(expression.args) == 2
+            plain[symbol] = plain.get(symbol, True) and is_call
 
     relax.analysis.post_order_visit(main, visit)
     return [symbol for symbol, each in plain.items() if each]
@@ -95,26 +151,26 @@ def _between_kernels(func: tirx.PrimFunc) -> list[tirx.Buffer]:
     root = func.body.block if isinstance(func.body, s_stmt.SBlockRealize) else None
     if root is None or not isinstance(root.body, tirx.SeqStmt):
         return []
-    uses = [set.union(*statements.uses(part)) for part in root.body.seq]
+    used_by = [set.union(*uses(part)) for part in root.body.seq]
     return [
         buffer
         for buffer in root.alloc_buffers
         if buffer.scope() in _GLOBAL
-        and statements.is_plain(buffer)
-        and sum(buffer in used for used in uses) > 1
+        and is_plain(buffer)
+        and sum(buffer in used for used in used_by) > 1
     ]
 
 
 def _keeps_scratch(func: tirx.PrimFunc, lifted: Sequence[tirx.Buffer]) -> bool:
     """Whether a program allocates more global memory between its kernels than what is lifted."""
-    return statements.allocates((_writing(func, lifted) if lifted else func).body, _GLOBAL)
+    return allocates((_writing(func, lifted) if lifted else func).body, _GLOBAL)
 
 
 def _writing(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tirx.PrimFunc:
     """The program with these buffers as its last parameters."""
     root = func.body.block
     left = [buffer for buffer in root.alloc_buffers if buffer not in buffers]
-    return statements.program(func, [*func.params, *buffers], list(root.body.seq), left)
+    return program(func, [*func.params, *buffers], list(root.body.seq), left)
 
 
 @expr_functor.mutator

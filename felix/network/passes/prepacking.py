@@ -19,7 +19,7 @@ from tvm.relax import expr_functor
 from tvm.s_tir import stmt as s_stmt
 
 from felix.network import groups
-from felix.network.passes import statements
+from felix.network.passes import intermediates
 
 #: The function of a prepacked module that makes the parameters of its `main`.
 TRANSFORM = "main_transform_params"
@@ -91,7 +91,7 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
         return None
     buffers = list(func.params)
     parts, local = list(root.body.seq), list(root.alloc_buffers)
-    uses = [statements.uses(part) for part in parts]
+    uses = [intermediates.uses(part) for part in parts]
     known = {buffers[index] for index in parameters}
     chosen: list[int] = []
     for number, (reads, writes) in enumerate(uses):
@@ -105,7 +105,7 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
     made = {buffer for number in chosen for buffer in uses[number][1]}
     read = {buffer for number in others for buffer in uses[number][0]}
     packed = [buffer for buffer in local if buffer in made & read]
-    if not all(map(statements.is_plain, packed)):
+    if not all(map(intermediates.is_plain, packed)):
         return None
     sources = {buffer for number in chosen for buffer in uses[number][0]}
     places = [index for index, buffer in enumerate(buffers) if buffer in sources]
@@ -118,13 +118,13 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
     inner = [buffer for buffer in local if buffer in made and buffer not in packed]
     outer = [buffer for buffer in local if buffer not in made]
     return _Split(
-        statements.program(
+        intermediates.program(
             func,
             [buffers[index] for index in places] + packed,
             [parts[number] for number in chosen],
             inner,
         ),
-        statements.program(
+        intermediates.program(
             func,
             [buffers[index] for index in inputs] + packed + [buffers[index] for index in results],
             [parts[number] for number in others],

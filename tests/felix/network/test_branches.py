@@ -18,22 +18,22 @@ import tvm_ffi
 from torch import nn
 
 from felix import errors, target
-from felix.network import assembly, branches, cuda_graph, executable, imported
-from felix.network.passes import separation, workspace
+from felix.network import assembly, cuda_graph, executable, imported
+from felix.network.passes import memory
 
-Call = tuple[list[branches.Span], list[branches.Span]]
+Call = tuple[list[cuda_graph.Span], list[cuda_graph.Span]]
 
 
-def _buffer(number: int) -> branches.Span:
+def _buffer(number: int) -> cuda_graph.Span:
     return 100 * number, 100 * number + 100
 
 
-def _placed(calls: list[Call], max_branches: int = 8) -> list[branches.Place]:
-    order = branches.Order(max_branches)
+def _placed(calls: list[Call], max_branches: int = 8) -> list[cuda_graph.Place]:
+    order = cuda_graph.Order(max_branches)
     return [order.place(reads, writes) for reads, writes in calls]
 
 
-def _ended_before(places: list[branches.Place]) -> list[set[int]]:
+def _ended_before(places: list[cuda_graph.Place]) -> list[set[int]]:
     """Of each call those that have ended when it begins: in its branch, and what it waits for."""
     last: dict[int, int] = {}
     before: list[set[int]] = []
@@ -44,13 +44,13 @@ def _ended_before(places: list[branches.Place]) -> list[set[int]]:
     return before
 
 
-def _meet(one: list[branches.Span], other: list[branches.Span]) -> bool:
+def _meet(one: list[cuda_graph.Span], other: list[cuda_graph.Span]) -> bool:
     return any(a < d and c < b for (a, b), (c, d) in itertools.product(one, other))
 
 
 def test_a_chain_is_one_branch() -> None:
     places = _placed([([_buffer(n)], [_buffer(n + 1)]) for n in range(5)])
-    assert places == [branches.Place(0, ())] * 5
+    assert places == [cuda_graph.Place(0, ())] * 5
 
 
 def test_paths_part_and_meet() -> None:
@@ -94,7 +94,7 @@ def test_a_branch_that_has_been_waited_for_is_used_again() -> None:
 def test_conflicting_calls_run_in_order(seed: int, max_branches: int) -> None:
     generator = random.Random(seed)
 
-    def spans(least: int, most: int) -> list[branches.Span]:
+    def spans(least: int, most: int) -> list[cuda_graph.Span]:
         begins = [generator.randrange(0, 400, 10) for _ in range(generator.randint(least, most))]
         return [(begin, begin + generator.choice([10, 40, 100])) for begin in begins]
 
@@ -169,9 +169,9 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", inside)
     monkeypatch.setattr(tvm_ffi, "use_torch_stream", lambda context: context)
-    lift = workspace.Lift()
-    passes = tvm.transform.Sequential([separation.Separate(), lift])
-    monkeypatch.setattr(workspace, "Lift", lambda: passes)
+    lift = memory.Lift()
+    passes = tvm.transform.Sequential([memory.Separate(), lift])
+    monkeypatch.setattr(memory, "Lift", lambda: passes)
     return taken
 
 

@@ -10,10 +10,9 @@ import torch
 from onnx import TensorProto, helper
 
 from felix import frontend, target
-from felix.network import groups, imported
+from felix.network import examples, groups, imported
 from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Contender
-from felix.network.examples import divisors
 from tests.support import networks
 from tests.support.modules import Called
 
@@ -65,6 +64,6 @@ def _onnx(operation: str) -> bytes:
 @pytest.mark.parametrize("operation", ["Div", "Mod"])
 def test_drawn_divisors_of_an_onnx_file_are_1(tmp_path: pathlib.Path, operation: str) -> None:
     model = _onnx(operation)
-    assert divisors.inputs(frontend.import_onnx(model)) == {1}
+    assert examples.inputs(frontend.import_onnx(model)) == {1}
     fast = networks.optimize(model, (), tmp_path, trials=2)
     assert [int(each[0]) for each in fast._network.examples] == [0, 1, 0]

@@ -10,7 +10,7 @@ from tvm import relax
 
 from felix import target
 from felix.network import assembly, executable, imported
-from felix.network.passes import separation, workspace
+from felix.network.passes import memory
 
 
 class _Paths(nn.Module):
@@ -47,9 +47,9 @@ def _storages(
             found.extend(values.values())
             return mod
 
-    lift = workspace.Lift()
-    passes = tvm.transform.Sequential([separation.Separate(), Noted(), lift])
-    monkeypatch.setattr(workspace, "Lift", lambda: passes)
+    lift = memory.Lift()
+    passes = tvm.transform.Sequential([memory.Separate(), Noted(), lift])
+    monkeypatch.setattr(memory, "Lift", lambda: passes)
     network = imported.read(model, (x,), {}, full)
     built = executable.Executable(
         executable.compile_network(assembly.assemble(network.lowered, []), full),

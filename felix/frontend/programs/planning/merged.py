@@ -18,10 +18,10 @@ import tvm_ffi
 from tvm import relax
 
 from felix import errors
-from felix.frontend.programs import groups, outlining, rewritten
-from felix.frontend.programs.planning import programs, reading, rewriting, widening
+from felix.frontend.programs import groups, outlining
+from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
-from felix.frontend.programs.planning.widening import Widened
+from felix.frontend.programs.planning.rewriting import Widened
 from felix.frontend.torch_calls import annotation, forms
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.tir import grammar, validate
@@ -104,7 +104,7 @@ def _parts(
     """The chains that have a program which can have more columns."""
     every = [[read.calls[number] for number in chain] for chain in chains]
     parts = []
-    for group, func in zip(every, programs.of_groups(read.mod, every), strict=True):
+    for group, func in zip(every, outlining.of_groups(read.mod, every), strict=True):
         (weight,) = [var for var in group[0].value.args[1].fields if var in constants]
         arguments = outlining.arguments_of(group)
         plain = func.without_attr("global_symbol").without_attr("op_pattern")
@@ -113,7 +113,7 @@ def _parts(
         except errors.WorkloadError:
             continue
         number = arguments.index(weight)
-        form = widening.widened(checked, number)
+        form = rewriting.widened(checked, number)
         if form is not None and all(arguments[n] in constants for n in _widened(form)):
             parts.append(_Part(group, number, form))
     return parts if len(parts) == len(chains) else []
@@ -127,7 +127,7 @@ def _widened(form: Widened) -> list[int]:
 def _whole(parts: Sequence[_Part]) -> Widened | None:
     """The one program of all, which differ in their columns alone; None if in more."""
     total = sum(part.form.extent for part in parts)
-    made = [widening.widened(part.form.func, part.weight, total) for part in parts]
+    made = [rewriting.widened(part.form.func, part.weight, total) for part in parts]
     first = made[0] if made else None
     if first is None:
         return None
@@ -155,11 +155,11 @@ def _add(
             each = [outlining.arguments_of(part.group)[number] for part in parts]
             shapes = [grammar.shape(part.form.func.params[number]) for part in parts]
             axis, like = whole.dimensions[number], whole.func.params[number]
-            func = widening.concatenation(shapes, axis, like)
-            (operands[number],) = rewriting.emitted(builder, func, each, rewritten.MERGED_WEIGHTS)
+            func = rewriting.concatenation(shapes, axis, like)
+            (operands[number],) = rewriting.emitted(builder, func, each, outlining.MERGED_WEIGHTS)
         merged.append(
             rewriting.called(
-                builder, whole.func, operands, rewritten.MERGED_PRODUCT, rewriting.PRODUCT
+                builder, whole.func, operands, outlining.MERGED_PRODUCT, rewriting.PRODUCT
             )
         )
         return rewriting.Added(new=merged)
@@ -168,14 +168,14 @@ def _add(
         def add(builder: relax.BlockBuilder) -> rewriting.Added:
             result = whole.func.params[-1]
             axis, extent = whole.of_result, part.form.extent
-            func = widening.slice_of(grammar.shape(result), axis, begin, begin + extent, result)
+            func = rewriting.slice_of(grammar.shape(result), axis, begin, begin + extent, result)
             options = {"dim": axis, "start": begin, "length": extent}
             form = TorchForm(1, [TorchCall("narrow", [0], options, str(result.dtype))])
             stand_in = rewriting.called(
                 builder,
                 annotation.annotated(func, form),
                 [merged[0].var],
-                rewritten.MERGED_PART,
+                outlining.MERGED_PART,
                 rewriting.MOVE,
                 part.group[-1].var,
             )

@@ -18,11 +18,11 @@ from tvm import relax, tirx
 
 from felix import errors
 from felix.frontend import imported
-from felix.frontend.programs import groups, outlining, rewritten
-from felix.frontend.programs.planning import norm_forms, programs, reading, rewriting
+from felix.frontend.programs import groups, outlining
+from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
 from felix.frontend.torch_calls import annotation
-from felix.frontend.torch_calls.form import TorchForm
+from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.templates.gemm.norms import folding
 from felix.tir import validate
 
@@ -111,7 +111,7 @@ def _cones(read: reading.Reading, value: int) -> Iterator[tuple[int, frozenset[i
 def _folded(read: reading.Reading, sites: Sequence[_Site]) -> Mapping[Any, folding.Folded]:
     """The folded forms of sites that have one, by the signatures of their groups."""
     distinct = {reading.signature(site.group): site.group for site in sites}
-    made = programs.of_groups(read.mod, list(distinct.values())) if distinct else []
+    made = outlining.of_groups(read.mod, list(distinct.values())) if distinct else []
     folded = {}
     for key, func in zip(distinct, made, strict=True):
         plain = func.without_attr("global_symbol").without_attr("op_pattern")
@@ -150,7 +150,7 @@ def _torch_form(read: reading.Reading, site: _Site, folded: folding.Folded) -> T
     if names.count(folding.SCALED_WEIGHT) != 1:
         return None
     form = annotation.form_of(read.mod[value.args[0]])
-    return norm_forms.of_product(form, folded, names, result, str(x.ty.dtype))
+    return of_product(form, folded, names, result, str(x.ty.dtype))
 
 
 def _rewriting(
@@ -177,7 +177,7 @@ def _rewriting(
             return [values[name] for name in program.inputs]
 
         weights = rewriting.emitted(
-            builder, form.weights.func, operands(form.weights), rewritten.NORM_WEIGHTS
+            builder, form.weights.func, operands(form.weights), outlining.NORM_WEIGHTS
         )
         values |= dict(zip(form.weights.outputs, weights, strict=True))
         (name,) = form.rows.outputs
@@ -188,7 +188,7 @@ def _rewriting(
                 builder,
                 form.rows.func,
                 operands(form.rows),
-                rewritten.NORM_STATISTICS,
+                outlining.NORM_STATISTICS,
                 rewriting.ROWS,
             )
             shared.append((site.normed, form.rows.func, rows))
@@ -199,7 +199,7 @@ def _rewriting(
             builder,
             func,
             operands(form.product),
-            rewritten.normed(symbol),
+            outlining.normed(symbol),
             rewriting.PRODUCT,
             product.var,
         )
@@ -216,3 +216,78 @@ def _known(
         if value == normed and tvm_ffi.structural_equal(other, func):
             return call
     return None
+
+
+# What PyTorch computes in place of a product that a norm is folded into.
+#
+# The function that stands for the product itself, of the norm's input and the scaled weights;
+# then its rows are scaled by the statistics, and outer products are added, as the program's
+# epilogue does (`felix.templates.gemm.norms`).
+
+_PRODUCTS = ("matmul", "matmul_transposed")
+_FLOAT = "float32"
+
+
+def of_product(
+    form: TorchForm | None,
+    folded: folding.Folded,
+    names: Sequence[int | str],
+    shape: Sequence[int],
+    dtype: str,
+) -> TorchForm | None:
+    """The form of a folded product; None where none is known.
+
+    Outer products are added to sums in float32 alone: PyTorch would round a sum of operands of 16
+    bits to as many, and what is left of it less a mean would be of few bits.
+
+    Args:
+        form: of the product as it was.
+        folded: its folded form.
+        names: what each input of `form` is among those of the folded product.
+        shape: of the product.
+        dtype: of its operands.
+    """
+    if form is None or form.calls[0].function not in _PRODUCTS:
+        return None
+    if folded.added and dtype != _FLOAT:
+        return None
+    product, *behind = form.calls
+    inputs = folded.product.inputs
+    writer = _Writer(len(inputs))
+    known = {number: inputs.index(name) for number, name in enumerate(names)}
+    value = writer.add(product.renumbered(known.__getitem__))
+    statistics = inputs.index(folding.STATISTICS)
+    rows = [*shape[:-1], 1]
+    value = writer.call("multiply", [value, writer.row(statistics, 0, rows)], product.dtype)
+    n_rows = 1
+    for number, has_row in enumerate(folded.added):
+        added = inputs.index(folding.column(number))
+        if has_row:
+            row = writer.row(statistics, n_rows, rows)
+            added = writer.call("multiply", [row, added], _FLOAT)
+            n_rows += 1
+        value = writer.call("add", [value, added], product.dtype)
+    known[form.n_inputs] = value
+    for number, call in enumerate(behind, form.n_inputs + 1):
+        known[number] = writer.add(call.renumbered(known.__getitem__))
+    return TorchForm(len(inputs), writer.calls, form.allow_tf32)
+
+
+class _Writer:
+    """Calls one behind the other; each gives the number of its result."""
+
+    def __init__(self, n_inputs: int) -> None:
+        self.calls: list[TorchCall] = []
+        self._n_inputs = n_inputs
+
+    def add(self, call: TorchCall) -> int:
+        self.calls.append(call)
+        return self._n_inputs + len(self.calls) - 1
+
+    def call(self, function: str, operands: list[Any], dtype: str, **options: Any) -> int:
+        return self.add(TorchCall(function, operands, options, dtype))
+
+    def row(self, statistics: int, number: int, shape: list[int]) -> int:
+        """One of the statistics, with a column for it."""
+        one = self.call("narrow", [statistics], _FLOAT, dim=0, start=number, length=1)
+        return self.call("reshape", [one], _FLOAT, shape=shape)

@@ -23,18 +23,9 @@ import tvm
 from tvm import tirx
 
 from felix import errors
-from felix.frontend.programs import groups
-from felix.frontend.programs.planning import (
-    candidates,
-    choice,
-    cost,
-    merged,
-    norms,
-    programs,
-    reading,
-)
-from felix.frontend.programs.planning.cost import Judgement
-from felix.frontend.programs.planning.graph import Candidate, Role, candidate
+from felix.frontend.programs import groups, outlining
+from felix.frontend.programs.planning import candidates, graph, merged, norms, reading
+from felix.frontend.programs.planning.graph import Candidate, Judgement, Role, candidate
 from felix.target import Hardware
 from felix.task import Task
 
@@ -116,7 +107,7 @@ class _Planner:
         return [self.read.group(each) for each in self._best_measured(chosen) or chosen]
 
     def _chosen(self) -> list[Candidate]:
-        return choice.choose(self.read.graph, self._estimates_us(), self.known)
+        return candidates.choose(self.read.graph, self._estimates_us(), self.known)
 
     def _estimates_us(self) -> dict[Candidate, float]:
         """Costs of the candidates that may be chosen."""
@@ -125,7 +116,7 @@ class _Planner:
             judgement = self.judged.get(self.signature(each)) if self.judged else None
             has_schedule = judgement is None or judgement.n_kernels is not None
             if has_schedule or self._is_one_operator(each) or each in self.all_known:
-                estimate = cost.projected(self.read.graph, each, self.machine, judgement)
+                estimate = graph.projected(self.read.graph, each, self.machine, judgement)
                 factor = 1.0 if each in self.all_known else NEW
                 estimates[each] = factor * estimate.latency_us
         return estimates
@@ -140,7 +131,7 @@ class _Planner:
         if len(measured) < len(chosen):
             return None
         measured = self._measured_us([*self.all_known, *chosen])
-        return choice.choose(self.read.graph, measured, [chosen])
+        return candidates.choose(self.read.graph, measured, [chosen])
 
     def _measured_us(self, every: Sequence[Candidate]) -> dict[Candidate, float]:
         """Latencies of those that were measured, and estimates of those that nothing measures."""
@@ -188,7 +179,7 @@ class _Planner:
             if self.signature(each) not in self.tasks and not self._is_trivial(each):
                 first.setdefault(self.signature(each), each)
         members = [self.read.group(each) for each in first.values()]
-        made = programs.of_groups(self.read.mod, members) if first else []
+        made = outlining.of_groups(self.read.mod, members) if first else []
         for signature, group, func in zip(first, members, made, strict=True):
             self.tasks[signature] = self._task(group, func)
 

@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from felix.frontend.programs import groups, inlining
+from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning.graph import Candidate, Graph, Operator, Read, Role
 from felix.tir import cost, grammar
 
@@ -240,7 +240,7 @@ def _role(func: tirx.PrimFunc, call: groups.Call) -> tuple[Role, int]:
 
 
 def _only_moves(func: tirx.PrimFunc) -> bool:
-    return all(map(inlining.is_move, (b for b in grammar.blocks(func.body) if len(b.iter_vars))))
+    return all(map(outlining.is_move, (b for b in grammar.blocks(func.body) if len(b.iter_vars))))
 
 
 def _rows(func: tirx.PrimFunc) -> int | None:

@@ -9,7 +9,8 @@ import random
 import pytest
 
 from felix import target
-from felix.frontend.programs.planning import candidates, choice, cost
+from felix.frontend.programs.planning import candidates
+from felix.frontend.programs.planning import graph as cost
 from felix.frontend.programs.planning.graph import Graph, Operator, Read, Role, candidate
 
 MACHINE = target.hardware("nvidia/nvidia-h100")
@@ -56,7 +57,7 @@ def test_the_choice_is_the_cheapest_there_is(seed):
     singles = [candidate(graph, {n}) for n in range(len(graph.operators))]
     offered = set(draw.sample(every, min(len(every), 12))) | set(singles)
     latency_us = {each: draw.uniform(1, 3) + 0.3 * len(each.members) for each in offered}
-    chosen = choice.choose(graph, latency_us, [singles])
+    chosen = candidates.choose(graph, latency_us, [singles])
     assert {each.root for each in chosen} >= graph.outputs
     roots = {each.root for each in chosen}
     assert all(v in roots for each in chosen for v in each.inputs if v >= 0)
@@ -67,8 +68,12 @@ def test_the_fallback_stays_where_nothing_is_cheaper():
     graph = Graph((operator(Role.ELEMENTWISE, -1), operator(Role.MOVE, 0)), frozenset({1}))
     whole = candidate(graph, {0, 1})
     singles = [candidate(graph, {0}), candidate(graph, {1})]
-    assert choice.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 3.0}, [singles]) == singles
-    assert choice.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 1.5}, [singles]) == [whole]
+    assert (
+        candidates.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 3.0}, [singles]) == singles
+    )
+    assert candidates.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 1.5}, [singles]) == [
+        whole
+    ]
 
 
 def members(graph):

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
-from felix.frontend.programs import inlining
+from felix.frontend.programs import outlining
 
 
 def heads(x, start):
@@ -34,7 +34,7 @@ def results(func, *arrays):
 def test_a_product_reads_the_tensor_that_was_moved():
     x, y = te.placeholder((1, 6, 96), name="x"), te.placeholder((4, 6, 8), name="y")
     func = te.create_prim_func([x, y, product(heads(x, 32), y)])
-    simple = inlining.inline_moves(func)
+    simple = outlining.inline_moves(func)
     text = simple.script()
     assert "x[0, v_i, v_h * 8 + v_k + 32]" in text
     assert "//" not in text and "sblock_alloc_buffer" not in text
@@ -48,7 +48,7 @@ def test_a_sum_still_reads_what_it_stores():
     k = te.reduce_axis((0, 8), "k")
     moved = topi.reshape(topi.strided_slice(x, [0, 0, 0], [1, 6, 8]), (1, 6, 8))
     out = te.compute((1, 6), lambda b, i: te.sum(moved[b, i, k] * y[b, i, k], axis=k), name="out")
-    simple = inlining.inline_moves(te.create_prim_func([x, y, out]))
+    simple = outlining.inline_moves(te.create_prim_func([x, y, out]))
     assert "out[v_b, v_i] = out[v_b, v_i] + " in simple.script()
 
 
@@ -62,5 +62,5 @@ def test_other_programs_stay_as_they_are(kind):
         "gathered": [x, rows, topi.exp(topi.take(x, rows, axis=0, mode="fast"))],
     }[kind]
     func = te.create_prim_func(tensors)
-    assert inlining.inline_moves(func).same_as(func)
+    assert outlining.inline_moves(func).same_as(func)
     assert isinstance(func, tirx.PrimFunc)

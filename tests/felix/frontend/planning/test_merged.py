@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.networks import catalogue, transformers
 from felix import frontend
 from felix.frontend.programs.planning import planner
-from felix.frontend.programs.planning.cost import Judgement
+from felix.frontend.programs.planning.graph import Judgement
 from tests.felix.frontend.planning.test_norms import (
     lowered,
     lowered_as_written,

@@ -12,7 +12,7 @@ from benchmarks.networks import catalogue, transformers
 from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import merged, norms, planner
-from felix.frontend.programs.planning.cost import Judgement
+from felix.frontend.programs.planning.graph import Judgement
 from felix.tir import grammar
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 

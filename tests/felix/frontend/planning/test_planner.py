@@ -11,7 +11,7 @@ from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs import lowering
 from felix.frontend.programs.planning import candidates, reading
-from felix.frontend.programs.planning.cost import Judgement
+from felix.frontend.programs.planning.graph import Judgement
 from felix.verify import compare
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 from tests.support import share

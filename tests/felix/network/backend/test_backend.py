@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import felix
-from felix.network.backend import entry, part, tuned
+from felix.network.backend import entry, part
 from tests.support import backend, networks
 
 
@@ -185,7 +185,7 @@ class TestParameters:
     def test_too_many_changes(self, model: nn.Module, everything_known: pathlib.Path) -> None:
         fast, x = backend.compiled(model, everything_known), torch.randn(1, 2, 5, 5)
         with torch.no_grad():
-            for _ in range(tuned.MAX_REFRESHES + 2):
+            for _ in range(part.MAX_REFRESHES + 2):
                 backend.assert_close(fast(x), model(x))
                 model[1].running_mean.add_(0.5)
         (only,) = backend.parts()
@@ -325,9 +325,9 @@ class TestWhoIsFaster:
     def test_wrong_results_do_not_run(
         self, everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        call = tuned.TunedPart.__call__
+        call = part.TunedPart.__call__
         monkeypatch.setattr(
-            tuned.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
+            part.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
         )
         model, x = nn.Linear(4, 3), torch.randn(2, 4)
         with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from felix.network.backend import entry, tuned
+from felix.network.backend import entry, part
 from tests.support import backend
 
 
@@ -42,7 +42,7 @@ class TestMemory:
         reference.load_state_dict(model.state_dict())
         fast = backend.compiled(model, everything_known)
         with torch.no_grad():
-            for number in range(tuned.MAX_REFRESHES + 3):
+            for number in range(part.MAX_REFRESHES + 3):
                 backend.assert_close(fast(x), reference(x))
                 assert torch.equal(model.total, torch.full((4,), number + 1.0))
         assert "linear" in backend.tuned_operators()  # the buffer is no parameter of a part

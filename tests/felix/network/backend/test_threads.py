@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from felix.network.backend import part, tuned
+from felix.network.backend import part
 from tests.support import backend
 
 
@@ -19,10 +19,10 @@ def test_nobody_gets_what_is_not_compared(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network that is wrong, while the first call compares it."""
-    call, difference = tuned.TunedPart.__call__, part.agreement.difference
+    call, difference = part.TunedPart.__call__, part.agreement.difference
     begun, may_end = threading.Event(), threading.Event()
     monkeypatch.setattr(
-        tuned.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
+        part.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
     )
 
     def slow(*arguments: Any, **options: Any) -> float:
@@ -58,13 +58,13 @@ def test_a_network_that_no_graph_can_have_is_not_captured(
         fast(x)
         assert backend.tuned_operators() == {"linear"}
         n_calls: list[int] = []
-        call = tuned.TunedPart.__call__
+        call = part.TunedPart.__call__
         monkeypatch.setattr(
-            tuned.TunedPart, "__call__", lambda self, x: n_calls.append(1) or call(self, x)
+            part.TunedPart, "__call__", lambda self, x: n_calls.append(1) or call(self, x)
         )
         fast(x)
         assert len(n_calls) == 1
-        monkeypatch.setattr(tuned.TunedPart, "can_be_captured", False)
+        monkeypatch.setattr(part.TunedPart, "can_be_captured", False)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         torch.testing.assert_close(fast(x), model(x))

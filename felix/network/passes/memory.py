@@ -1,9 +1,10 @@
-"""Memory of intermediate values, planned for calls that may run side by side.
+"""The memory for a network's intermediate values and constants.
 
-TVM's plan (`StaticPlanBlockMemory`) lets a value take the memory of another one as soon as the
-last call that reads it has come in the order of calls. Two calls of which neither needs the other
-then often have to wait for each other, because they share memory. Here a value takes the memory
-of another one only if its own call needs, over others, every call that uses the other one.
+That of intermediate values is made once and used by every call. TVM plans which values share a
+storage, and `main` would take each storage from a pool that all networks share, and give it back.
+A CUDA graph writes to the memory of its capture whenever it is replayed, so that memory must be
+the network's alone. Here the planned storages become parameters of `main`, behind all others, and
+the function `workspace` makes them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,79 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm_ffi import structural
+
+#: The function that makes the storages; a network without intermediate values has none.
+FUNCTION = "workspace"
+_ALLOCATION = "relax.memory.alloc_storage"
+
+
+@tvm.transform.module_pass(opt_level=0, name="LiftWorkspace")
+class Lift:
+    """The pass; storages are those that `StaticPlanBlockMemory` planned, their sizes constants."""
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """The module with its storages made by `workspace`."""
+        main = mod["main"]
+        storages = [
+            binding
+            for block in main.body.blocks
+            for binding in block.bindings
+            if _allocates(binding.value)
+        ]
+        if not storages:
+            return mod
+        mod = mod.clone()
+        mod.update_func(mod.get_global_var("main"), _with_storages(main, storages))
+        mod[FUNCTION] = _workspace(storages)
+        return mod
+
+
+def _allocates(value: Any) -> bool:
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return False
+    return bool(value.op.name == _ALLOCATION)
+
+
+def _with_storages(main: relax.Function, storages: list[Any]) -> relax.Function:
+    """`main` with these storages as its last parameters."""
+    blocks = [
+        relax.BindingBlock([each for each in block.bindings if not _allocates(each.value)])
+        for block in main.body.blocks
+    ]
+    return relax.Function(
+        [*main.params, *(each.var for each in storages)],
+        relax.SeqExpr(blocks, main.body.body),
+        main.ret_ty,
+        main.is_pure,
+        main.attrs,
+    )
+
+
+def _workspace(storages: list[Any]) -> relax.Function:
+    """A function that returns the storages."""
+    made = [
+        relax.VarBinding(relax.Var(f"s{number}", each.var.ty), each.value)
+        for number, each in enumerate(storages)
+    ]
+    kinds = relax.TupleType([each.var.ty for each in made])
+    result = relax.Var("all", kinds)
+    bindings = [*made, relax.VarBinding(result, relax.Tuple([each.var for each in made]))]
+    function = relax.Function(
+        [], relax.SeqExpr([relax.BindingBlock(bindings)], result), kinds, is_pure=False
+    )
+    return function.with_attr("global_symbol", FUNCTION).with_attr("relax.force_pure", True)
+
+
+# Memory of intermediate values, planned for calls that may run side by side.
+#
+# TVM's plan (`StaticPlanBlockMemory`) lets a value take the memory of another one as soon as the
+# last call that reads it has come in the order of calls. Two calls of which neither needs the
+# other then often have to wait for each other, because they share memory. Here a value takes the
+# memory of another one only if its own call needs, over others, every call that uses the other
+# one.
 
 _STORAGE = "relax.memory.alloc_storage"
 _TENSOR = "relax.memory.alloc_tensor"
@@ -204,3 +278,25 @@ def _taking(binding: Any, storage: relax.Var) -> relax.VarBinding:
     call = binding.value
     arguments = [storage, *call.args[1:]]
     return relax.VarBinding(binding.var, relax.Call(call.op, arguments, call.attrs, call.ty_args))
+
+
+# Constants of a network in memory of their own.
+#
+# TVM takes a module's buffers as constants without copies, so they would change with the
+# module's.
+
+
+def own(mod: tvm.IRModule) -> tvm.IRModule:
+    """A lowered network whose constants are copies."""
+    main = mod["main"]
+    body = structural.structural_map(main.body, ((tvm.ir.GenericConst, _copied),))
+    copied = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs, main.span)
+    functions = {**mod.functions, mod.get_global_var("main"): copied}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _copied(constant: tvm.ir.GenericConst) -> tvm.ir.GenericConst:
+    if not isinstance(constant.value, tvm.runtime.Tensor):
+        return constant
+    host = tvm.runtime.device("cpu", 0)
+    return tvm.ir.GenericConst(constant.value.copyto(host), constant.ty)

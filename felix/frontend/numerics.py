@@ -1,0 +1,251 @@
+"""Functions whose plain formulas lose digits or have no program: values near 0, norms of float64,
+powers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.tirx import op
+
+from felix.frontend.rewriting import Rewriter, operator_name
+from felix.frontend.torch_calls import annotation
+from felix.frontend.torch_calls.form import TorchCall, TorchForm
+
+# Functions whose results near 0 must not be lost, as programs of their own.
+#
+# log(1 + x) and exp(x) - 1 lose a small x beside the 1. Up to `SMALL` these programs take a
+# series, beyond it the plain formula, whose rounding matters little there. Nothing here depends
+# on the order of roundings, so builds with fast math, which change it, compute the same.
+
+#: Absolute values up to which the series are taken.
+SMALL = 0.1
+#: Types that are computed in float32.
+_HALF = ("float16", "bfloat16")
+#: Terms by type; what is cut off is below 2e-6 of the result in float32, 1e-16 in float64.
+_LOG_TERMS = {"float32": 5, "float64": 16}
+_EXP_TERMS = {"float32": 4, "float64": 10}
+_ATANH_TERMS = {"float32": 3, "float64": 8}
+
+
+def emit(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
+    """The value of "atanh", "expm1" or "log1p" of a tensor of floats, as a call of a program."""
+    return builder.emit(_call(builder, function, x))
+
+
+def legalizations() -> Mapping[str, annotation.Lowering]:
+    """Ways to lower Relax operators that TVM lowers to the plain formulas."""
+    return {
+        "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
+        "relax.nn.softplus": _lower_softplus,
+    }
+
+
+def _call(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
+    options: dict[str, Any] = {
+        "operator": f"{function}.default",
+        "arguments": [{"tensor": 0}],
+        "keywords": {},
+        "result": None,
+    }
+    form = TorchForm(1, [TorchCall("aten", [0], options, str(x.ty.dtype))])
+    return builder.call_te(
+        lambda tensor: _program(function, _FORMULAS[function], tensor),
+        x,
+        primfunc_name_hint=function,
+        primfunc_attrs={annotation.ATTRIBUTE: form.to_json()},
+    )
+
+
+def _lower_softplus(builder: relax.BlockBuilder, call: Any) -> Any:
+    """x where x * beta > threshold, else log(1 + exp(x * beta)) / beta."""
+    beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
+
+    def formula(x: Any) -> Any:
+        scaled = x if beta == 1 else x * _number(beta, x)
+        small = _log1p(op.exp(_number(0, x) - op.abs(scaled)))
+        soft = tirx.max(scaled, _number(0, x)) + small
+        soft = soft if beta == 1 else soft * _number(1 / beta, x)
+        return tirx.Select(scaled > _number(threshold, x), x, soft)
+
+    return builder.call_te(
+        lambda tensor: _program("softplus", formula, tensor),
+        call.args[0],
+        primfunc_name_hint="softplus",
+    )
+
+
+def _program(name: str, formula: Callable[[Any], Any], x: te.Tensor) -> te.Tensor:
+    dtype = str(x.dtype)
+    wide = "float32" if dtype in _HALF else dtype
+    return te.compute(
+        x.shape,
+        lambda *index: formula(x[index].astype(wide)).astype(dtype),
+        name=f"T_{name}",
+        tag="elemwise",
+    )
+
+
+def _log1p(x: Any) -> Any:
+    signs = [(-1) ** n / (n + 1) for n in range(_LOG_TERMS[str(x.ty.dtype)])]
+    plain = op.log(_number(1, x) + x)
+    return _near_zero(x, x * _series(signs, x), plain)
+
+
+def _expm1(x: Any) -> Any:
+    factors, factorial = [], 1
+    for n in range(_EXP_TERMS[str(x.ty.dtype)]):
+        factorial *= n + 1
+        factors.append(1 / factorial)
+    return _near_zero(x, x * _series(factors, x), op.exp(x) - _number(1, x))
+
+
+def _atanh(x: Any) -> Any:
+    factors = [1 / (2 * n + 1) for n in range(_ATANH_TERMS[str(x.ty.dtype)])]
+    ratio = (_number(1, x) + x) / (_number(1, x) - x)
+    return _near_zero(x, x * _series(factors, x * x), op.log(ratio) * _number(0.5, x))
+
+
+def _near_zero(x: Any, small: Any, plain: Any) -> Any:
+    return tirx.Select(op.abs(x) < _number(SMALL, x), small, plain)
+
+
+def _series(factors: Sequence[float], x: Any) -> Any:
+    """factors[0] + factors[1] * x + ..., by Horner's rule."""
+    total = _number(factors[-1], x)
+    for factor in reversed(factors[:-1]):
+        total = total * x + _number(factor, x)
+    return total
+
+
+def _number(value: float, x: Any) -> Any:
+    return tirx.const(value, str(x.ty.dtype))
+
+
+_FORMULAS: Mapping[str, Callable[[Any], Any]] = {
+    "atanh": _atanh,
+    "expm1": _expm1,
+    "log1p": _log1p,
+}
+
+
+# Norms of float64 as their sums and products: TVM's programs of norms are of 32 bits at most.
+
+#: Operators whose operands are a tensor, factors and, but for the last one, terms.
+OPERATORS = frozenset({"nn.layer_norm", "nn.group_norm", "nn.rms_norm"})
+_DTYPE = "float64"
+
+
+def expanded_norm(rewriter: Rewriter, call: Any) -> Any:
+    """What stands for a norm of float64, or None where it stays one.
+
+    Args:
+        rewriter: of the function that has the call.
+        call: of one of `OPERATORS`, with new operands.
+    """
+    x, *affine = call.args
+    if str(x.ty.dtype) != _DTYPE:
+        return None
+    shape, rank = [int(extent) for extent in x.ty.shape], len(x.ty.shape)
+    if operator_name(call) == "nn.group_norm":
+        return _group_norm(rewriter, call, shape)
+    axes = sorted(int(axis) % rank for axis in call.attrs.axes)
+    if axes != list(range(rank - len(axes), rank)):
+        return None
+    is_centred = operator_name(call) == "nn.layer_norm"
+    y = _normalised(rewriter, x, axes, float(call.attrs.epsilon), is_centred)
+    return _scaled(rewriter, call, y, affine)
+
+
+def _group_norm(rewriter: Rewriter, call: Any, shape: list[int]) -> Any:
+    """Of [n, c, ...]: over the elements of c / groups channels at once."""
+    x, *affine = call.args
+    behind = list(range(2, len(shape)))
+    if int(call.attrs.channel_axis) != 1 or [int(axis) for axis in call.attrs.axes] != behind:
+        return None
+    groups = int(call.attrs.num_groups)
+    grouped = [shape[0], groups, math.prod(shape[1:]) // groups]
+    y = rewriter.emit(relax.op.reshape(x, grouped))
+    y = _normalised(rewriter, y, [2], float(call.attrs.epsilon), is_centred=True)
+    y = rewriter.emit(relax.op.reshape(y, shape))
+    per_channel = [shape[1], *[1] * len(behind)]
+    affine = [rewriter.emit(relax.op.reshape(each, per_channel)) for each in affine]
+    return _scaled(rewriter, call, y, affine)
+
+
+def _normalised(
+    rewriter: Rewriter, x: Any, axes: list[int], epsilon: float, is_centred: bool
+) -> Any:
+    """(x - mean) / sqrt(mean square + epsilon), the mean taken for 0 where it is not asked for."""
+    if is_centred:
+        mean = rewriter.emit(relax.op.mean(x, axes, keepdims=True))
+        x = rewriter.emit(relax.op.subtract(x, mean))
+    square = rewriter.emit(relax.op.multiply(x, x))
+    square = rewriter.emit(relax.op.mean(square, axes, keepdims=True))
+    least = relax.const(np.array(epsilon, _DTYPE), _DTYPE)
+    root = rewriter.emit(relax.op.sqrt(rewriter.emit(relax.op.add(square, least))))
+    return rewriter.emit(relax.op.divide(x, root))
+
+
+def _scaled(rewriter: Rewriter, call: Any, y: Any, affine: list[Any]) -> Any:
+    """A normalised tensor times its factors, plus its terms."""
+    if getattr(call.attrs, "scale", True):
+        y = rewriter.emit(relax.op.multiply(y, affine[0]))
+    if len(affine) > 1 and call.attrs.center:
+        y = rewriter.emit(relax.op.add(y, affine[1]))
+    return y
+
+
+# Powers with a constant exponent as products and roots.
+#
+# CUDA builds use fast math, TVM's own as well, where x ** 2 of a negative x is NaN: it is exp2(2
+# * log2(x)). A product is right everywhere, and faster.
+
+#: Whole exponents up to this become products.
+MAX_EXPONENT = 16
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def expanded_power(rewriter: Rewriter, call: Any, exponent: np.ndarray | None) -> Any:
+    """What stands for a power of floats, or None where it stays one.
+
+    Args:
+        rewriter: of the function that has the call.
+        call: relax.op.power(base, exponent), with new operands.
+        exponent: its value if it is known.
+    """
+    base = call.args[0]
+    dtype = str(base.ty.dtype)
+    if exponent is None or exponent.size != 1 or dtype not in _FLOATS:
+        return None
+    result = rewriter.builder.normalize(call).ty
+    if str(result.dtype) != dtype or list(result.shape) != list(base.ty.shape):
+        return None
+    number = float(exponent.reshape(()))
+    half = abs(number) == 0.5
+    if not half and (number != int(number) or not 1 <= abs(number) <= MAX_EXPONENT):
+        return None
+    # PyTorch rounds a power of 16 bits once
+    is_wide = dtype in ("float32", "float64") or number in (1, 2)
+    x = base if is_wide else rewriter.emit(relax.op.astype(base, "float32"))
+    y = rewriter.emit(relax.op.sqrt(x)) if half else _product(rewriter, x, abs(int(number)))
+    if number < 0:
+        one = relax.const(np.ones((), str(x.ty.dtype)), str(x.ty.dtype))
+        y = rewriter.emit(relax.op.divide(one, y))
+    return y if is_wide else rewriter.emit(relax.op.astype(y, dtype))
+
+
+def _product(rewriter: Rewriter, x: Any, count: int) -> Any:
+    """x multiplied `count` times, by squaring."""
+    result, square = None, x
+    while True:
+        if count % 2:
+            product = None if result is None else relax.op.multiply(result, square)
+            result = square if product is None else rewriter.emit(product)
+        count //= 2
+        if not count:
+            return result
+        square = rewriter.emit(relax.op.multiply(square, square))

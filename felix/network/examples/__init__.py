@@ -1,1 +1,0 @@
-"""Example inputs of a network, and what its model returns on them."""
