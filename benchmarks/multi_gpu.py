@@ -99,12 +99,12 @@ def main() -> int:
 def _on_gpus(args: argparse.Namespace) -> tuple[list[Place], Tune]:
     def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
         from felix import workloads
-        from felix.cli.measuring import cluster
+        from felix.cli import measuring
         from felix.tuning import options
 
         chosen = options.TuneOptions(search_processes=args.search_processes)
         if place.cluster:
-            chosen = dataclasses.replace(chosen, pool=cluster.pool(args.cluster))
+            chosen = dataclasses.replace(chosen, pool=measuring.pool_of_cluster(args.cluster))
         else:
             devices = tuple(args.devices[: place.devices])
             chosen = dataclasses.replace(chosen, devices=devices)

@@ -1,6 +1,6 @@
 """The command line; `main` has the parser.
 
-`commands` work on this machine, those of `remote` talk to a service that runs somewhere.
+`commands` and `measuring` work on this machine, `remote` talks to a service that runs somewhere.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Results go to stdout, progress and errors to stderr; `--json` makes the result machine-readable.
 
-`main` parses the arguments and runs the command's module: one of `felix.cli.commands`, which work
-on this machine, or of `felix.cli.remote`, which talk to a service.
+`main` parses the arguments and runs the command's function: of `felix.cli.commands`, which work on
+this machine, or of `felix.cli.remote`, which talk to a service.
 
 Exit codes: 0 done; 1 a `FelixError`, in one line `felix: error: ...`; 2 wrong usage;
 130 interrupted (what the run has by then is still reported and written).
@@ -58,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     gc.set_threshold(_COLLECT_AFTER)
     try:
-        command = importlib.import_module(options.module)
+        module, _, function = options.run.rpartition(".")
+        command = getattr(importlib.import_module(module), function)
         with interrupts.termination_as_interrupt():
-            return int(command.run(options))
+            return int(command(options))
     except errors.FelixError as error:
         print(f"felix: error: {_one_line(error)}", file=sys.stderr)
         return 1
@@ -88,12 +89,33 @@ def _parser() -> argparse.ArgumentParser:
     _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
     _features(_add(commands, "features", "show, export or check the features of a program"))
     _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
-    _known(_add(commands, "known", "write what is known of networks as a MetaSchedule database"))
-    _worker(_add(commands, "worker", "build and measure for a cluster, or be a board"))
+    _known(
+        _add(
+            commands,
+            "known",
+            "write what is known of networks as a MetaSchedule database",
+            "commands.queued.known",
+        )
+    )
+    _worker(
+        _add(
+            commands,
+            "worker",
+            "build and measure for a cluster, or be a board",
+            "measuring.worker_command",
+        )
+    )
     _add(commands, "devices", "list what this machine can tune for")
-    _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
-    _tuner(_add(commands, "tuner", "work on jobs of the service"))
-    _db(_add(commands, "db", "look after the service's database"))
+    _serve(
+        _add(
+            commands,
+            "serve",
+            "run the service: API, dashboard and a tuner",
+            "commands.service.run_serve",
+        )
+    )
+    _tuner(_add(commands, "tuner", "work on jobs of the service", "commands.service.run_tuner"))
+    _db(_add(commands, "db", "look after the service's database", "commands.service.run_db"))
     _remote(commands)
     for name in set(commands.choices) - {"serve", "tuner", "worker"}:
         commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
@@ -101,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: _Subparsers, name: str, text: str, module: str | None = None
+    commands: _Subparsers, name: str, text: str, run: str | None = None
 ) -> argparse.ArgumentParser:
-    """The parser of a command; `module` has its `run`, `commands.NAME` if left out."""
+    """The parser of a command; `run` is what runs it, `commands.NAME.run` if left out."""
     parser = commands.add_parser(
         name,
         help=text,
@@ -111,7 +133,7 @@ def _add(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(module=f"felix.cli.{module or f'commands.{name}'}")
+    parser.set_defaults(run=f"felix.cli.{run or f'commands.{name}.run'}")
     return parser
 
 
@@ -322,17 +344,28 @@ def _db(parser: argparse.ArgumentParser) -> None:
 
 def _remote(commands: _Subparsers) -> None:
     """What talks to a service that runs somewhere; see `felix.cli.remote.connection`."""
-    _submit(_add(commands, "submit", "give the service a job", "remote.submit"))
-    _ls(_add(commands, "ls", "list jobs of the service", "remote.ls"))
-    watch = _add(commands, "watch", "show the progress of a job", "remote.watch")
+    _submit(_add(commands, "submit", "give the service a job", "remote.jobs.submit"))
+    _ls(_add(commands, "ls", "list jobs of the service", "remote.jobs.ls"))
+    watch = _add(commands, "watch", "show the progress of a job", "remote.watch.run")
     watch.add_argument("job", type=_natural)
     for verb, text in _VERBS.items():
-        control = _add(commands, verb, text, "remote.control")
+        control = _add(commands, verb, text, "remote.jobs.control")
         control.add_argument("job", type=_natural, nargs="+")
-    _get(_add(commands, "get", "download what a job made", "remote.get"))
-    _keys(_add(commands, "keys", "list, make and revoke API keys", "remote.keys"))
-    _projects(_add(commands, "projects", "list, make and limit projects", "remote.projects"))
-    _webhooks(_add(commands, "webhooks", "report changes of jobs to others", "remote.webhooks"))
+    _get(_add(commands, "get", "download what a job made", "remote.jobs.get"))
+    _keys(_add(commands, "keys", "list, make and revoke API keys", "remote.teams.keys_command"))
+    _projects(
+        _add(
+            commands, "projects", "list, make and limit projects", "remote.teams.projects_command"
+        )
+    )
+    _webhooks(
+        _add(
+            commands,
+            "webhooks",
+            "report changes of jobs to others",
+            "remote.teams.webhooks_command",
+        )
+    )
     for name in ("submit", "ls", "watch", *_VERBS, "get", "keys", "projects", "webhooks"):
         add = commands.choices[name].add_argument
         add("--url", help="the service (default: FELIX_URL, else this machine's, at FELIX_PORT)")

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import version
-from felix.cli.comparison import libraries, process
+from felix.cli.comparison import libraries
 from felix.tuning import pacing, results
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: Library -> its time, of those that a task is compared with.
-Compared = Mapping[str, process.LibraryTime]
+Compared = Mapping[str, libraries.LibraryTime]
 
 #: Parts of the time a person waits, in words, in order.
 PARTS = {
@@ -106,7 +106,7 @@ def _cells(result: results.TuneResult, times: Compared, columns: Sequence[str]) 
     return [*head, best, rate, ratio(result.speedup), *speedups]
 
 
-def _speedup(result: results.TuneResult, library: process.LibraryTime | None) -> float | None:
+def _speedup(result: results.TuneResult, library: libraries.LibraryTime | None) -> float | None:
     """The library's over the best latency."""
     if library is None or library.latency_us is None or result.best_or_none is None:
         return None

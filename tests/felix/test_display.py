@@ -9,7 +9,7 @@ import pytest
 
 from felix import client, display, errors
 from felix.cli import main
-from felix.cli.remote import ls, watch
+from felix.cli.remote import jobs, watch
 from felix.client import rows
 from server import logs
 from server.api import examples
@@ -38,7 +38,7 @@ def test_lists_and_lines_of_the_command_line(capsys: pytest.CaptureFixture[str])
     changes = {"name": HOSTILE, "tags": [HEBREW], "message": HOSTILE, "state": "failed"}
     job = rows.of(client.Job, examples.JOB.model_dump(mode="json") | changes)
     assert job.name == HOSTILE
-    ls._show([job])
+    jobs._show_jobs([job])
     event = client.Event(
         seq=1,
         at=job.created_at,

@@ -1,6 +1,6 @@
-"""Commands that work on this machine: a module each, with `run(arguments) -> exit code`.
+"""Commands that work on this machine: functions of their options, which return an exit code.
 
-`serve`, `tuner` and `db` start the service or look after its database here (`service`).
+`service` starts the service or looks after its database here.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import errors
 from felix.artifact import export
-from felix.cli import interrupts, progress
+from felix.cli import interrupts, measuring, progress
 from felix.cli.commands import inputs
-from felix.cli.measuring import cluster
 from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Rep
             round_size=arguments.round,
             patience_rounds=arguments.patience,
             devices=arguments.devices,
-            pool=cluster.pool(arguments.cluster),
+            pool=measuring.pool_of_cluster(arguments.cluster),
             should_stop=signals.noted,
         )
         try:

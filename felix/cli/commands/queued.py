@@ -1,4 +1,5 @@
-"""`felix tune --queued`: the tasks that `torch.compile(..., backend="felix")` met unknown."""
+"""Tasks that are known or wait to be: `felix tune --queued`, which tunes what `torch.compile(...,
+backend="felix")` met unknown, and `felix known`."""
 
 from __future__ import annotations
 
@@ -79,3 +80,18 @@ def _text(summary: Summary) -> str:
     ]
     lines += [f"{name}: still queued: {reason}" for name, reason in summary.left]
     return "\n".join(lines)
+
+
+def known(arguments: argparse.Namespace) -> int:
+    """`felix known`: what is known of networks, as a MetaSchedule database; the exit code."""
+    from felix.known_results import databases, store
+
+    results = store.Store(arguments.known_results)
+    if not results.path.exists():
+        raise errors.RecordError(f"nothing is known: there is no file {results.path}")
+    count = databases.export(results, arguments.out)
+    if arguments.json:
+        print(json.dumps({"schedules": count, "out": arguments.out}, indent=1))
+    else:
+        print(f"{count} schedules in {arguments.out}; generated kernels are not among them")
+    return 0

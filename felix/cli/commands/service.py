@@ -1,4 +1,4 @@
-"""The one place where `felix` reaches the service.
+"""`felix serve | tuner | db`: the one place where `felix` reaches the service.
 
 The package `server` is optional and imports `felix`, not the reverse. So it is loaded by its name,
 when one of its commands runs, and known here by a protocol.
@@ -6,7 +6,9 @@ when one of its commands runs, and known here by a protocol.
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 from collections.abc import Collection
 from typing import Any, Protocol, cast
 
@@ -59,3 +61,29 @@ def _load(name: str) -> Any:
             f"this command needs the service ({error.name} is missing): "
             "pip install 'felix-tuner[server]'"
         ) from error
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """`felix serve`: API, dashboard and a tuner until a signal ends it; the exit code."""
+    loaded, configured = commands(), settings()
+    if arguments.upgrade:
+        loaded.upgrade(configured)
+    return loaded.serve(configured, not arguments.no_tuner)
+
+
+def run_tuner(arguments: argparse.Namespace) -> int:
+    """`felix tuner`: work on jobs until a signal ends it; the exit code."""
+    loaded, configured = commands(), settings()
+    return loaded.run_tuner(configured, arguments.name, arguments.jobs, arguments.with_parent)
+
+
+def run_db(arguments: argparse.Namespace) -> int:
+    """`felix db upgrade`: upgrade the database, or say what schema it has; the exit code."""
+    before, after = commands().upgrade(settings())
+    if arguments.json:
+        print(json.dumps({"before": before, "after": after}))
+    elif before == after:
+        print(f"the database has schema {after} already")
+    else:
+        print(f"the database has schema {after} now (before: {before or 'none'})")
+    return 0

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from felix import errors
 from felix.artifact import convergence, export
-from felix.cli import interrupts, progress, report
+from felix.cli import interrupts, measuring, progress, report
 from felix.cli.commands import inputs, queued
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
-from felix.cli.measuring import boards, cluster
 from felix.tuning import options, pacing, results
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def _check_elsewhere(arguments: argparse.Namespace, is_network: bool) -> None:
     if arguments.tracker is not None and is_network:
         raise errors.TuningError("--tracker is for workloads: boards run one program at a time")
     if arguments.cluster is not None:
-        cluster.require(arguments.cluster)
+        measuring.require_ray(arguments.cluster)
 
 
 def _tune(
@@ -102,7 +101,8 @@ def _tune(
                     round_size=arguments.round,
                     patience_rounds=arguments.patience,
                     devices=arguments.devices,
-                    pool=boards.pool(arguments) or cluster.pool(arguments.cluster),
+                    pool=measuring.pool_of_boards(arguments)
+                    or measuring.pool_of_cluster(arguments.cluster),
                     first_schedules=_first_schedules(arguments.database),
                     should_stop=signals.noted,
                 ),

@@ -1,16 +1,82 @@
-"""What the best schedule of a task is compared with, and how long that takes."""
+"""What the best schedule of a task is compared with, and how long that takes.
+
+A library has a process of its own. Request and answer are JSON, the answer is the last line the
+process prints. BLAS and OpenMP take the number of threads from the environment when they are
+loaded.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from felix.cli.comparison import process
-
 if TYPE_CHECKING:
     from felix.task import Task
+
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TVM_NUM_THREADS",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LibraryTime:
+    """Median latency and how it was measured, or None with the reason."""
+
+    latency_us: float | None
+    note: str
+
+
+def timed(
+    child: str, request: Mapping[str, Any], n_threads: int | None, timeout_s: float
+) -> LibraryTime:
+    """What a module of this package, run as a process, answers to a request."""
+    package = str(pathlib.Path(__file__).parents[3])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {} if n_threads is None else dict.fromkeys(_THREAD_VARIABLES, str(n_threads))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"felix.cli.comparison.{child}"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=os.environ | {"PYTHONPATH": path} | variables,
+        )
+    except subprocess.TimeoutExpired:
+        return LibraryTime(None, f"it took over {timeout_s:.0f} s")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        return LibraryTime(None, f"it failed: {lines[-1]}")
+    return LibraryTime(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def threads(count: int) -> str:
+    """A number of threads in words."""
+    return f"{count} thread{'s' * (count != 1)}"
+
+
+def request() -> dict[str, Any]:
+    """In the process: the request."""
+    content: dict[str, Any] = json.load(sys.stdin)
+    return content
+
+
+def answer(latency_us: float | None, note: str) -> None:
+    """In the process: answer the request."""
+    print(json.dumps(dataclasses.asdict(LibraryTime(latency_us, note))))
+
 
 #: Library -> what people call it. "torch" is PyTorch eager, "inductor" its `torch.compile`.
 NAMES: Mapping[str, str] = {"numpy": "numpy", "torch": "PyTorch", "inductor": "inductor"}
@@ -20,9 +86,7 @@ DEFAULT = ("numpy", "torch")
 TIMEOUT_S: Mapping[str, float] = {"numpy": 60.0, "torch": 60.0, "inductor": 600.0}
 
 
-def measure(
-    task: Task, workload: str | None, libraries: Sequence[str]
-) -> dict[str, process.LibraryTime]:
+def measure(task: Task, workload: str | None, libraries: Sequence[str]) -> dict[str, LibraryTime]:
     """Time libraries on a task of this machine, one after the other.
 
     Args:
@@ -37,25 +101,25 @@ def measure(
     }
 
 
-def _numpy(task: Task) -> process.LibraryTime:
+def _numpy(task: Task) -> LibraryTime:
     from felix.tir import to_numpy
 
     source = to_numpy.source(task.mod)
     if source is None:
-        return process.LibraryTime(None, "the program has no plain numpy form")
+        return LibraryTime(None, "the program has no plain numpy form")
     if "ml_dtypes." in source:
-        return process.LibraryTime(None, "numpy has no arithmetic of its own in these types")
+        return LibraryTime(None, "numpy has no arithmetic of its own in these types")
     request = {"source": source, "arguments": _arguments(task)}
-    return process.timed("numpy_child", request, _threads(task), TIMEOUT_S["numpy"])
+    return timed("numpy_child", request, _threads(task), TIMEOUT_S["numpy"])
 
 
-def _torch(task: Task, workload: str | None, library: str) -> process.LibraryTime:
+def _torch(task: Task, workload: str | None, library: str) -> LibraryTime:
     from felix.workloads import catalogue
 
     if workload is None:
-        return process.LibraryTime(None, "only operators of the catalogue have a PyTorch form")
+        return LibraryTime(None, "only operators of the catalogue have a PyTorch form")
     if importlib.util.find_spec("torch") is None:
-        return process.LibraryTime(None, "PyTorch is not installed")
+        return LibraryTime(None, "PyTorch is not installed")
     operator, params = catalogue.parse_params(workload)
     kind = task.target.kind.name
     request = {
@@ -66,7 +130,7 @@ def _torch(task: Task, workload: str | None, library: str) -> process.LibraryTim
         "compiled": library == "inductor",
         "allow_tf32": task.allows_tf32,
     }
-    return process.timed("torch_child", request, _threads(task), TIMEOUT_S[library])
+    return timed("torch_child", request, _threads(task), TIMEOUT_S[library])
 
 
 def _arguments(task: Task) -> list[dict[str, Any]]:

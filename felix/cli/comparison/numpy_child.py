@@ -7,18 +7,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.cli.comparison import process
+from felix.cli.comparison import libraries
 
 
 def main() -> None:
     """Time the numpy program of the request on the inputs of the correctness check."""
     from felix import without_torch  # noqa: F401  (before TVM)
 
-    request = process.request()
+    request = libraries.request()
     latency_us = _latency_us(request["source"], request["arguments"])
-    threads = process.threads(int(os.environ["OPENBLAS_NUM_THREADS"]))
+    threads = libraries.threads(int(os.environ["OPENBLAS_NUM_THREADS"]))
     version = importlib.metadata.version("numpy")
-    process.answer(latency_us, f"{version}, {threads}, cold caches, its allocations included")
+    libraries.answer(latency_us, f"{version}, {threads}, cold caches, its allocations included")
 
 
 def _latency_us(source: str, fields: Sequence[Mapping[str, Any]]) -> float:

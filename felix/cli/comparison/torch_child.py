@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from felix.cli.comparison import process
+from felix.cli.comparison import libraries as times
 
 if TYPE_CHECKING:
     from felix.measure.checking import reference
@@ -27,24 +27,24 @@ def main() -> None:
     from felix.measure.checking import reference
     from felix.workloads import torch_forms
 
-    request = process.request()
+    request = times.request()
     device = request["device"]
     if device == "cuda" and not torch.cuda.is_available():
-        process.answer(None, f"{torch.__version__} has no GPU here")
+        times.answer(None, f"{torch.__version__} has no GPU here")
         return
     allow_tf32 = request["allow_tf32"]
     use_full_precision(allow_tf32)
     try:
         form = torch_forms.form(request["operator"], request["params"])
     except errors.WorkloadError as error:
-        process.answer(None, str(error))
+        times.answer(None, str(error))
         return
     arguments = [reference.Argument(**fields) for fields in request["arguments"]]
     inputs = random_inputs(form, arguments, device)
     call = compiled(form.call, device) if request["compiled"] else form.call
     with _alone_on(device), torch.inference_mode():
         latency_us = median_us(call, inputs, device)
-    process.answer(latency_us, ", ".join(filter(None, [_how(device, allow_tf32), form.note])))
+    times.answer(latency_us, ", ".join(filter(None, [_how(device, allow_tf32), form.note])))
 
 
 def use_full_precision(allow_tf32: bool = False) -> None:
@@ -124,7 +124,7 @@ def _how(device: str, allow_tf32: bool) -> str:
     else:
         named: dict[str, Any] = {"oneDNN": torch.backends.mkldnn, "MKL": torch.backends.mkl}
         libraries = ", ".join(name for name, backend in named.items() if backend.is_available())
-        place = f"{process.threads(torch.get_num_threads())}, cold caches"
+        place = f"{times.threads(torch.get_num_threads())}, cold caches"
     return f"{torch.__version__} ({libraries}), {place}, its allocations included"
 
 

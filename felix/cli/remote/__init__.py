@@ -1,6 +1,6 @@
-"""Commands that talk to a running service: a module each, with `run(arguments) -> exit code`.
+"""Commands that talk to a running service: functions of their options, which return an exit code.
 
-They reach it by `felix.client`; `connection` has its address and key. `control` has five verbs.
+They reach it by `felix.client`; `connection` has its address and key.
 """
 
 from __future__ import annotations

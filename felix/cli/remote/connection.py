@@ -9,11 +9,15 @@ option: other users could see it in the process list.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
+import json
 import os
 import pathlib
+import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from felix import client, errors
 
@@ -59,6 +63,24 @@ def age(at: datetime.datetime) -> str:
         if passed_s >= unit_s:
             return f"{passed_s // unit_s:.0f} {unit}"
     return f"{passed_s:.0f} s"
+
+
+def print_json(values: Sequence[Any]) -> None:
+    """Rows of the service as a list in JSON."""
+    print(json.dumps([dataclasses.asdict(each) for each in values], default=str, indent=1))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Set[str]) -> None:
+    """A table on stdout; `right` are columns of numbers."""
+    from rich import box, console, table
+
+    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        shown.add_column(name, justify="right" if name in right else "left")
+    for row in rows:
+        shown.add_row(*row)
+    width = None if sys.stdout.isatty() else 140
+    console.Console(file=sys.stdout, width=width, markup=False).print(shown)
 
 
 def _listening(environment: Mapping[str, str]) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from rich import console
 from felix import workloads
 from felix.cli import main, report
 from felix.cli.commands import tune
-from felix.cli.comparison import libraries, numpy_child, process, torch_child
+from felix.cli.comparison import libraries, numpy_child, torch_child
 from felix.measure import protocol
 from felix.measure.calls import cpu_calls, cuda_calls
 from felix.measure.pool.locks import device_lock
@@ -39,11 +39,11 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request, int | 
 
     def timed(
         child: str, request: Request, threads: int | None, timeout_s: float
-    ) -> process.LibraryTime:
+    ) -> libraries.LibraryTime:
         started.append((child, json.loads(json.dumps(request)), threads, timeout_s))
-        return process.LibraryTime(5.0, "a note")
+        return libraries.LibraryTime(5.0, "a note")
 
-    monkeypatch.setattr(process, "timed", timed)
+    monkeypatch.setattr(libraries, "timed", timed)
     return started
 
 
@@ -52,13 +52,13 @@ def _answer(
     request: Mapping[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> process.LibraryTime:
+) -> libraries.LibraryTime:
     """A child's answer, run in this process with few repeats."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
     monkeypatch.setattr(cpu_calls, "MAX_REPEATS", 2)
     monkeypatch.setattr(cpu_calls, "PAUSE_S", 0.0)
     child()
-    return process.LibraryTime(**json.loads(capsys.readouterr().out))
+    return libraries.LibraryTime(**json.loads(capsys.readouterr().out))
 
 
 def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> None:
@@ -81,11 +81,11 @@ def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> Non
 def test_what_has_no_form_says_why(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = workloads.parse(CONV, CPU)
     times = libraries.measure(task, None, libraries.DEFAULT)
-    assert times["numpy"] == process.LibraryTime(None, "the program has no plain numpy form")
+    assert times["numpy"] == libraries.LibraryTime(None, "the program has no plain numpy form")
     assert times["torch"].latency_us is None and "catalogue" in times["torch"].note
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     without = libraries.measure(task, CONV, ["torch"])
-    assert without == {"torch": process.LibraryTime(None, "PyTorch is not installed")}
+    assert without == {"torch": libraries.LibraryTime(None, "PyTorch is not installed")}
     assert requests == []
 
 
@@ -135,8 +135,8 @@ def test_a_process_answers_fails_or_takes_too_long(
         return subprocess.CompletedProcess(command, code, output, "Traceback\nValueError: why\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    answer = process.timed("numpy_child", {"a": 1}, 4, 7.0)
-    assert answer == process.LibraryTime(latency_us, note)
+    answer = libraries.timed("numpy_child", {"a": 1}, 4, 7.0)
+    assert answer == libraries.LibraryTime(latency_us, note)
 
 
 @pytest.mark.parametrize("text", [CONV, GEMM])
@@ -258,7 +258,7 @@ def test_the_note_of_a_gpu_says_what_was_timed(
     request = {**requests[0][1], "device": "cuda"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     answer = _answer(torch_child.main, request, monkeypatch, capsys)
-    assert answer == process.LibraryTime(None, f"{torch.__version__} has no GPU here")
+    assert answer == libraries.LibraryTime(None, f"{torch.__version__} has no GPU here")
     log = _fake_gpu(monkeypatch)
     inputs = torch_child.random_inputs
     monkeypatch.setattr(torch_child, "random_inputs", lambda *of: inputs(*of[:2], "cpu"))
@@ -336,10 +336,10 @@ def _report_text(tasks: list[results.TuneResult], compared: list[report.Compared
 
 def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
     tasks = [_result(GEMM, CPU, 2.0), _result(CONV, CPU, 4.0), _result(GEMM, CPU, None)]
-    numpy, torch_time = process.LibraryTime(3.0, "3 threads"), process.LibraryTime(7.0, "how")
+    numpy, torch_time = libraries.LibraryTime(3.0, "3 threads"), libraries.LibraryTime(7.0, "how")
     compared = [
         {"numpy": numpy, "torch": torch_time},
-        {"numpy": process.LibraryTime(None, "no form"), "torch": torch_time},
+        {"numpy": libraries.LibraryTime(None, "no form"), "torch": torch_time},
         {},
     ]
     lines = [line.strip() for line in _report_text(tasks, compared).splitlines() if line.strip()]
@@ -362,6 +362,6 @@ def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
 
 def test_the_report_of_a_gpu_has_no_column_for_numpy() -> None:
     text = _report_text(
-        [_result(CONV, "h100", 2.0)], [{"torch": process.LibraryTime(None, "why")}]
+        [_result(CONV, "h100", 2.0)], [{"torch": libraries.LibraryTime(None, "why")}]
     )
     assert "vs PyTorch" in text and "numpy" not in text and "PyTorch: why" in text

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from felix.cli import main
-from felix.cli.measuring import cluster
+from felix.cli import main, measuring
 from felix.known_results import store
 from felix.task import Task
 from felix.tuning import options
@@ -80,8 +79,8 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cluster, "require", lambda address: None)
-    monkeypatch.setattr(cluster, "pool", lambda address: lambda task: pool)
+    monkeypatch.setattr(measuring, "require", lambda address: None)
+    monkeypatch.setattr(measuring, "pool", lambda address: lambda task: pool)
     path, out = tmp_path / "net.pt2", tmp_path / "out"
     torch.export.save(torch.export.export(nn.Linear(8, 4), (torch.randn(2, 8),)), path)
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]

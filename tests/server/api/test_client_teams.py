@@ -10,7 +10,8 @@ import pytest
 
 from felix import client, errors
 from felix.cli import main
-from felix.cli.remote import submit, watch
+from felix.cli.remote import jobs as job_commands
+from felix.cli.remote import watch
 from felix.client import rows
 from server.store import jobs
 from tests.server import conftest
@@ -82,11 +83,13 @@ def test_the_command_line_says_what_is_reused(
     assert code != 0 and "--pytorch is for the network of an ONNX file" in err
     for flags, refused in (([], None), (["--no-reuse"], False)):
         arguments = main._parser().parse_args(["submit", "gemm:8,8,8", *flags])
-        assert submit._settings(arguments).get("reuse") is refused
+        assert job_commands._settings(arguments).get("reuse") is refused
     with served.db.write() as tx:
         row = tx.get_one(jobs.models.Job, done.id)
         row.reused_from, row.n_unscheduled = 3, 1
-    assert f"job 3 has tuned it; get it: felix get {done.id}" in submit._line(felix.job(done.id))
+    assert f"job 3 has tuned it; get it: felix get {done.id}" in job_commands._line(
+        felix.job(done.id)
+    )
     text = watch.summary(felix.job(done.id))
     assert "answered by job 3" in text and "it is what ships" in text
 

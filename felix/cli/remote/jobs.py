@@ -1,4 +1,5 @@
-"""`felix submit`: a job for the service."""
+"""Jobs of the service: `felix submit`, `ls`, `get`, and `pause | resume | cancel | stop |
+retry`."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import argparse
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from felix import client, display, errors
+from felix.cli import report
 from felix.cli.remote import connection, watch
 
 
-def run(arguments: argparse.Namespace) -> int:
+def submit(arguments: argparse.Namespace) -> int:
     """Submit, and watch with `--watch`; the exit code."""
     with connection.connect(arguments) as service:
         job = _submit(service, arguments)
@@ -87,3 +90,75 @@ def _shape(text: str) -> tuple[str, list[int]]:
     if not separator or not name or not shape:
         raise errors.WorkloadError(f"--shape is NAME=1x3x224x224, got {text!r}")
     return name, shape
+
+
+def ls(arguments: argparse.Namespace) -> int:
+    """List jobs; the exit code."""
+    filters = {"state": arguments.state, "tag": arguments.tag, "q": arguments.q}
+    set_filters = {name: value for name, value in filters.items() if value}
+    with connection.connect(arguments) as service:
+        jobs = list(service.jobs(limit=arguments.limit, mine=arguments.mine, **set_filters))
+    if arguments.json:
+        connection.print_json(jobs)
+    else:
+        _show_jobs(jobs)
+    return 0
+
+
+def _show_jobs(jobs: Sequence[client.Job]) -> None:
+    numbers = ("job", "trials", "best", "speed-up", "age")
+    columns = ("job", "name", "state", "target", "trials", "best", "speed-up", "age", "tags")
+    rows = [
+        (
+            str(job.id),
+            display.printable(job.name),
+            job.state,
+            display.printable(job.target),
+            f"{job.n_trials}{'' if job.trials is None else f'/{job.trials}'}",
+            report.duration(job.best_us),
+            report.ratio(job.speedup),
+            connection.age(job.created_at),
+            " ".join(map(display.printable, job.tags)),
+        )
+        for job in jobs
+    ]
+    connection.print_table(columns, rows, right=frozenset(numbers))
+
+
+def get(arguments: argparse.Namespace) -> int:
+    """Download an artifact, or list them; the exit code."""
+    with connection.connect(arguments) as service:
+        if arguments.list:
+            artifacts = service.artifacts(arguments.job)
+            if arguments.json:
+                connection.print_json(artifacts)
+            for artifact in [] if arguments.json else artifacts:
+                name = display.printable(artifact.name)
+                print(f"{name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
+            return 0
+        path = service.download(
+            arguments.job, arguments.out, arguments.name, network=arguments.network
+        )
+    print(json.dumps({"path": str(path)}) if arguments.json else str(path))
+    return 0
+
+
+def control(arguments: argparse.Namespace) -> int:
+    """Apply the verb to all jobs, then raise the first refusal; the exit code."""
+    refused: list[errors.RemoteError] = []
+    done: list[client.Job] = []
+    with connection.connect(arguments) as service:
+        verb = getattr(service, arguments.command)
+        for number in arguments.job:
+            try:
+                done.append(verb(number))
+            except errors.RemoteError as error:
+                refused.append(error)
+    if arguments.json:
+        connection.print_json(done)
+    else:
+        for job in done:
+            print(f"job {job.id}: {job.state}")
+    if refused:
+        raise refused[0]
+    return 0

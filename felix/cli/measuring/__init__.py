@@ -1,1 +1,0 @@
-"""Where `felix tune` and `felix worker` measure if not here: on a cluster, on boards."""

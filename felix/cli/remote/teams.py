@@ -1,0 +1,194 @@
+"""Keys, projects and webhooks: `felix keys | projects | webhooks`.
+
+Keys are made over the API with an admin key; with `--local` in this machine's database, for the
+first key and for when all are lost. The text of a new key, and the secret of a new webhook, go to
+stdout, alone, so that they can be piped into a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from felix import client, display, errors
+from felix.cli.commands import service
+from felix.cli.remote import connection
+
+
+def keys_command(arguments: argparse.Namespace) -> int:
+    """List, create or revoke; the exit code."""
+    if arguments.local:
+        if arguments.action != "create":
+            raise errors.FelixError("--local only makes keys: felix keys create NAME --local")
+        _print_key(arguments, *_create_locally(arguments))
+        return 0
+    with connection.connect(arguments) as remote:
+        match arguments.action:
+            case "ls":
+                _show_keys(arguments, remote.keys())
+            case "create":
+                made = remote.create_key(
+                    _key_name(arguments), arguments.scope or ["read"], **_key_limits(arguments)
+                )
+                _print_key(arguments, made.key.id, made.text)
+            case "revoke":
+                if not (arguments.subject or "").isdecimal():
+                    raise errors.FelixError("which key? felix keys revoke ID")
+                key = remote.revoke_key(int(arguments.subject))
+                print(
+                    json.dumps(dataclasses.asdict(key), default=str)
+                    if arguments.json
+                    else f"key {key.id} ({display.printable(key.name)}) is revoked"
+                )
+    return 0
+
+
+def _key_name(arguments: argparse.Namespace) -> str:
+    if not arguments.subject:
+        raise errors.FelixError("the key needs a name: felix keys create NAME")
+    return str(arguments.subject)
+
+
+def _key_limits(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = (
+        "project",
+        "device_kinds",
+        "max_running_jobs",
+        "max_trials",
+        "max_upload_bytes",
+        "expires_s",
+    )
+    return _given(arguments, names)
+
+
+def _create_locally(arguments: argparse.Namespace) -> tuple[int, str]:
+    return service.commands().create_key(
+        service.settings(),
+        _key_name(arguments),
+        arguments.scope or ["read"],
+        _key_limits(arguments),
+    )
+
+
+def _print_key(arguments: argparse.Namespace, number: int, text: str) -> None:
+    if arguments.json:
+        print(json.dumps({"id": number, "key": text}))
+        return
+    print(f"key {number}, shown only now:", file=sys.stderr)
+    print(text)
+
+
+def _show_keys(arguments: argparse.Namespace, keys: Sequence[client.Key]) -> None:
+    if arguments.json:
+        connection.print_json(keys)
+        return
+    columns = ("key", "name", "project", "scopes", "public part", "last used", "state")
+    connection.print_table(columns, map(_key_row, keys), right=frozenset())
+
+
+def _key_row(key: client.Key) -> tuple[str, ...]:
+    used = "never" if key.last_used_at is None else f"{connection.age(key.last_used_at)} ago"
+    kinds = f" for {' '.join(key.device_kinds)}" if key.device_kinds else ""
+    name, scopes = display.printable(key.name), " ".join(key.scopes) + kinds
+    state = "valid" if key.revoked_at is None else "revoked"
+    return str(key.id), name, key.project, scopes, key.public, used, state
+
+
+LIMITS = ("max_running_jobs", "max_trials", "max_bytes", "retention_days")
+
+
+def projects_command(arguments: argparse.Namespace) -> int:
+    """List, create or limit; the exit code."""
+    with connection.connect(arguments) as service:
+        match arguments.action:
+            case "ls":
+                projects = service.projects()
+            case "create":
+                projects = [
+                    service.create_project(_project_name(arguments), **_given(arguments, LIMITS))
+                ]
+            case _:
+                projects = [
+                    service.limit_project(_project_name(arguments), **_given(arguments, LIMITS))
+                ]
+    if arguments.json:
+        connection.print_json(projects)
+    else:
+        _show_projects(projects)
+    return 0
+
+
+def _project_name(arguments: argparse.Namespace) -> str:
+    if not arguments.name:
+        raise errors.FelixError(f"which project? felix projects {arguments.action} NAME")
+    return str(arguments.name)
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """The options of these names that were given."""
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _show_projects(projects: Sequence[client.Project]) -> None:
+    numbers = ("jobs at once", "trials a job", "bytes", "days files stay")
+    rows = []
+    for project in projects:
+        limits = (getattr(project, name) for name in LIMITS)
+        rows.append((project.name, *("–" if limit is None else f"{limit}" for limit in limits)))
+    connection.print_table(("project", *numbers), rows, right=frozenset(numbers))
+
+
+def webhooks_command(arguments: argparse.Namespace) -> int:
+    """List, create, delete, test, or list deliveries; the exit code."""
+    with connection.connect(arguments) as service:
+        match arguments.action:
+            case "ls":
+                _show_fields(arguments, service.webhooks(), ("id", "url", "states"))
+            case "create":
+                made = service.create_webhook(_subject(arguments, "URL"), arguments.state)
+                if arguments.json:
+                    print(json.dumps({"id": made.webhook.id, "secret": made.secret}))
+                else:
+                    print(
+                        f"webhook {made.webhook.id}; its secret, shown only now:", file=sys.stderr
+                    )
+                    print(made.secret)
+            case "delete":
+                service.delete_webhook(_number(arguments))
+            case "test":
+                _show_fields(arguments, [service.test_webhook(_number(arguments))], _DELIVERY)
+            case _:
+                deliveries = service.deliveries(_number(arguments), limit=arguments.limit)
+                _show_fields(arguments, list(deliveries), _DELIVERY)
+    return 0
+
+
+_DELIVERY = ("id", "event_id", "state", "attempts", "last_status", "last_error")
+
+
+def _subject(arguments: argparse.Namespace, word: str) -> str:
+    if not arguments.subject:
+        raise errors.FelixError(f"which one? felix webhooks {arguments.action} {word}")
+    return str(arguments.subject)
+
+
+def _number(arguments: argparse.Namespace) -> int:
+    text = _subject(arguments, "ID")
+    if not text.isdecimal():
+        raise errors.FelixError(f"which one? felix webhooks {arguments.action} ID")
+    return int(text)
+
+
+def _show_fields(arguments: argparse.Namespace, items: list[Any], fields: tuple[str, ...]) -> None:
+    if arguments.json:
+        connection.print_json(items)
+        return
+    for item in items:
+        values = (getattr(item, name) for name in fields)
+        words = (" ".join(value) if isinstance(value, list) else value for value in values)
+        print("  ".join("–" if word is None else str(word) for word in words))
