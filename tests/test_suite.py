@@ -18,7 +18,7 @@ from tests.support import share, touched, warm
     ("path", "tests"),
     [
         ("felix/measure/pool/local.py", "tests/felix/measure/pool/test_local.py"),
-        ("felix/measure/pool/locks/rwlock.py", "tests/felix/measure/pool"),
+        ("felix/measure/pool/locks.py", "tests/felix/measure/pool"),
         ("felix/search/selection.py", "tests/felix/search/test_selection.py"),
         ("costmodel/models/segment_mlp.py", "tests/costmodel/test_models.py"),
         ("tests/felix/search/test_rounding.py", "tests/felix/search/test_rounding.py"),
@@ -35,7 +35,7 @@ def test_a_file_leads_to_its_nearest_tests(path: str, tests: str | None) -> None
 def test_a_file_is_not_named_beside_its_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = ["felix/measure/pool/local.py", "felix/measure/pool/locks/rwlock.py", "README.md"]
+    paths = ["felix/measure/pool/local.py", "felix/measure/pool/locks.py", "README.md"]
     monkeypatch.setattr(touched, "changed", lambda revision: paths)
     touched.main()
     assert capsys.readouterr().out.split() == ["tests/felix/measure/pool"]

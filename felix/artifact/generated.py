@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from felix import errors, launch_plan
 from felix.artifact import player
-from felix.measure.cuda import driver, helper_kernels
+from felix.measure.cuda import driver, tensors
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import build, nvrtc
 from felix.templates.generated import GeneratedProgram
@@ -46,7 +46,7 @@ def write(
     try:
         (folder / LIBRARY).write_bytes(build.cubin_of(program))
         (source / "kernel.ptx").write_text(build.ptx_of(program))
-        helpers = nvrtc.compile_cubin(helper_kernels.SOURCE, program.arch, options=())
+        helpers = nvrtc.compile_cubin(tensors.SOURCE, program.arch, options=())
         (folder / "helpers.cubin").write_bytes(helpers)
         reference = cuda_reference.program(task.mod, task.target)
     except (errors.MeasureError, nvrtc.CompileError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from felix import errors
-from felix.measure.cluster import tls, worker_key
+from felix.measure.cluster import tls
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -70,12 +70,12 @@ def pool_of_boards(arguments: argparse.Namespace) -> Callable[[Task], options.Po
 
 def serve_board(arguments: argparse.Namespace) -> NoReturn:
     """Serve as a board until a signal ends it."""
-    from felix.measure.boards import server, tracker
+    from felix.measure.boards import tracker
 
     where = tracker.Tracker.parse(arguments.tracker)
-    address = arguments.host or server.own_address(where)
+    address = arguments.host or tracker.own_address(where)
     try:
-        server.serve(where, arguments.key, address, arguments.port)
+        tracker.serve(where, arguments.key, address, arguments.port)
     except KeyboardInterrupt:
         sys.stdout.flush()
         os._exit(0)  # TVM's thread listens for ever, and sessions end with the process
@@ -93,7 +93,7 @@ def worker_command(arguments: argparse.Namespace) -> int:
         if arguments.key is None:
             raise errors.MeasureError("a board needs a key of its own: --key KEY")
         serve_board(arguments)
-    key = worker_key.take(os.environ)
+    key = tls.take(os.environ)
     require_ray(arguments.address)
     from felix.measure.cluster import worker
 

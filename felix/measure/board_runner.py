@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 from tvm import rpc
 
-from felix.measure import protocol, task_folder, timing
+from felix.measure import description, protocol, timing
 from felix.measure.checking import reference
 from felix.tir import grammar
 
@@ -38,7 +38,7 @@ class _Session:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Task:
-    stored: task_folder.StoredTask
+    stored: description.StoredTask
     fresh: list[reference.Array]
     tensors: list[Any]
 
@@ -123,7 +123,7 @@ def _load(session: _Session, folder: str) -> _Task:
     if session.task is not None and session.folder == folder:
         return session.task
     session.task = None  # frees the other task's tensors before these are made
-    stored = task_folder.read(folder)
+    stored = description.read_task(folder)
     fresh, device = stored.inputs(), session.remote.cpu(0)
     session.folder = folder
     session.task = _Task(stored, fresh, [tvm.runtime.tensor(array, device) for array in fresh])

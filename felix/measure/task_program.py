@@ -17,9 +17,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural
 
-from felix.measure.checking import expected, rounding
+from felix.measure.checking import reference, rounding
 from felix.measure.checking.reference import Argument
-from felix.measure.cpu import division, outputs
+from felix.measure.cpu import preparation
 from felix.tir import grammar, tf32
 
 #: Iterator type of a reduction axis of a block.
@@ -77,14 +77,16 @@ def reduction_length(mod: tvm.IRModule) -> int:
     return max(map(rounding.terms, leaf_blocks(mod["main"])), default=1)
 
 
-def on_cpu(mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]) -> expected.Run:
+def on_cpu(
+    mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]
+) -> reference.Run:
     """The program on this CPU: from a seed and whether inputs are positive to its outputs."""
-    return outputs.run_of(tvm.tirx.build(for_cpu(mod), cpu_target(target))["main"], args)
+    return preparation.run_of(tvm.tirx.build(for_cpu(mod), cpu_target(target))["main"], args)
 
 
 def for_cpu(mod: tvm.IRModule) -> tvm.IRModule:
     """The program as it is compiled to be a reference on a CPU."""
-    return division.guarded(scheduled(without_float8(mod)))
+    return preparation.guarded(scheduled(without_float8(mod)))
 
 
 def without_float8(mod: tvm.IRModule) -> tvm.IRModule:
@@ -216,7 +218,7 @@ def _index_bounds(func: Any) -> dict[str, int]:
 def _divisor_inputs(func: Any) -> list[Any]:
     """The parameters that integers are divided by; all where other results are divisors."""
     read: list[Any] = []
-    for divisor in division.divisors(func):
+    for divisor in preparation.divisors(func):
         structural.structural_walk(
             divisor, ((tvm.ir.TensorLoad, lambda load: read.append(load.source)),)
         )

@@ -22,7 +22,8 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from felix.measure import protocol
 
@@ -125,3 +126,21 @@ def _more_repeats(
     spread = protocol.relative_spread(latencies_us) or 0.0
     enough = math.ceil((0.93 * spread / options.leader_error) ** 2)
     return min(max(enough - count, 0), room)
+
+
+# Which of several calls that are timed in turns have a further turn.
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+def left_in_turns(latencies_us: Mapping[_Name, Sequence[float]], hopeless: float) -> list[_Name]:
+    """Those that took no more than `hopeless` times as long as the fastest one; all before the
+    first turn.
+
+    The best call of each counts: a busy moment of the machine ends nothing.
+    """
+    if not all(latencies_us.values()):
+        return list(latencies_us)
+    best_us = {name: min(each) for name, each in latencies_us.items()}
+    limit_us = hopeless * min(best_us.values())
+    return [name for name, us in best_us.items() if us <= limit_us]

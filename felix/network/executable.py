@@ -25,7 +25,7 @@ from tvm.s_tir import dlight
 from felix import errors
 from felix.measure.cpu import preparation
 from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import powers
+from felix.measure.cuda.building import launches
 from felix.network.passes import intermediates, memory, prepacking
 from felix.target import cpu
 
@@ -241,7 +241,7 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     is_gpu = full.kind.name == "cuda"
     if is_gpu:
-        schedule += [default_schedules(), powers.PREPARED, intermediates.Lift()]
+        schedule += [default_schedules(), launches.PREPARED, intermediates.Lift()]
     else:
         schedule.append(preparation.PREPARED)
     return tvm.transform.Sequential(

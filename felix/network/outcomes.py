@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors
-from felix.known_results import adapt, databases, store
+from felix.known_results import databases, store
+from felix.known_results import outcome as known_outcomes
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload, protocol
 from felix.tuning import options as tune_options
@@ -130,7 +131,7 @@ def _tune(
         same = known.find(task)
         every = [*([] if same is None else [same]), *known.similar(task)]
         others = request.database.schedules(task, sketches) if request.database else []
-        return [*adapt.first_schedules(every, sketches), *others]
+        return [*known_outcomes.first_schedules(every, sketches), *others]
 
     chosen = request.options
     if chosen.first_schedules is None:

@@ -10,20 +10,69 @@ be reached through the other two.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import enum
 import functools
 import logging
 import os
 import pathlib
+import resource
 import shutil
 import site
+import struct
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from felix.processes import landlock, limits, seccomp, syscalls
+from felix.processes import landlock, seccomp, syscalls
 from felix.processes import policy as policies
+
+# Privileges, open files and resources of this process, given up for good.
+
+_PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 38, 24, 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION = 0x20080522
+
+
+def close_files(others_than: Collection[int]) -> None:
+    """Close every descriptor but these and those of standard input, output and error."""
+    for fd in [int(name) for name in os.listdir("/dev/fd")]:
+        if fd > 2 and fd not in others_than:
+            with contextlib.suppress(OSError):  # that of the listing is closed
+                os.close(fd)
+
+
+def set_resources(policy: policies.Policy) -> None:
+    """The limits of a policy; what is stricter already stays."""
+    for number, limit in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, policy.file_bytes),
+        (resource.RLIMIT_AS, policy.address_bytes),
+        (resource.RLIMIT_DATA, policy.data_bytes),
+        (resource.RLIMIT_CPU, policy.cpu_s),
+        (resource.RLIMIT_NOFILE, policy.open_files),
+    ):
+        if limit is None:
+            continue
+        hard = resource.getrlimit(number)[1]
+        lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(number, (lower, lower))
+
+
+def drop_privileges() -> None:
+    """No capabilities, not even by a program that would give them."""
+    syscalls.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    with contextlib.suppress(OSError):  # kernels before 4.3 have none
+        syscalls.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    with contextlib.suppress(OSError):  # the first that does not exist, or without a privilege
+        for capability in range(64):
+            syscalls.prctl(_PR_CAPBSET_DROP, capability)
+    header = struct.pack("<Ii", _CAPABILITY_VERSION, 0)
+    syscalls.call("capset", header, ctypes.create_string_buffer(24))
+
 
 _log = logging.getLogger(__name__)
 
@@ -128,12 +177,12 @@ def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confin
         OSError: a mechanism that the system has could not be applied.
     """
     held_by = _usable(available(), policy)
-    limits.close_files(keep_files)
+    close_files(keep_files)
     _settle_in(policy.folder)
-    limits.set_resources(policy)
+    set_resources(policy)
     if not syscalls.supported():
         return held_by
-    limits.drop_privileges()
+    drop_privileges()
     if held_by.landlock_abi is not None:
         landlock.restrict(_rights(policy), held_by.landlock_abi)
     if held_by.seccomp:
@@ -199,3 +248,54 @@ def _of_compilers() -> Iterator[str]:
         path = shutil.which(name)
         if path is not None:
             yield from (os.path.dirname(path), os.path.dirname(os.path.realpath(path)))
+
+
+# Whether something works in a confined process, which is found out by trying it.
+#
+#     outcome = confine.decide(attempt)
+#
+# A failure alone says nothing: a driver may be missing, a device full. So what failed in a
+# confined process is tried in one that is not, and, if it works there, in a confined one once
+# more.
+
+
+class Verdict(enum.Enum):
+    """What attempts in confined and in other processes say together."""
+
+    #: It works in a confined process.
+    CONFINED = "confined"
+    #: It works only in a process that is not confined.
+    IN_THE_WAY = "in the way"
+    #: It works in neither.
+    BROKEN = "broken"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """A verdict, and the error behind it, None where it works confined.
+
+    `IN_THE_WAY` comes with the error of the confined process, `BROKEN` with that of the other.
+    """
+
+    verdict: Verdict
+    reason: str | None
+
+
+def decide(attempt: Callable[[bool], str | None]) -> Outcome:
+    """Try something until it is clear whether confinement is in its way.
+
+    Args:
+        attempt: tries it in a fresh process, a confined one if its argument says so; returns what
+            failed, or None. An attempt that worked may leave its process for use, if it is the
+            last one.
+    """
+    refused = attempt(True)
+    if refused is None:
+        return Outcome(Verdict.CONFINED, None)
+    failed = attempt(False)
+    if failed is not None:
+        return Outcome(Verdict.BROKEN, failed)
+    refused = attempt(True)  # what was there for a moment only is not confinement's doing
+    if refused is None:
+        return Outcome(Verdict.CONFINED, None)
+    return Outcome(Verdict.IN_THE_WAY, refused)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix.processes import syscalls, tree
+from felix.processes import child, syscalls
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PACKET_BYTES = 65536
@@ -66,7 +66,7 @@ def serve(argv: Sequence[str], load: Callable[[], None], work: Work) -> None:
     for pid in children:
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    tree.remove(pathlib.Path(work_dir))
+    child.remove_tree(pathlib.Path(work_dir))
 
 
 def _fork(control: socket.socket, fd: int, settings: dict[str, Any], work: Work) -> int:

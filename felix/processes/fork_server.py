@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from felix import errors
-from felix.processes import environment, tree
+from felix.processes import child
 
 _PACKET_BYTES = 65536
 
@@ -89,7 +89,7 @@ class ForkServer:
         with self._lock:
             self._closed = True
             self._drop()
-            tree.remove(self.work_dir)  # the process does that, unless it was killed
+            child.remove_tree(self.work_dir)  # the process does that, unless it was killed
 
     def _launch(self) -> None:
         if self._closed:
@@ -103,7 +103,7 @@ class ForkServer:
                     *(sys.executable, "-m", self._module),
                     *(str(theirs.fileno()), str(self.work_dir)),
                 ],
-                env=environment.for_child(os.environ) | self._variables,
+                env=child.for_child(os.environ) | self._variables,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -20,7 +20,7 @@ import tvm
 from tvm import tirx
 
 from felix import errors
-from felix.processes import confine, environment, policy
+from felix.processes import child, confine, policy
 from felix.tir import design_space, grammar, reader, validate
 from felix.tir.design_space import variants
 
@@ -68,7 +68,7 @@ def try_in_child(text: str, target_text: str) -> None:
                     stdout=stdout,
                     stderr=subprocess.DEVNULL,
                     timeout=CHILD_SECONDS,
-                    env=environment.for_child(os.environ),
+                    env=child.for_child(os.environ),
                     check=False,
                 )
             output = verdicts.read_text(errors="replace")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from felix import errors, events
 from felix.measure import protocol
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.search import allocate, strategies
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Pool(Protocol):
     """Where candidates of all tasks are measured (`felix.measure.pool.local.LocalPool`)."""
 
     @property
-    def timing_lock(self) -> rwlock.ReadWriteLock:
+    def timing_lock(self) -> locks.ReadWriteLock:
         """Held shared while the tuner computes; timing holds it exclusively."""
         ...
 

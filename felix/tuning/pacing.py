@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 
 #: How often a wait calls `ComputeGuard.check`, in seconds.
 POLL_S = 0.2
@@ -106,7 +106,7 @@ class ComputeGuard:
 
     def __init__(
         self,
-        timing_lock: rwlock.ReadWriteLock,
+        timing_lock: locks.ReadWriteLock,
         breakdown: Breakdown,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import felix
 from felix import errors, records, target
-from felix.known_results import adapt, outcome
-from felix.measure import conditions
+from felix.known_results import outcome
+from felix.measure import readings
 from felix.metaschedule import trace_text
 from felix.processes import policy
 from felix.task import Task
@@ -54,7 +54,7 @@ class FelixEngine:
         """See `engine.Engine`."""
         return self._places.devices()
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """How each device is, for `reports`."""
         return self._places.conditions()
 
@@ -204,7 +204,7 @@ class EarlierJobs:
         usable = [schedule for schedule in schedules if schedule[0] in known]
         if not usable:
             similar = map(_outcome, self._claimed.known_similar(number))
-            usable = adapt.first_schedules(filter(None, similar), sketches)
+            usable = outcome.first_schedules(filter(None, similar), sketches)
         return usable[:MOST_FIRST]
 
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from felix import errors, target
-from felix.measure import conditions
+from felix.measure import readings
 from felix.measure.cluster import pool as cluster_pool
 from felix.measure.pool import candidates, local
 from felix.processes import policy
@@ -41,7 +41,7 @@ class Places(Protocol):
         """A warm pool for a task."""
         ...
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """How each device is that pools have."""
         ...
 

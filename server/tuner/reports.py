@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.measure import conditions, readings
+from felix.measure import readings
 from server.store import tuners
 
 #: Characters of a text, and candidates of a count, that an engine may say.
@@ -16,7 +16,7 @@ _MAX_CHARACTERS, _MAX_COUNT = 1000, 10**9
 
 def seen(
     devices: Sequence[Mapping[str, Any]],
-    by_place: Mapping[str, conditions.Condition],
+    by_place: Mapping[str, readings.Condition],
     versions: Mapping[str, str],
 ) -> list[tuners.Seen]:
     """A report of each device.
@@ -34,7 +34,7 @@ def seen(
 
 
 def with_faults(
-    devices: Sequence[Mapping[str, Any]], by_place: Mapping[str, conditions.Condition]
+    devices: Sequence[Mapping[str, Any]], by_place: Mapping[str, readings.Condition]
 ) -> list[dict[str, Any]]:
     """The devices, each with what its pool says is wrong with it, if nothing else is."""
     faults = {place: condition.fault for place, condition in by_place.items()}
@@ -44,13 +44,13 @@ def with_faults(
     ]
 
 
-def checked(said: Any) -> dict[str, conditions.Condition]:
+def checked(said: Any) -> dict[str, readings.Condition]:
     """Conditions by place that an engine's process said, which nobody trusts.
 
     Raises:
         ValueError, TypeError, KeyError: it said something else.
     """
-    made = [conditions.Condition(**fields) for fields in said]
+    made = [readings.Condition(**fields) for fields in said]
     for each in made:
         counts = (each.queue, each.n_measured, each.n_failed)
         if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
@@ -64,7 +64,7 @@ def checked(said: Any) -> dict[str, conditions.Condition]:
 
 def _one(
     device: Mapping[str, Any],
-    condition: conditions.Condition | None,
+    condition: readings.Condition | None,
     versions: Mapping[str, str],
 ) -> tuners.Seen:
     place = str(device["place"])
@@ -73,7 +73,7 @@ def _one(
     else:
         kind, _, index = place.partition(":")
         now = readings.of(kind, int(index))
-    condition = condition or conditions.Condition(place)
+    condition = condition or readings.Condition(place)
     return tuners.Seen(
         place=place,
         host=str(device.get("host") or platform.node()),

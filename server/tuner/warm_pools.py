@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from felix import errors, target, workloads
-from felix.measure import conditions, protocol
+from felix.measure import protocol, readings
 from felix.measure.cuda import reference
 from felix.measure.pool import local, staged
 from felix.target import cpu
 
 if TYPE_CHECKING:
     from felix.measure import payload
-    from felix.measure.pool.locks import rwlock
+    from felix.measure.pool import locks
     from felix.task import Task
 
 Future = concurrent.futures.Future[protocol.Measurement]
@@ -61,9 +61,9 @@ class Pools:
         """Why nothing can be measured, for longer than a moment; None if it can."""
         return next((lost for pool in self._pools.values() if (lost := pool.lost)), None)
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """How each device is."""
-        return conditions.merged(
+        return readings.merged(
             each for pool in list(self._pools.values()) for each in pool.conditions()
         )
 
@@ -114,7 +114,7 @@ class SharedPool:
         self._lost_since_s: float | None = None
 
     @property
-    def timing_lock(self) -> rwlock.ReadWriteLock:
+    def timing_lock(self) -> locks.ReadWriteLock:
         """Held while a candidate is timed."""
         return self._pool.timing_lock
 
@@ -128,7 +128,7 @@ class SharedPool:
         """See `staged.StagedPool`."""
         return self._pool.unconfined
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """See `staged.StagedPool`."""
         return self._pool.conditions()
 

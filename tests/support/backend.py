@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from felix.known_results import queue, store
+from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import payload
 from felix.network.backend import entry, report
@@ -44,11 +44,11 @@ def outcome(task: Task, tuned_us: float = 1.0) -> Outcome:
 def learn(folder: pathlib.Path) -> int:
     """Make everything known that is queued; how many tasks that are."""
     results = known(folder)
-    waiting = queue.tasks(results)
+    waiting = store.tasks(results)
     for entry_ in waiting:
         task = Task.from_json(entry_.task, trusted=True)
         results.add(task, outcome(task))
-    queue.remove(results, waiting)
+    store.remove(results, waiting)
     return len(waiting)
 
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from felix import errors
-from felix.measure import conditions
+from felix.measure import readings
 from felix.processes import policy
 from server.store import networks, progress
 from server.tuner import engine
@@ -45,9 +45,9 @@ class Engine:
         keys = service_fakes.TARGET_KEYS
         return [{"name": "test cpu", "kind": "llvm", "target_keys": keys, "place": "cpu:0"}]
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """See `engine_main.RemoteEngine`."""
-        return [conditions.Condition("cpu:0", 1, 4, 2)]
+        return [readings.Condition("cpu:0", 1, 4, 2)]
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""

@@ -14,7 +14,7 @@ from torch import nn
 import felix
 from felix.measure import protocol, testing
 from felix.measure.calls import cpu_calls
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.network import executable, imported
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
@@ -36,7 +36,7 @@ class Pool:
     def __init__(
         self, latency_of: Callable[[Any, Task], float | protocol.ErrorClass] | None = None
     ) -> None:
-        self.timing_lock = rwlock.ReadWriteLock()
+        self.timing_lock = locks.ReadWriteLock()
         self.n_devices = 1
         #: GPUs that a command chose
         self.devices: tuple[int, ...] | str = ()

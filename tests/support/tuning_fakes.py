@@ -20,7 +20,7 @@ import felix
 from benchmarks.support.searches import baselines
 from felix import errors, records, workloads
 from felix.measure import protocol, testing
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.search import cost_model
 from felix.task import Task
 from felix.tuning import options, pacing, results
@@ -82,7 +82,7 @@ class Pool:
     is_idle: bool = True
     unconfined: str | None = None
     n_devices: int = 1
-    timing_lock: rwlock.ReadWriteLock = dataclasses.field(default_factory=rwlock.ReadWriteLock)
+    timing_lock: locks.ReadWriteLock = dataclasses.field(default_factory=locks.ReadWriteLock)
 
     def for_task(self, task: Task) -> protocol.Measurer:
         def measure(mod: Any) -> float | protocol.ErrorClass:

@@ -32,7 +32,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.processes import environment
+from felix.processes import child
 
 ROOT = pathlib.Path(__file__).parents[2]
 #: Packages whose modules are forked when run by `python -m`.
@@ -109,7 +109,7 @@ class _Forks:
         with theirs:
             self._process = _Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
-                env=os.environ | environment.ONE_THREAD | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | child.ONE_THREAD | {"PYTHONPATH": str(ROOT)},
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
             )

@@ -18,7 +18,7 @@ import tvm
 
 from felix import target, version
 from felix.measure import payload, protocol
-from felix.measure.cluster import kinds, messages, pool
+from felix.measure.cluster import messages, pool
 from felix.measure.description import Description
 
 #: The GPU that devices are, and its target.
@@ -69,7 +69,7 @@ class Node:
 
     def facts(self) -> str:
         """What the node is and does."""
-        kind = kinds.of(target.parse(TARGET))
+        kind = messages.of(target.parse(TARGET))
         device = {"kind": "cuda", "name": kind, "cache_bytes": 0, "index": 0, "visible": ""}
         return messages.write(
             felix=version.__version__,

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.support.simulated import nodes, ray_head, throughput
 from felix import target, workloads
 from felix.measure import payload, protocol
-from felix.measure.cluster import kinds, node, pool, remote
+from felix.measure.cluster import messages, node, pool, remote
 from felix.measure.pool import local
 
 #: Bytes of binaries: nothing to speak of, and those of a large cubin or library.
@@ -31,7 +31,7 @@ _WORKLOAD = "gemm:64,64,64"
 
 def measure(turns: int, n_candidates: int) -> dict[str, Any]:
     """Both comparisons: medians over turns, in milliseconds a candidate."""
-    simulated, real = kinds.of(target.parse(nodes.TARGET)), kinds.of(target.parse("llvm"))
+    simulated, real = messages.of(target.parse(nodes.TARGET)), messages.of(target.parse("llvm"))
     with ray_head.cluster((simulated, real)) as cluster:
         transport = [_transport(cluster, size, turns, n_candidates) for size in BINARY_BYTES]
         return {"transport": transport, "whole": _whole(cluster, real, turns)}
@@ -41,7 +41,7 @@ def _transport(cluster: Any, size: int, turns: int, n_candidates: int) -> dict[s
     import ray
 
     times = nodes.Times(binary_bytes=size)
-    kind = kinds.of(target.parse(nodes.TARGET))
+    kind = messages.of(target.parse(nodes.TARGET))
     actor = ray_head.start(f"simulated-{size}", nodes.Node, times, 1, True, kind=kind)
     here = nodes.Cluster(1, 1, times)
     task = workloads.gemm(64, 64, 64, target=nodes.TARGET)

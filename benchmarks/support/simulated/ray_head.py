@@ -45,9 +45,9 @@ def cluster(kinds: tuple[str, ...]) -> Iterator[ray_cluster.RayCluster]:
         "PYTHONPATH": str(common.ROOT),
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }
-    from felix.measure.cluster import kinds as kinds_module
+    from felix.measure.cluster import messages
 
-    resources = {_HERE: 1} | {kinds_module.resource(kind): 1 for kind in kinds}
+    resources = {_HERE: 1} | {messages.resource(kind): 1 for kind in messages}
     command = [
         sys.executable,
         "-m",
@@ -105,9 +105,9 @@ def start(name: str, node: type, *args: Any, kind: str = "") -> Any:
     """
     import ray
 
-    from felix.measure.cluster import kinds, ray_cluster
+    from felix.measure.cluster import messages, ray_cluster
 
-    resources = {_HERE: 0.001} | ({kinds.resource(kind): 1} if kind else {})
+    resources = {_HERE: 0.001} | ({messages.resource(kind): 1} if kind else {})
     actor = (
         ray.remote(node)
         .options(

@@ -104,9 +104,9 @@ def _alone_on(device: str) -> Iterator[None]:
     if device != "cuda":
         yield
         return
-    from felix.measure.pool.locks import device_lock
+    from felix.measure.pool import locks
 
-    lock = device_lock.for_device(device)
+    lock = locks.for_device(device)
     lock.acquire()
     try:
         yield

@@ -17,7 +17,7 @@ from typing import Any
 from felix import errors
 from felix.measure import protocol, timing
 from felix.measure.boards import tracker as trackers
-from felix.measure.pool import candidates, inbox, replies
+from felix.measure.pool import candidates, inbox
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 
@@ -181,7 +181,7 @@ class BoardRuns:
         }
         try:
             reply = self._client.call(request, self._options.run_timeout_s)
-            return replies.checked(request, reply)
+            return inbox.checked(request, reply)
         except inbox.Nonsense as error:
             message = str(self._client.misbehaved(f"it replied with {error}"))
             return {"error": _ErrorClass.INFRASTRUCTURE.value, "message": message}

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import tvm
 
-from felix.measure.calls import contending
-from felix.measure.cpu import timing
+from felix.measure import timing
+from felix.measure.cpu import timing as cpu_timing
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -30,7 +30,7 @@ CACHE_BYTES = 128 << 20
 
 def median_us(call: Callable[[], object], inputs: Sequence[tvm.runtime.Tensor]) -> float:
     """The median latency of `call`, which reads `inputs`, in us."""
-    flush = timing.flusher(CACHE_BYTES)
+    flush = cpu_timing.flusher(CACHE_BYTES)
 
     def cold_us() -> float:
         flush(*inputs)
@@ -61,12 +61,12 @@ def in_turns_us(
     shorter (`MAX_BURST_S`). A call that took more than `hopeless` times as long as the fastest one
     has no further turn.
     """
-    flush = timing.flusher(CACHE_BYTES)
+    flush = cpu_timing.flusher(CACHE_BYTES)
     for call in calls.values():
         call()
     latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
-        for name in contending.names(latencies_us, hopeless):
+        for name in timing.left_in_turns(latencies_us, hopeless):
             call, end = calls[name], time.perf_counter() + MAX_BURST_S
             for _ in range(burst):
                 flush(*inputs)

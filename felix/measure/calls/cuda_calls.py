@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from felix.measure.calls import contending
+from felix.measure import timing
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -54,7 +54,7 @@ def in_turns_us(
         delays[name] = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
     latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
-        for name in contending.names(latencies_us, hopeless):
+        for name in timing.left_in_turns(latencies_us, hopeless):
             latencies_us[name] += _burst_us(calls[name], burst, delays[name], swept)
     return latencies_us
 

@@ -23,11 +23,10 @@ import tvm
 from felix import errors, target, version
 from felix.measure import payload as payloads
 from felix.measure import protocol, readings
-from felix.measure.cluster import kinds, messages
-from felix.measure.pool import candidates, local_device, local_workers, replies
-from felix.measure.pool.locks import rwlock
-from felix.measure.pool.stages import local_builder
-from felix.processes import tree
+from felix.measure.cluster import messages
+from felix.measure.pool import candidates, inbox, local, local_workers, locks
+from felix.measure.pool.stages import build_stage
+from felix.processes import child
 
 #: Tasks whose references a node keeps.
 MAX_TASKS = 100
@@ -84,7 +83,7 @@ class Node:
         self._target = target.parse(settings.target) if settings.target else None
         device = candidates.Device("cpu", platform.node(), 0)
         if self._target is not None:
-            (device,) = local_device.chosen(self._target, (settings.device,))
+            (device,) = local.chosen(self._target, (settings.device,))
         self._device = device
         is_for_gpus = device.kind == "cuda" and not settings.builders
         self._processes = local_workers.LocalWorkers(options, is_for_gpus)
@@ -95,9 +94,9 @@ class Node:
         self._runs = None
         self._request: _Request | None = None
         if self._target is not None:
-            threads = local_device.num_cores(self._target) if device.kind == "cpu" else 1
+            threads = local.num_cores(self._target) if device.kind == "cpu" else 1
             self._runs = self._processes.runner(
-                "runner", 0, device, threads, rwlock.ReadWriteLock(), builders
+                "runner", 0, device, threads, locks.ReadWriteLock(), builders
             )
         self._processes.launch()
 
@@ -109,7 +108,7 @@ class Node:
             payload=payloads.VERSION,
             host=platform.node(),
             builders=self._settings.builders,
-            kind=kinds.slug(self._device.name) if self._runs is not None else "",
+            kind=messages.slug(self._device.name) if self._runs is not None else "",
             device=dataclasses.asdict(self._device) if self._runs is not None else None,
             about=self._about(),
             key=self._settings.key,
@@ -194,7 +193,7 @@ class Node:
         }
 
     @contextlib.contextmanager
-    def _builder(self) -> Iterator[tuple[local_builder.LocalBuilder, str]]:
+    def _builder(self) -> Iterator[tuple[build_stage.LocalBuilder, str]]:
         """A builder that is free, and a name for what it makes."""
         builder = self._free.get()
         try:
@@ -225,7 +224,7 @@ class Node:
             while len(self._states) > MAX_TASKS:
                 _, old = self._states.popitem(last=False)
                 for path in filter(None, (old.folder, old.reference.binary)):
-                    tree.remove(pathlib.Path(path))
+                    child.remove_tree(pathlib.Path(path))
         self._states.move_to_end(key)
         return self._states[key]
 
@@ -234,7 +233,7 @@ class Node:
         name: str,
         suffix: str,
         content: bytes,
-        suffixes: Sequence[str] = replies.REFERENCE_SUFFIXES,
+        suffixes: Sequence[str] = inbox.REFERENCE_SUFFIXES,
     ) -> pathlib.Path:
         """A file with a binary that came, where run workers read."""
         if suffix not in suffixes:
@@ -248,7 +247,7 @@ class Node:
         if state is None:
             return None
         name = f"candidate-{next(self._names)}"
-        path = self._kept(name, fields["suffix"], content, replies.SUFFIXES)
+        path = self._kept(name, fields["suffix"], content, inbox.SUFFIXES)
         future: Future[protocol.Measurement] = Future()
         candidate = candidates.Candidate(
             candidates.PoolTask(0, [state]), "", name, future, fields["thorough"], str(path)

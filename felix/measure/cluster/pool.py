@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors
-from felix.measure.cluster import kinds, remote
+from felix.measure.cluster import messages, remote
 from felix.measure.pool import candidates, rights, staged
 from felix.measure.pool.stages import build_stage, canary, device_stage
-from felix.processes import tree
+from felix.processes import child
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -88,7 +88,7 @@ class ClusterPool(staged.StagedPool):
         self, task: Task, cluster: Cluster, options: ClusterOptions | None = None
     ) -> None:
         self._cluster, self._options = cluster, options or ClusterOptions()
-        self._kind = kinds.of(task.target)
+        self._kind = messages.of(task.target)
         self._device_kind = "cuda" if task.target.kind.name == "cuda" else "cpu"
         self._arch = str(task.target.attrs["arch"]) if self._device_kind == "cuda" else ""
         self._stopped = threading.Event()
@@ -105,7 +105,7 @@ class ClusterPool(staged.StagedPool):
         try:
             self._await_first()
         except errors.MeasureError:
-            tree.remove(self._work_dir)
+            child.remove_tree(self._work_dir)
             raise
         self._task = self._task_of(task)
         if self._canary is not None:
@@ -201,7 +201,7 @@ class ClusterPool(staged.StagedPool):
         self._stopped.set()
         self._interrupt()
         self._watcher.join()
-        tree.remove(self._work_dir)
+        child.remove_tree(self._work_dir)
 
 
 def from_facts(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> Member:

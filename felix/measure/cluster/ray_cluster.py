@@ -21,7 +21,7 @@ import tvm
 
 from felix import errors, version
 from felix.measure import payload as payloads
-from felix.measure.cluster import kinds, messages, node, pool, tls
+from felix.measure.cluster import messages, node, pool, tls
 from felix.measure.pool import candidates
 
 NAMESPACE = "felix"
@@ -93,7 +93,7 @@ def start_node(name: str, settings: node.Settings, kind: str, here: str) -> Any:
         name=name,
         namespace=NAMESPACE,
         num_cpus=0,
-        resources={here: 0.001} | ({kinds.resource(kind): 1} if kind else {}),
+        resources={here: 0.001} | ({messages.resource(kind): 1} if kind else {}),
         max_restarts=-1,
         max_task_retries=0,
         max_concurrency=settings.builders + 3,  # builds, a run, an interrupt, a question

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from felix import errors
 from felix.measure import protocol
 from felix.measure.cluster import messages
-from felix.measure.pool import candidates, replies
+from felix.measure.pool import candidates, inbox
 
 _ErrorClass = protocol.ErrorClass
 #: Candidates of a request: of a GPU they take 40 ms together, which hides what a network takes.
 BATCH = 8
 #: What a node may make; a reference may be a description alone.
-_SUFFIXES = {"build": replies.SUFFIXES, "reference": ("", *replies.REFERENCE_SUFFIXES)}
+_SUFFIXES = {"build": inbox.SUFFIXES, "reference": ("", *inbox.REFERENCE_SUFFIXES)}
 
 
 class Link(Protocol):

@@ -1,4 +1,4 @@
-"""TLS between the machines of a cluster: Ray's variables, and what the port of a head speaks.
+"""TLS between the machines of a cluster, and the key that they have of a service.
 
 Ray itself tries again for minutes where one side uses TLS and the other one does not, so both are
 looked at before it begins.
@@ -7,12 +7,13 @@ looked at before it begins.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import ipaddress
 import os
 import pathlib
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Self
 
 from felix import errors
@@ -141,3 +142,37 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+# The key of a service that a machine of a cluster has, of which its nodes state a digest.
+
+VARIABLE = "FELIX_WORKER_KEY"
+
+
+def take(environment: MutableMapping[str, str]) -> str:
+    """Take the key out of an environment, so that no child inherits it; its digest.
+
+    Returns:
+        The digest, empty without a key.
+
+    Raises:
+        MeasureError: it is no key.
+    """
+    text = environment.pop(VARIABLE, "").strip()
+    return digest(text) if text else ""
+
+
+def digest(text: str) -> str:
+    """What the service stores of a key `felix_PUBLIC_SECRET`: the SHA-256 of its secret, in hex.
+
+    Raises:
+        MeasureError: it is no key.
+    """
+    prefix, _, rest = text.partition("_")
+    _, _, secret = rest.partition("_")
+    if prefix != "felix" or not secret:
+        raise errors.MeasureError(
+            f"{VARIABLE} is no key of a service: set it to what `felix keys create NAME --scope "
+            "worker --device-kind KIND` prints, felix_..., or unset it"
+        )
+    return hashlib.sha256(secret.encode()).hexdigest()

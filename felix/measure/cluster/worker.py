@@ -17,9 +17,9 @@ from typing import Any, Literal, Self
 import ray
 
 from felix import errors, target
-from felix.measure.cluster import kinds, node, ray_cluster, tls
+from felix.measure.cluster import messages, node, ray_cluster, tls
 from felix.measure.cuda import devices as cuda_devices
-from felix.measure.pool import local_device
+from felix.measure.pool import local
 from felix.processes import syscalls
 from felix.target import cpu
 
@@ -92,7 +92,7 @@ class Worker:
         """The process of a Ray node with the resources of this machine; it ends with us."""
         resources: dict[str, float] = {self._own: 1.0}
         if self.kind:
-            resources[kinds.resource(self.kind)] = float(max(1, len(self._numbers)))
+            resources[messages.resource(self.kind)] = float(max(1, len(self._numbers)))
         command = [
             sys.executable,
             "-m",
@@ -173,7 +173,7 @@ def _devices(
         MeasureError: there is no such device, or its driver or NVRTC is missing or too old.
     """
     if chosen == "cpu":
-        return kinds.of(target.parse("llvm")), ()
+        return messages.of(target.parse("llvm")), ()
     if chosen == ():
         return "", ()
     if chosen == "all":
@@ -183,8 +183,8 @@ def _devices(
                 "this machine has no GPU: give --devices cpu to measure on its CPU, or "
                 "--devices none to build only"
             )
-    devices = local_device.chosen(target.parse("cuda"), chosen)
-    return kinds.slug(devices[0].name), chosen
+    devices = local.chosen(target.parse("cuda"), chosen)
+    return messages.slug(devices[0].name), chosen
 
 
 def _parts(kind: str, gpus: Sequence[int], n_builders: int, key: str) -> list[node.Settings]:

@@ -15,9 +15,10 @@ from typing import Any
 import tvm
 
 from felix import target
-from felix.measure import protocol, task_folder, timing
-from felix.measure.checking import expected, reference
-from felix.measure.cpu import contention, outputs
+from felix.measure import description as descriptions
+from felix.measure import protocol, timing
+from felix.measure.checking import reference
+from felix.measure.cpu import preparation
 from felix.measure.cpu import timing as cpu_timing
 from felix.measure.description import Description
 
@@ -30,7 +31,7 @@ class _Prepared:
     """A task ready to run: `fresh` holds what each argument is before a call."""
 
     folder: str
-    stored: task_folder.StoredTask
+    stored: descriptions.StoredTask
     fresh: list[reference.Array]
     tensors: list[tvm.runtime.Tensor]
 
@@ -50,7 +51,7 @@ class Runner:
         self._quiet = quiet
         self._rest = rest
         self._task: _Prepared | None = None
-        self._contention: contention.ContentionGuard | None = None
+        self._contention: cpu_timing.ContentionGuard | None = None
         self._places: collections.deque[list[tvm.runtime.Tensor]] = collections.deque(
             maxlen=N_PLACES
         )
@@ -69,11 +70,11 @@ class Runner:
         checked = None
         if binary:
             main = tvm.runtime.load_module(binary)["main"]
-            checked = expected.compute(
-                outputs.run_of(main, task.arguments), task.arguments, task.seed
+            checked = reference.compute(
+                preparation.run_of(main, task.arguments), task.arguments, task.seed
             )
         self._guard(task).learn()
-        task_folder.write(folder, task, checked)
+        descriptions.write_task(folder, task, checked)
         return {}
 
     def run(
@@ -115,7 +116,7 @@ class Runner:
                 best_us=best_us,
             ),
             lambda latencies_us: timing.could_lead(
-                latencies_us, settings, best_us, contention.MAX_SLOWDOWN
+                latencies_us, settings, best_us, cpu_timing.MAX_SLOWDOWN
             ),
         )
         return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
@@ -133,11 +134,11 @@ class Runner:
         self._task = dataclasses.replace(task, tensors=tensors)
         return self._task
 
-    def _guard(self, task: Description) -> contention.ContentionGuard:
+    def _guard(self, task: Description) -> cpu_timing.ContentionGuard:
         """One for all candidates, so that it knows how fast the cores can be."""
         if self._contention is None:
-            self._contention = contention.ContentionGuard(
-                contention.multiply_adds(target.parse(task.target), self._threads),
+            self._contention = cpu_timing.ContentionGuard(
+                cpu_timing.multiply_adds(target.parse(task.target), self._threads),
                 self._rest,
             )
         return self._contention
@@ -145,7 +146,7 @@ class Runner:
     def _load(self, folder: str) -> _Prepared:
         if self._task is not None and self._task.folder == folder:
             return self._task
-        stored = task_folder.read(folder)
+        stored = descriptions.read_task(folder)
         fresh = stored.inputs()
         device = tvm.runtime.device(self._device_name, 0)
         self._task = None  # frees the other task's tensors before these are made

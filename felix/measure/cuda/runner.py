@@ -24,9 +24,9 @@ import numpy as np
 
 from felix import launch_plan
 from felix.measure import description as descriptions
-from felix.measure import protocol, task_folder, timing
-from felix.measure.checking import expected, reference
-from felix.measure.cuda import clock, driver, helper_kernels, program_file, tensors
+from felix.measure import protocol, timing
+from felix.measure.checking import reference
+from felix.measure.cuda import driver, tensors
 from felix.measure.cuda import timing as cuda_timing
 
 _POISON_FLOAT, _POISON_OTHER = 0xFF, 0x5A
@@ -40,8 +40,8 @@ class _Device:
     """
 
     context: driver.Context
-    helpers: helper_kernels.Helpers
-    clock: clock.ClockGuard
+    helpers: tensors.Helpers
+    clock: cuda_timing.ClockGuard
     timer: cuda_timing.KernelTimer
     workspaces: dict[int, tuple[int, int]]
 
@@ -65,7 +65,7 @@ class Runner:
         Raises:
             DriverError, MeasureError: something of it does not work.
         """
-        helper_kernels.cubin(arch, self._work_dir)  # not while others wait
+        tensors.cubin(arch, self._work_dir)  # not while others wait
         self._quiet()
         self._open().helpers.check()
         return {}
@@ -81,9 +81,9 @@ class Runner:
         task = descriptions.Description.from_json(description)
         if task.device != "cuda":
             raise ValueError(f"a task for {task.device} on a GPU")
-        helper_kernels.cubin(task.target, self._work_dir)  # not while others wait
+        tensors.cubin(task.target, self._work_dir)  # not while others wait
         checked = self._expected(folder, task, binary) if binary else None
-        task_folder.write(folder, task, checked)
+        descriptions.write_task(folder, task, checked)
         return {}
 
     def run(
@@ -95,7 +95,7 @@ class Runner:
         best_us: float | None,
     ) -> dict[str, Any]:
         """The `run` verb: check one candidate, then time it."""
-        plan, cubin = program_file.read(library)
+        plan, cubin = descriptions.read_program(library)
         host_task = self._host_task(folder)
         self._quiet()
         try:
@@ -218,8 +218,8 @@ class Runner:
         """The device; opened at the first use, which is in the worker and after `fork`."""
         if self._device is None:
             context = driver.Context()
-            helpers = helper_kernels.Helpers(context, self._work_dir)
-            guard = clock.ClockGuard(helpers)
+            helpers = tensors.Helpers(context, self._work_dir)
+            guard = cuda_timing.ClockGuard(helpers)
             timer = cuda_timing.KernelTimer(context, helpers)
             self._device = _Device(context, helpers, guard, timer, workspaces={})
         return self._device
@@ -248,12 +248,12 @@ class Runner:
 
     def _expected(
         self, folder: str, task: descriptions.Description, binary: str
-    ) -> expected.Expected:
+    ) -> reference.Expected:
         """What the outputs have to be."""
         args = task.arguments
         if binary.endswith(descriptions.OUTPUTS):
-            return expected.read(binary, args)
-        program = program_file.read(binary)
+            return reference.read_expected(binary, args)
+        program = descriptions.read_program(binary)
 
         def run(drawn: int, positive: bool) -> dict[int, reference.Array]:
             arrays = reference.inputs(args, drawn, positive=positive)
@@ -262,7 +262,7 @@ class Runner:
             self._quiet()
             return self._outputs(args, arrays, *program)
 
-        return expected.compute(run, args, task.seed)
+        return reference.compute(run, args, task.seed)
 
     def _outputs(
         self,

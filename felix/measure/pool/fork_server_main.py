@@ -34,7 +34,7 @@ def _import_tvm() -> None:
     # The first build sets up LLVM; workers inherit it.
     i = tvm.te.compute((1,), lambda i: i, name="warm")
     tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
-    from felix.measure import board_runner, build, reference_build  # noqa: F401
+    from felix.measure import build  # noqa: F401
     from felix.measure.cpu import runner as cpu_runner  # noqa: F401
     from felix.measure.cuda.building import build as cuda_build  # noqa: F401
 
@@ -67,7 +67,7 @@ def _work(conn: Connection, settings: dict[str, Any]) -> None:
 
 
 def _verbs(conn: Connection, settings: dict[str, Any]) -> worker_main.Verbs:
-    from felix.measure import board_runner, build, reference_build
+    from felix.measure import board_runner, build
     from felix.measure.cpu import runner as cpu_runner
     from felix.measure.cuda.building import build as cuda_build
 
@@ -76,7 +76,7 @@ def _verbs(conn: Connection, settings: dict[str, Any]) -> worker_main.Verbs:
             return {
                 "build": build.handle,
                 "build_cuda": cuda_build.handle,
-                "reference": reference_build.handle,
+                "reference": build.handle_reference,
             }
         case "board":
             boards = board_runner.Runner()

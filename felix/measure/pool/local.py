@@ -7,17 +7,107 @@ its worker costs nothing else: the worker is replaced by a fresh fork (10 ms) an
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from felix import errors
-from felix.measure.pool import candidates, local_device, local_workers, staged
+import tvm
+
+from felix import errors, target
+from felix.measure.cuda import devices
+from felix.measure.cuda.building import nvrtc
+from felix.measure.pool import candidates, local_workers, staged
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import build_stage, canary, device_stage
 from felix.processes import policy
+from felix.target import cpu
 
 if TYPE_CHECKING:
     from felix.task import Task
+
+
+# The devices of this machine that candidates of a target run on.
+
+
+def of(built_for: tvm.target.Target) -> candidates.Device:
+    """The device a target runs on.
+
+    Raises:
+        MeasureError: this machine does not have it, or cannot build for it.
+        TargetError: the target's code uses instructions that this machine's CPU does not have.
+    """
+    kind = built_for.kind.name
+    if kind not in ("llvm", "cuda"):
+        raise errors.MeasureError(f"cannot measure target kind {kind!r} on this machine")
+    target.refuse_foreign(built_for)
+    hardware = target.hardware(built_for)
+    if kind == "cuda":
+        if not tvm.runtime.device("cuda", 0).exist:
+            raise errors.MeasureError(
+                "no CUDA device here: tune for 'llvm' or on a machine with a GPU"
+            )
+        nvrtc.check(str(built_for.attrs["arch"]), devices.version())
+        hardware = _gpu_here(built_for, hardware)
+    cache_bytes = hardware.l3_bytes or hardware.l2_bytes
+    return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
+
+
+def chosen(
+    built_for: tvm.target.Target, indices: tuple[int, ...] | Literal["all"]
+) -> tuple[candidates.Device, ...]:
+    """The devices that a pool measures on: one, or several GPUs of the model of the first.
+
+    Args:
+        built_for: the target.
+        indices: of GPUs as this process counts them, or "all" of them; a CPU is one device.
+
+    Raises:
+        MeasureError: see `of`; or there is no such GPU, or the GPUs differ.
+        TargetError: see `of`.
+    """
+    first = of(built_for)
+    if first.kind != "cuda" or indices == (0,):
+        return (first,)
+    count = devices.count()
+    numbers = tuple(range(count)) if indices == "all" else indices
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise errors.MeasureError(f"name one GPU or several different ones, not {numbers}")
+    beyond = [number for number in numbers if not 0 <= number < count]
+    if beyond:
+        raise errors.MeasureError(f"there is no GPU {beyond[0]} here: they are 0 to {count - 1}")
+    models = {number: devices.name(number) for number in (0, *numbers)}
+    other = next((number for number in numbers if models[number] != models[0]), None)
+    if other is not None:
+        raise errors.MeasureError(
+            f"GPU {other} is a {models[other]} and GPU 0 a {models[0]}: latencies of two models "
+            "do not compare; hide one by CUDA_VISIBLE_DEVICES"
+        )
+    return tuple(
+        dataclasses.replace(first, index=number, visible=devices.visible_name(number))
+        for number in numbers
+    )
+
+
+def _gpu_here(built_for: tvm.target.Target, required: target.Hardware) -> target.Hardware:
+    """This machine's GPU, under whose name latencies are recorded.
+
+    Raises:
+        MeasureError: the target names another model.
+    """
+    here = target.hardware("cuda")
+    names_model = "model" in built_for.attrs or "feature.name" in built_for.attrs
+    if names_model and required.name != here.name:
+        raise errors.MeasureError(
+            f"the target is for {required.name}, the GPU here is {here.name}: "
+            "tune for 'cuda', which is the GPU that is here, or where the target's is"
+        )
+    return here
+
+
+def num_cores(built_for: tvm.target.Target) -> int:
+    """How many cores a program for a CPU uses."""
+    return int(built_for.attrs.get("num-cores", 0)) or cpu.available_cores()
+
 
 LocalOptions = candidates.LocalOptions
 
@@ -32,7 +122,7 @@ class LocalPool(staged.StagedPool):
 
     def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
         options = options or LocalOptions()
-        devices = local_device.chosen(task.target, options.devices)
+        devices = chosen(task.target, options.devices)
         self._processes = local_workers.LocalWorkers(options)
         super().__init__(task.target.kind.name, self._processes.folders, devices)
         is_cpu = devices[0].kind == "cpu"
@@ -40,7 +130,7 @@ class LocalPool(staged.StagedPool):
         self._builds = build_stage.BuildStage(
             self._builders, built=self._references.built, settle=self._settle
         )
-        threads = local_device.num_cores(task.target) if is_cpu else 1
+        threads = num_cores(task.target) if is_cpu else 1
         arch = "" if is_cpu else str(task.target.attrs["arch"])
         self._runs = [
             self._processes.runner(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from felix.measure.pool import candidates, rights, usage
+from felix.measure.pool import candidates, locks, rights
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.locks import device_lock, rwlock
-from felix.measure.pool.stages import local_builder, run_stage
+from felix.measure.pool.stages import build_stage, run_stage
 from felix.processes import confine, fork_server, policy
 from felix.target import cpu
 
@@ -54,11 +53,11 @@ class LocalWorkers:
         for server in reversed(self.fork_servers):
             server.close()
 
-    def builders(self, device: candidates.Device) -> list[local_builder.LocalBuilder]:
+    def builders(self, device: candidates.Device) -> list[build_stage.LocalBuilder]:
         """The builders, for candidates of a device."""
         limit = self._options.build_memory_bytes
         return [
-            local_builder.LocalBuilder(
+            build_stage.LocalBuilder(
                 self._worker(
                     f"builder-{index}",
                     rights.builder(self.folders, index, limit),
@@ -81,8 +80,8 @@ class LocalWorkers:
         index: int,
         device: candidates.Device,
         threads: int,
-        timing_lock: rwlock.ReadWriteLock,
-        builders: list[local_builder.LocalBuilder],
+        timing_lock: locks.ReadWriteLock,
+        builders: list[build_stage.LocalBuilder],
     ) -> run_stage.RunWorker:
         """The run worker of a device.
 
@@ -97,7 +96,7 @@ class LocalWorkers:
         is_cpu, options = device.kind == "cpu", self._options
         may = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self.folders, index)
         worker = self._worker(name, may, device, role=device.kind, threads=threads, nice=0)
-        lock = timing_lock if is_cpu else device_lock.for_device(device.kind, device.index)
+        lock = timing_lock if is_cpu else locks.for_device(device.kind, device.index)
         pause = is_cpu if options.pause_builders is None else options.pause_builders
         paused = [builder.worker for builder in builders] if pause else ()
         return run_stage.RunWorker(worker, run_stage.Quiet(lock, paused), options, device)
@@ -155,7 +154,7 @@ class LocalWorkers:
             "threads": threads,
             "nice": nice,
         }
-        allowance = usage.Allowance(
+        allowance = rights.Allowance(
             may.scratch,
             log,
             self.folders.limit_bytes,

@@ -18,12 +18,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self
 
 from felix import errors, workloads
-from felix.measure import conditions, protocol
 from felix.measure import payload as payloads
+from felix.measure import protocol, readings
 from felix.measure.cuda import reference
-from felix.measure.pool import candidates, rights
-from felix.measure.pool.locks import rwlock
-from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch, references
+from felix.measure.pool import candidates, locks, rights
+from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
 
 if TYPE_CHECKING:
     import tvm
@@ -58,7 +57,7 @@ class StagedPool(abc.ABC):
         self, target_kind: str, folders: rights.Folders, devices: Sequence[candidates.Device]
     ) -> None:
         #: held exclusively while a candidate is timed on this machine's CPU
-        self.timing_lock = rwlock.ReadWriteLock()
+        self.timing_lock = locks.ReadWriteLock()
         self._target_kind = target_kind
         self._folders = folders
         self._devices = list(devices)
@@ -68,7 +67,7 @@ class StagedPool(abc.ABC):
         self._tasks: dict[str, candidates.PoolTask] = {}
         self._made: list[candidates.PoolTask] = []
         self._queues = dispatch.Dispatch(len(self._devices))
-        self._references = references.References(
+        self._references = build_stage.References(
             lambda task: self._builds.put(task), self._queues.put
         )
 
@@ -104,11 +103,11 @@ class StagedPool(abc.ABC):
         reason = self._builds.lost
         return None if reason is None else f"no builder can be reached ({reason})"
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """How each device is."""
         faults = self._queues.away | self._queues.faults
         return [
-            conditions.Condition(
+            readings.Condition(
                 self._place(stage.index),
                 self._queues.n_waiting(stage.index),
                 *stage.history.counts(),

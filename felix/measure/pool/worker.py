@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from felix import errors
-from felix.measure.pool import inbox, usage
+from felix.measure.pool import inbox, rights
 from felix.processes import fork_server
 
 #: Longest single wait on a pipe, so that time spent paused is noticed.
@@ -63,7 +63,7 @@ class Worker:
         server: fork_server.ForkServer,
         name: str,
         settings: dict[str, Any],
-        allowance: usage.Allowance | None = None,
+        allowance: rights.Allowance | None = None,
     ) -> None:
         self.name = name
         self._allowance = allowance

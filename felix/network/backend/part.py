@@ -15,7 +15,7 @@ import torch
 from felix import errors
 from felix.frontend import folding
 from felix.frontend.torch_calls.form import TorchForm
-from felix.known_results import queue, store
+from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.network import agreement, assembly, executable, groups, optimized
 from felix.network.backend import partition, settings
@@ -79,7 +79,7 @@ class Part(torch.nn.Module):
     ) -> None:
         choice = select(program, known, allow_tf32=chosen.allow_tf32)
         if chosen.queue:
-            queue.add(
+            store.enqueue(
                 known,
                 [
                     (task, None if form is None else form.to_json())

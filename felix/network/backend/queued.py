@@ -16,7 +16,7 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend.torch_calls import form as forms
-from felix.known_results import queue, store
+from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import task_program
 from felix.network import groups, optimize, outcomes
@@ -74,14 +74,14 @@ def work_off(known: store.Store, request: outcomes.Request) -> Summary:
     """
     if request.trials is None and request.seconds is None:
         request = dataclasses.replace(request, seconds=optimize.DEFAULT_SECONDS)
-    waiting = queue.tasks(known)
-    by_target: dict[str, list[tuple[queue.QueuedTask, Task]]] = collections.defaultdict(list)
+    waiting = store.queued(known)
+    by_target: dict[str, list[tuple[store.QueuedTask, Task]]] = collections.defaultdict(list)
     left: list[tuple[str, str]] = []
     for entry in waiting:
         try:
             task = Task.from_json(entry.task, trusted=True)
         except errors.FelixError as error:  # of another version
-            queue.remove(known, [entry])
+            store.unqueue(known, [entry])
             left.append((entry.task_key, f"it cannot be read and is dropped: {error}"))
             continue
         task = dataclasses.replace(task, weight=task.weight * entry.n_requests)
@@ -110,7 +110,7 @@ def _shared(request: outcomes.Request, share: float) -> outcomes.Request:
 
 def _tuned(
     known: store.Store,
-    entries: Sequence[tuple[queue.QueuedTask, Task]],
+    entries: Sequence[tuple[store.QueuedTask, Task]],
     request: outcomes.Request,
     done: list[Done],
     left: list[tuple[str, str]],
@@ -130,7 +130,7 @@ def _tuned(
         except grammar.TVM_ERRORS as error:
             left.append((task.name, f"it cannot be compared: {grammar.first_line(error)}"))
             continue
-        queue.remove(known, [entry])
+        store.unqueue(known, [entry])
         done.append(
             Done(
                 name=task.name,
@@ -144,7 +144,7 @@ def _tuned(
 
 def _compared(
     known: store.Store,
-    entry: queue.QueuedTask,
+    entry: store.QueuedTask,
     task: Task,
     outcome: Outcome,
     earlier: frozenset[str],

@@ -26,7 +26,7 @@ from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool.locks import device_lock
+from felix.measure.pool import locks
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Compared, Contender
@@ -84,7 +84,7 @@ def _alone_on(full: tvm.target.Target) -> Iterator[None]:
     if full.kind.name != "cuda":
         yield
         return
-    lock = device_lock.for_device("cuda")
+    lock = locks.for_device("cuda")
     lock.acquire()
     try:
         yield

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from felix import errors
-from felix.processes import environment
+from felix.processes import child
 from server.database import database
 from server.store import keys, tuners
 from server.tuner.cluster import calls
@@ -98,7 +98,7 @@ class RelayProcess:
         with theirs:
             process = subprocess.Popen(
                 [*command, *self._arguments],
-                env=environment.for_child(os.environ, of_ray),
+                env=child.for_child(os.environ, of_ray),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ray would end it by a signal that is the tuner's

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from felix import errors, target
-from felix.measure.cluster import kinds, messages, pool
+from felix.measure.cluster import messages, pool
 from felix.measure.pool import candidates
 from felix.target import Hardware
 from server.parsing import devices
@@ -316,7 +316,7 @@ def kinds_of(member: pool.Member) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _kind_of(text: str) -> str:
-    return kinds.of(target.parse(text))
+    return messages.of(target.parse(text))
 
 
 def readings(said: Any) -> dict[str, Any]:

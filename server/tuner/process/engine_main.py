@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from felix.measure import conditions
+from felix.measure import readings
 from server.store import networks, progress, reuse, rows, trials
 from server.tuner import engine
 from server.tuner.process import messages
@@ -30,7 +30,7 @@ class RemoteEngine(Protocol):
         """See `engine.Engine`."""
         ...
 
-    def conditions(self) -> list[conditions.Condition]:
+    def conditions(self) -> list[readings.Condition]:
         """How each device is; called while nothing or a job runs."""
         ...
 
@@ -137,7 +137,7 @@ class Refused(Exception):
     """The tuner could not do what the engine asked for; it knows why."""
 
 
-def say_alive(connection: Connection, how: Callable[[], list[conditions.Condition]]) -> None:
+def say_alive(connection: Connection, how: Callable[[], list[readings.Condition]]) -> None:
     """Tell the tuner that the engine is alive, and how its devices are."""
     said = [dataclasses.asdict(each) for each in how()]
     messages.send(connection, messages.Verb.ALIVE, said)
@@ -156,7 +156,7 @@ class RemoteJob:
         self,
         connection: Connection,
         job: rows.Job,
-        how: Callable[[], list[conditions.Condition]] = list,
+        how: Callable[[], list[readings.Condition]] = list,
     ) -> None:
         self.job, self._how = job, how
         self._connection = connection

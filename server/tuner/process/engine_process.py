@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from felix.measure import conditions
+from felix.measure import readings
 from felix.measure.pool import rights
 from felix.processes import policy
 from server import errors, states
@@ -74,7 +74,7 @@ class EngineProcess:
         self._has_worked = False
         self._devices: list[dict[str, Any]] = []
         self._versions: dict[str, str] = {}
-        self._conditions: dict[str, conditions.Condition] = {}
+        self._conditions: dict[str, readings.Condition] = {}
         try:
             self._begin()
         except (zygote.EngineDied, errors.SettingsError):

@@ -36,7 +36,7 @@ class Verb(enum.StrEnum):
     HELLO = "hello"
     #: devices, versions
     READY = "ready"
-    #: conditions of its devices (`felix.measure.conditions`)
+    #: conditions of its devices (`felix.measure.readings`)
     ALIVE = "alive"
     #: what is done from now on
     STEP = "step"

@@ -21,7 +21,7 @@ from typing import Any
 
 from felix import errors, files
 from felix.measure.pool import rights
-from felix.processes import policy, trial
+from felix.processes import confine, policy
 from server import errors as service_errors
 
 #: Of one engine: pipes of its pools and their workers, and a driver opens devices many times.
@@ -98,13 +98,13 @@ def _make_device_locks() -> None:
     """Make the locks of the GPUs in a process that ends: CUDA must not be begun before a fork."""
     # It brings numpy, which a tuner's process does not load.
     from felix.measure.cuda import devices
-    from felix.measure.pool.locks import device_lock
+    from felix.measure.pool import locks
 
     pid = os.fork()
     if pid == 0:
         try:
             for index in range(devices.count()):
-                device_lock.for_device("cuda", index)
+                locks.for_device("cuda", index)
         except errors.MeasureError:
             pass  # the first pool says what is wrong
         finally:
@@ -175,15 +175,15 @@ def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) ->
         return _unconfined(chosen, "FELIX_CONFINE_GPU is off")
     confined = Start(True, chosen)
     anyhow = Start(False, policy.ConfineGpu.AUTO)
-    outcome = trial.decide(lambda is_confined: attempt(confined if is_confined else anyhow))
+    outcome = confine.decide(lambda is_confined: attempt(confined if is_confined else anyhow))
     reason = outcome.reason or ""
-    if outcome.verdict is trial.Verdict.BROKEN:
+    if outcome.verdict is confine.Verdict.BROKEN:
         _log.error(
             "the GPU cannot be used, confined or not: %s",
             reason,
             extra={"action": "device_broken"},
         )
-    if outcome.verdict is not trial.Verdict.IN_THE_WAY:
+    if outcome.verdict is not confine.Verdict.IN_THE_WAY:
         return confined
     if chosen is policy.ConfineGpu.ON:
         raise service_errors.SettingsError(

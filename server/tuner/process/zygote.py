@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from felix.measure.pool import worker
-from felix.processes import environment, tree
+from felix.processes import child
 from server.tuner.process import messages, rights
 
 #: How long a process may take to end, and what it has started, in seconds.
@@ -83,7 +83,7 @@ class Child:
             ended.poll(_END_S * 1000)
             os.close(self._pid_fd)
             self._pid_fd = None
-        tree.remove(self.folder)
+        child.remove_tree(self.folder)
 
     def rss_bytes(self) -> int:
         """Memory that it has in use; 0 once it is gone."""
@@ -165,7 +165,7 @@ class Zygote:
         with theirs:
             self._process = subprocess.Popen(
                 [*command, *self._arguments],
-                env=environment.for_child(os.environ, rights.variables()),
+                env=child.for_child(os.environ, rights.variables()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )

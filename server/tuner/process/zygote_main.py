@@ -32,7 +32,8 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from felix.processes import confine, syscalls, tree
+from felix.processes import child as processes
+from felix.processes import confine, syscalls
 from server import logs
 from server.tuner.process import engine_main, rights
 
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> None:
         packet, fds, _, _ = socket.recv_fds(control, _MAX_PACKET_BYTES, 2)
         end_children()
         if folder is not None:
-            tree.remove(folder)
+            processes.remove_tree(folder)
         if not packet:
             return
         folder, start = rights.unpacked(packet)

@@ -22,7 +22,7 @@ from felix.cli.commands import tune
 from felix.cli.comparison import libraries, numpy_child, torch_child
 from felix.measure import protocol
 from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool.locks import device_lock
+from felix.measure.pool import locks
 from felix.tuning import pacing, results
 from felix.workloads import torch_forms
 
@@ -265,7 +265,7 @@ def test_the_note_of_a_gpu_says_what_was_timed(
     lock = types.SimpleNamespace(
         acquire=lambda: log.append("acquired"), release=lambda: log.append("released")
     )
-    monkeypatch.setattr(device_lock, "for_device", lambda device: {"cuda": lock}[device])
+    monkeypatch.setattr(locks, "for_device", lambda device: {"cuda": lock}[device])
     answer = _answer(torch_child.main, request, monkeypatch, capsys)
     assert answer.latency_us == 2.0
     assert (log[0], log[-1]) == ("acquired", "released") and "event" in log

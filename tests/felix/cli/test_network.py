@@ -79,8 +79,8 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(measuring, "require", lambda address: None)
-    monkeypatch.setattr(measuring, "pool", lambda address: lambda task: pool)
+    monkeypatch.setattr(measuring, "require_ray", lambda address: None)
+    monkeypatch.setattr(measuring, "pool_of_cluster", lambda address: lambda task: pool)
     path, out = tmp_path / "net.pt2", tmp_path / "out"
     torch.export.save(torch.export.export(nn.Linear(8, 4), (torch.randn(2, 8),)), path)
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]

@@ -11,7 +11,7 @@ import pytest
 from tvm import te, topi
 
 from felix import errors, records, sketches, workloads
-from felix.known_results import adapt, databases, outcome, store
+from felix.known_results import databases, outcome, store
 from felix.measure import payload
 from felix.task import Task
 from tests.support import warm
@@ -135,7 +135,7 @@ def test_adapted_schedules_are_legal(tmp_path: pathlib.Path) -> None:
     other = _gemm(m=48, n=32, k=24)
     (similar,) = known.similar(other)
     every = sketches(other)
-    candidates = adapt.first_schedules([similar], every)
+    candidates = outcome.first_schedules([similar], every)
     assert candidates
     by_key = {sketch.key: sketch for sketch in every}
     for key, row in candidates:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from felix.measure.calls import contending, cpu_calls
+from felix.measure import timing
+from felix.measure.calls import cpu_calls
 
 
 def test_a_call_without_hope_has_one_turn() -> None:
@@ -16,7 +17,7 @@ def test_a_call_without_hope_has_one_turn() -> None:
 
 
 def test_equal_calls_contend_to_the_end() -> None:
-    assert contending.names({"a": [], "b": []}, 2.0) == ["a", "b"]
-    assert contending.names({"a": [1.0, 9.0, 1.0], "b": [1.9, 1.9]}, 2.0) == ["a", "b"]
-    assert contending.names({"a": [1.0, 1.0], "b": [900.0, 1.5, 900.0]}, 2.0) == ["a", "b"]
-    assert contending.names({"a": [1.0], "b": [2.1]}, 2.0) == ["a"]
+    assert timing.names({"a": [], "b": []}, 2.0) == ["a", "b"]
+    assert timing.names({"a": [1.0, 9.0, 1.0], "b": [1.9, 1.9]}, 2.0) == ["a", "b"]
+    assert timing.names({"a": [1.0, 1.0], "b": [900.0, 1.5, 900.0]}, 2.0) == ["a", "b"]
+    assert timing.names({"a": [1.0], "b": [2.1]}, 2.0) == ["a"]

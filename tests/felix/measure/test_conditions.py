@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from felix.measure import conditions, readings
-from felix.measure.pool.stages import history
+from felix.measure import readings
+from felix.measure.pool.stages import device_stage
 
 
 def test_a_history_forgets_after_an_hour() -> None:
     now = [1000.0]
-    made = history.History(lambda: now[0])
+    made = device_stage.History(lambda: now[0])
     for failed in (False, True, False):
         made.add(failed)
     now[0] += 1800
@@ -27,11 +27,11 @@ def test_a_history_forgets_after_an_hour() -> None:
 
 
 def test_pools_of_a_device_are_put_together() -> None:
-    first = conditions.Condition("cpu:0", 1, 10, 1)
-    second = conditions.Condition("cpu:0", 2, 5, 0, "busy")
-    other = conditions.Condition("cuda:0")
-    assert conditions.merged([first, other, second]) == [
-        conditions.Condition("cpu:0", 3, 15, 1, "busy"),
+    first = readings.Condition("cpu:0", 1, 10, 1)
+    second = readings.Condition("cpu:0", 2, 5, 0, "busy")
+    other = readings.Condition("cuda:0")
+    assert readings.merged([first, other, second]) == [
+        readings.Condition("cpu:0", 3, 15, 1, "busy"),
         other,
     ]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from felix.measure import description
-from felix.measure.checking import expected
+from felix.measure.checking import reference
 from felix.measure.checking.reference import Argument
 from felix.measure.description import Description
 
@@ -112,16 +112,16 @@ def test_expected_outputs_go_through_a_file(tmp_path: pathlib.Path) -> None:
         TASK.arguments[2],
     )
     path = str(tmp_path / "of.outputs")
-    expected.write(path, expected.Expected(outputs, True, {1: 2.5, 2: 0.0}))
-    read = expected.read(path, args)
+    reference.write_expected(path, reference.Expected(outputs, True, {1: 2.5, 2: 0.0}))
+    read = reference.read_expected(path, args)
     assert read.positive and read.rms == {1: 2.5, 2: 0.0}
     assert read.outputs.keys() == outputs.keys()
     for index, output in outputs.items():
         assert read.outputs[index].dtype == output.dtype
         np.testing.assert_array_equal(read.outputs[index], output)
     with pytest.raises(ValueError, match="another task"):
-        expected.read(path, args[:2])
+        reference.read_expected(path, args[:2])
     whole = (tmp_path / "of.outputs").read_bytes()
     (tmp_path / "of.outputs").write_bytes(whole[:-1])
     with pytest.raises(ValueError, match="cut off"):
-        expected.read(path, args)
+        reference.read_expected(path, args)

@@ -11,10 +11,9 @@ import pytest
 import tvm
 
 from felix import workloads
-from felix.measure import payload, reference_build, task_program
-from felix.measure.checking import expected, reference
-from felix.measure.cpu import outputs
-from felix.measure.cuda import program_file
+from felix.measure import build, description, payload, task_program
+from felix.measure.checking import reference
+from felix.measure.cpu import preparation
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import nvrtc
 from felix.measure.description import Description
@@ -26,7 +25,7 @@ needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
 def _made(task: Task, folder: pathlib.Path, **changed: Any) -> tuple[Description, str]:
     text = payload.of(task.mod, task.target)
     options = {"link": "auto", "seed": 3, "check": True, **changed}
-    reply = reference_build.handle(text, str(folder / "made"), **options)
+    reply = build.handle_reference(text, str(folder / "made"), **options)
     assert json.dumps(reply)
     return Description.from_json(reply["description"]), reply["library"]
 
@@ -46,7 +45,7 @@ def test_a_library_computes_what_the_program_does(text: str, tmp_path: pathlib.P
     described, library = _made(task, tmp_path)
     assert described.device == "cpu" and pathlib.Path(library).suffix in (".so", ".ll")
     main = tvm.runtime.load_module(library)["main"]
-    run = outputs.run_of(main, described.arguments)
+    run = preparation.run_of(main, described.arguments)
     wanted = task_program.on_cpu(task.mod, task.target, described.arguments)(3, False)
     for index, output in run(3, False).items():
         np.testing.assert_array_equal(output, wanted[index])
@@ -55,7 +54,7 @@ def test_a_library_computes_what_the_program_does(text: str, tmp_path: pathlib.P
 @needs_nvrtc
 def test_a_gpu_gets_plan_and_cubin(tmp_path: pathlib.Path) -> None:
     described, library = _made(workloads.gemm(16, 16, 16, target="h200"), tmp_path)
-    plan, cubin = program_file.read(library)
+    plan, cubin = description.read_program(library)
     assert library.endswith(".cubin") and cubin.startswith(b"\x7fELF")
     assert plan.n_params == len(described.arguments) == 3
 
@@ -64,7 +63,7 @@ def test_what_no_thread_can_compute_is_computed_by_the_builder(tmp_path: pathlib
     """A sum to one value, whose size is that of several draws."""
     task = workloads.parse("reduce:1000,axes=0,kind=sum", target="h200")
     described, library = _made(task, tmp_path)
-    checked = expected.read(library, described.arguments)
+    checked = reference.read_expected(library, described.arguments)
     terms = reference.inputs(described.arguments, 3, positive=False)[0]
     assert library.endswith(".outputs")
     assert checked.outputs[1] == pytest.approx(terms.sum(dtype=np.float64), rel=1e-3, abs=1e-2)
@@ -74,6 +73,6 @@ def test_what_no_thread_can_compute_is_computed_by_the_builder(tmp_path: pathlib
 def test_outputs_that_are_too_large_to_be_sent_are_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference_build, "MAX_OUTPUT_BYTES", 3)
+    monkeypatch.setattr(build, "MAX_OUTPUT_BYTES", 3)
     with pytest.raises(ValueError, match="go to a run worker"):
         _made(workloads.parse("reduce:1000,axes=0,kind=sum", target="h200"), tmp_path)

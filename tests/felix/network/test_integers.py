@@ -64,6 +64,6 @@ def _onnx(operation: str) -> bytes:
 @pytest.mark.parametrize("operation", ["Div", "Mod"])
 def test_drawn_divisors_of_an_onnx_file_are_1(tmp_path: pathlib.Path, operation: str) -> None:
     model = _onnx(operation)
-    assert examples.inputs(frontend.import_onnx(model)) == {1}
+    assert examples.divisors(frontend.import_onnx(model)) == {1}
     fast = networks.optimize(model, (), tmp_path, trials=2)
     assert [int(each[0]) for each in fast._network.examples] == [0, 1, 0]

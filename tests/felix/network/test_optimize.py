@@ -13,7 +13,8 @@ from torch import nn
 
 import felix
 from felix import errors, events
-from felix.known_results import adapt, databases, store
+from felix.known_results import databases, store
+from felix.known_results import outcome as adapt
 from felix.measure import protocol
 from felix.network.contenders.shipping import Contender
 from felix.task import Task

@@ -19,7 +19,7 @@ from felix.cli.commands import network as network_command
 from felix.cli.commands import queued as queued_command
 from felix.cli.commands import tune as tune_command
 from felix.frontend.torch_calls import form as forms
-from felix.known_results import outcome, queue, store
+from felix.known_results import outcome, store
 from felix.network import agreement, groups, imported, judging, optimize
 from felix.network.backend import part, partition, settings
 from felix.network.pytorch import functions
@@ -157,7 +157,7 @@ def test_parts_of_compiled_graphs_queue_and_compare_by_it(
     options = {"allow_tf32": allow_tf32, "never_slower": False}
     known = store.Store(tmp_path / "known.sqlite")
     made = part.Part(cut, settings.read(None, options), known)
-    waiting = [Task.from_json(each.task, trusted=True) for each in queue.tasks(known)]
+    waiting = [Task.from_json(each.task, trusted=True) for each in store.queued(known)]
     assert any(task.allows_tf32 for task in waiting) is allow_tf32
     rounded: Any = lambda inputs: [1.005 * graph(*inputs)]  # noqa: E731
     made._compare(rounded, (X,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from felix.processes import trial
+from felix.processes import confine
 
 REFUSED, MISSING = "304 in cuInit", "no driver"
 
@@ -12,14 +12,14 @@ REFUSED, MISSING = "304 in cuInit", "no driver"
 @pytest.mark.parametrize(
     ("results", "verdict", "reason"),
     [
-        ([None], trial.Verdict.CONFINED, None),
-        ([REFUSED, MISSING], trial.Verdict.BROKEN, MISSING),
-        ([REFUSED, None, None], trial.Verdict.CONFINED, None),
-        ([MISSING, None, REFUSED], trial.Verdict.IN_THE_WAY, REFUSED),
+        ([None], confine.Verdict.CONFINED, None),
+        ([REFUSED, MISSING], confine.Verdict.BROKEN, MISSING),
+        ([REFUSED, None, None], confine.Verdict.CONFINED, None),
+        ([MISSING, None, REFUSED], confine.Verdict.IN_THE_WAY, REFUSED),
     ],
 )
 def test_only_what_fails_twice_confined_and_works_between_is_confinements_fault(
-    results: list[str | None], verdict: trial.Verdict, reason: str | None
+    results: list[str | None], verdict: confine.Verdict, reason: str | None
 ) -> None:
     tried: list[bool] = []
 
@@ -27,5 +27,5 @@ def test_only_what_fails_twice_confined_and_works_between_is_confinements_fault(
         tried.append(confined)
         return results[len(tried) - 1]
 
-    assert trial.decide(attempt) == trial.Outcome(verdict, reason)
+    assert confine.decide(attempt) == confine.Outcome(verdict, reason)
     assert tried == [True, False, True][: len(results)]

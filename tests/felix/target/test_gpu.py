@@ -18,7 +18,7 @@ from felix import errors, sketches, target, workloads
 from felix.cli import main
 from felix.measure.cuda import devices
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import local_device
+from felix.measure.pool import local
 from felix.target import gpu
 
 MIB = 2**20
@@ -338,10 +338,10 @@ def test_what_is_measured_is_named_by_the_card_that_is_here(
     archs: list[str] = []
     monkeypatch.setattr(nvrtc, "check", lambda arch, driver: archs.append(arch))
     for text in ("cuda", "cuda -arch sm_89"):
-        device = local_device.of(target.parse(text))
+        device = local.of(target.parse(text))
         assert (device.kind, device.name) == ("cuda", "NVIDIA GeForce RTX 4070")
         assert device.cache_bytes == 36 * MIB
     wrong = "target is for NVIDIA L4, the GPU here is NVIDIA GeForce RTX 4070: tune for 'cuda'"
     with pytest.raises(errors.MeasureError, match=wrong):
-        local_device.of(target.parse("l4"))
+        local.of(target.parse("l4"))
     assert archs == ["sm_89"] * 3

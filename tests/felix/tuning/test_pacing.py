@@ -14,7 +14,7 @@ import pytest
 import felix
 from felix import events
 from felix.measure import protocol
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.tuning import pacing
 from tests.support import tuning_fakes as fakes
 
@@ -24,7 +24,7 @@ def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.use(monkeypatch)
 
 
-def _timer(shared: rwlock.ReadWriteLock, timed: list[float]) -> threading.Thread:
+def _timer(shared: locks.ReadWriteLock, timed: list[float]) -> threading.Thread:
     def work() -> None:
         shared.acquire()
         timed.append(time.perf_counter())
@@ -37,7 +37,7 @@ def _timer(shared: rwlock.ReadWriteLock, timed: list[float]) -> threading.Thread
 
 
 def test_a_waiting_kernel_is_timed_when_the_tuner_yields() -> None:
-    shared, spent, timed = rwlock.ReadWriteLock(), pacing.Breakdown(), []
+    shared, spent, timed = locks.ReadWriteLock(), pacing.Breakdown(), []
     compute_guard = pacing.ComputeGuard(shared, spent)
     with compute_guard.computing("search"):
         thread = _timer(shared, timed)
@@ -52,7 +52,7 @@ def test_a_waiting_kernel_is_timed_when_the_tuner_yields() -> None:
 
 
 def test_the_lock_is_released_when_computing_fails() -> None:
-    shared, spent = rwlock.ReadWriteLock(), pacing.Breakdown()
+    shared, spent = locks.ReadWriteLock(), pacing.Breakdown()
     compute_guard = pacing.ComputeGuard(shared, spent)
     with pytest.raises(ValueError), compute_guard.computing("train"):
         raise ValueError

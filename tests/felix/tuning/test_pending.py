@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from felix.measure import protocol
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.search import interface
 from felix.tuning import pacing
 from felix.tuning.trials import pending
@@ -31,7 +31,7 @@ class Measurer:
 
 def _trials(number: int, seconds: float | None = None) -> tuple[pending.PendingTrials, Measurer]:
     breakdown = pacing.Breakdown()
-    guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), breakdown)
+    guard = pacing.ComputeGuard(locks.ReadWriteLock(), breakdown)
     trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, seconds)
     measurer = Measurer()
     task_run: Any = types.SimpleNamespace(measurer=measurer, n_rounds=0)

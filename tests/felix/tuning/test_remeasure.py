@@ -11,7 +11,7 @@ import pytest
 import felix
 from felix import events, records
 from felix.measure import payload, protocol, testing
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.search import interface
 from felix.tuning import options, pacing, task_run
 from felix.tuning.trials import remeasure
@@ -145,7 +145,7 @@ def test_a_duplicate_learns_the_measurement_of_the_first(
     run = task_run.TaskRun(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
     run.open(lambda *_: Search(), None, 0)  # type: ignore[arg-type,return-value]
     first, duplicate = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
-    compute_guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown())
+    compute_guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown())
     scheduled = run.programs([first, duplicate], compute_guard, {})
     assert [s for s, _ in scheduled] == [first]
     record = records.Record(

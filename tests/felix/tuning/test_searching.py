@@ -24,7 +24,7 @@ from felix import errors, events, workloads
 from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.measure import payload, protocol
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 from felix.processes import child
 from felix.search import gradient
 from felix.tuning import online_model, pacing, task_run
@@ -170,7 +170,7 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
     assert len(made) == 4 and bad == ["no such program"]
     whole = task_run.TaskRun(0, task, fakes.Pool().for_task(task))
     whole.open(maker("local"), models, 5)
-    guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown(), None)
+    guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown(), None)
     monkeypatch.setattr(task_run, "made", None)  # all are made
     programs = whole.programs(answer.searched.suggestions, guard, answer.programs)
     assert all(isinstance(program, payload.WrittenProgram) for _, program in programs)

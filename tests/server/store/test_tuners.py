@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from felix.measure import conditions
-from felix.measure.cluster import worker_key
+from felix.measure import readings
+from felix.measure.cluster import tls
 from server.database import columns, database, models
 from server.store import keys, tuners
 from server.tuner import reports
@@ -20,7 +20,7 @@ from tests.support import service_fakes
 
 def judged(db: database.Database, text: str, *kinds: str) -> str | None:
     """Why a node with a key may not measure on devices of these kinds."""
-    stated = tuners.Node("box", kinds, worker_key.digest(text) if text else "")
+    stated = tuners.Node("box", kinds, tls.digest(text) if text else "")
     with db.read() as tx:
         (one,) = tuners.judge(tx, [stated])
     assert one.name == "box"
@@ -70,7 +70,7 @@ def test_a_key_that_ends_lets_nothing_measure(db: database.Database) -> None:
 
 def test_nodes_are_judged_together(db: database.Database) -> None:
     key = made(db, can_worker=True, device_kinds=["h1"])
-    digest = worker_key.digest(key.text)
+    digest = tls.digest(key.text)
     nodes = [
         tuners.Node("a", ["h1"], digest),
         tuners.Node("b", ["h1"], ""),
@@ -87,7 +87,7 @@ def test_nodes_are_judged_together(db: database.Database) -> None:
 
 
 def node(name: str, text: str = "") -> dict[str, Any]:
-    return {"name": name, "kinds": ["h1"], "key": worker_key.digest(text) if text else ""}
+    return {"name": name, "kinds": ["h1"], "key": tls.digest(text) if text else ""}
 
 
 def test_refusals_are_logged_once(db: database.Database, caplog: pytest.LogCaptureFixture) -> None:
@@ -155,11 +155,11 @@ def test_old_reports_are_removed(db: database.Database) -> None:
     assert places(db, worker) == {}
 
 
-GOOD = dataclasses.asdict(conditions.Condition("cpu:0", 1, 2, 1, "busy"))
+GOOD = dataclasses.asdict(readings.Condition("cpu:0", 1, 2, 1, "busy"))
 
 
 def test_what_makes_sense_is_taken() -> None:
-    assert reports.checked([GOOD]) == {"cpu:0": conditions.Condition("cpu:0", 1, 2, 1, "busy")}
+    assert reports.checked([GOOD]) == {"cpu:0": readings.Condition("cpu:0", 1, 2, 1, "busy")}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_device_is_reported_with_its_condition() -> None:
         "versions": {"felix": "2"},
         "now": {"clock_ghz": float("nan"), "driver": "550"},
     }
-    by_place = {"node:1": conditions.Condition("node:1", 4, 10, 2, "throttled")}
+    by_place = {"node:1": readings.Condition("node:1", 4, 10, 2, "throttled")}
     (seen,) = reports.seen([device, {"name": "of an older tuner"}], by_place, {})
     assert (seen.host, seen.target_key, seen.queue) == ("rack-2", "cuda/sm_90", 4)
     assert (seen.fault, seen.driver, seen.clock_ghz) == ("throttled", "550", None)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from felix.measure.cluster import kinds
+from felix.measure.cluster import messages
 from felix.target import parse
 from server.store import keys, trials
 from tests.support import cluster_service, run_py
@@ -198,7 +198,7 @@ def until_told(service: Service, said: str) -> None:
 
 
 def test_a_machine_measures_with_a_key_until_it_is_revoked(keyed: Service) -> None:
-    environment, kind = keyed.machines.environment, kinds.of(parse("llvm"))
+    environment, kind = keyed.machines.environment, messages.of(parse("llvm"))
     keyed.begin()
     until_told(keyed, f"needs a key with the scope worker for {kind}: it states none")
     assert "may not measure: it needs a key" in keyed.machines.log(keyed.tuner)

@@ -18,8 +18,7 @@ from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading
 from felix.templates.gemm import stages
 from felix.templates.gemm.stages import NotPlain, Stage, require
-from felix.tir import grammar
-from felix.tir.checks import validate
+from felix.tir import grammar, validate
 from felix.tir.design_space.variants import nests
 
 #: TVM's kinds of operators, as of a move of elements, of a product and of a norm.

@@ -21,10 +21,9 @@ import tvm
 from tvm_ffi import structural
 
 from felix import launch_plan
+from felix.measure import description
 from felix.measure import payload as payloads
-from felix.measure.cuda import program_file
-from felix.measure.cuda.building import cubin_cache, launches, nvrtc, powers
-from felix.measure.cuda.building import source as cuda_source
+from felix.measure.cuda.building import cubins, launches, nvrtc
 from felix.templates.generated import GeneratedProgram
 
 _EXPLICIT = "pragma_unroll_explicit"
@@ -43,7 +42,7 @@ class DeviceProgram:
     """A program as CUDA source: its launches, its source, and the seconds that writing it took."""
 
     plan: launch_plan.LaunchPlan
-    source: cuda_source.Source
+    source: cubins.Source
     arch: str
     lower_s: float
 
@@ -61,7 +60,7 @@ def handle(
     if isinstance(program, GeneratedProgram):
         lowered = of_generated(program)
     else:
-        mod = powers.PREPARED(program.mod)
+        mod = launches.PREPARED(program.mod)
         lowered = lower(
             mod if explicit or pipelined(mod) else implicit(mod), program.target, scalars
         )
@@ -72,7 +71,7 @@ def handle(
     source = lowered.source
     cubin = nvrtc.compile_cubin(source.text, lowered.arch, options, headers=source.headers)
     compile_s = time.perf_counter() - start
-    program_file.write(stem + ".cubin", lowered.plan, cubin)
+    description.write_program(stem + ".cubin", lowered.plan, cubin)
     return {
         "library": stem + ".cubin",
         "source_bytes": size,
@@ -84,7 +83,7 @@ def handle(
 
 def of_generated(program: GeneratedProgram) -> DeviceProgram:
     """A generated program as what NVRTC compiles: its source as it is."""
-    source = cuda_source.Source(program.source, headers="#include" in program.source)
+    source = cubins.Source(program.source, headers="#include" in program.source)
     return DeviceProgram(program.plan, source, program.arch, lower_s=0.0)
 
 
@@ -95,7 +94,7 @@ def cubin_of(program: GeneratedProgram) -> bytes:
         CompileError: NVRTC refuses the source.
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
-    return cubin_cache.compiled(of_generated(program).source, program.arch)
+    return cubins.compiled(of_generated(program).source, program.arch)
 
 
 def ptx_of(program: GeneratedProgram) -> str:
@@ -176,7 +175,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     ((kernel_target, kernels),) = devices.items()
     plan = launches.plan_of(host["main"], n_params)
     text = _source(finalize()(kernels), kernel_target)
-    source = cuda_source.slim(text, scalars)
+    source = cubins.slim(text, scalars)
     return DeviceProgram(plan, source, str(target.attrs["arch"]), time.perf_counter() - start)
 
 
@@ -211,7 +210,7 @@ def cubin(code: str, target: tvm.target.Target) -> bytes:
         CompileError: NVRTC refuses it.
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
-    return cubin_cache.compiled(cuda_source.slim(code), str(target.attrs["arch"]))
+    return cubins.compiled(cubins.slim(code), str(target.attrs["arch"]))
 
 
 def passes() -> tvm.transform.PassContext:
@@ -229,7 +228,7 @@ def ptx(code: str, target: tvm.target.Target) -> str:
         CompileError: NVRTC refuses it.
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
-    source = cuda_source.slim(code)
+    source = cubins.slim(code)
     return nvrtc.compile_ptx(source.text, str(target.attrs["arch"]), headers=source.headers)
 
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from felix import errors
 from felix.measure import protocol, timing
-from felix.measure.pool import candidates, inbox, replies
+from felix.measure.pool import candidates, inbox
 from felix.measure.pool import worker as pool_worker
-from felix.processes import policy, trial
+from felix.processes import confine, policy
 
 _ErrorClass = protocol.ErrorClass
 _log = logging.getLogger(__name__)
@@ -96,8 +96,8 @@ class RunWorker:
         if chosen is policy.ConfineGpu.OFF:
             self.worker.is_confined, self.unconfined = False, "that is how it is set"
             return
-        outcome = trial.decide(lambda confined: self._refused(arch, confined))
-        is_confined = outcome.verdict is not trial.Verdict.IN_THE_WAY
+        outcome = confine.decide(lambda confined: self._refused(arch, confined))
+        is_confined = outcome.verdict is not confine.Verdict.IN_THE_WAY
         if chosen is policy.ConfineGpu.ON and outcome.reason is not None:
             where = "cannot be used" if is_confined else "does not work in a confined process"
             raise errors.MeasureError(f"the GPU {where}: {outcome.reason}")
@@ -233,7 +233,7 @@ class RunWorker:
     ) -> dict[str, Any]:
         reply = self.worker.call(request, timeout_s, begin)
         try:
-            return replies.checked(request, reply)
+            return inbox.checked(request, reply)
         except inbox.Nonsense as error:
             raise self.worker.misbehaved(f"it replied with {error}") from None
 

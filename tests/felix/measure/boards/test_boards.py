@@ -15,7 +15,7 @@ import tvm
 from felix import errors, workloads
 from felix.cli import main
 from felix.measure import build, protocol
-from felix.measure.boards import board_runs, pool, server, tracker
+from felix.measure.boards import board_runs, pool, tracker
 from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
@@ -155,7 +155,7 @@ class TestRefusals:
 
     def test_two_servers_with_a_key(self, board: board_runs.Board) -> None:
         with pytest.raises(errors.MeasureError, match="a key of its own"):
-            server.serve(board.tracker, "first", "127.0.0.1", 0)
+            tracker.serve(board.tracker, "first", "127.0.0.1", 0)
 
     def test_a_gpu(self, board: board_runs.Board) -> None:
         task = workloads.gemm(32, 32, 32, target="cuda -arch sm_80")

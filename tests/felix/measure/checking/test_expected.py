@@ -7,20 +7,20 @@ import pytest
 
 from felix import workloads
 from felix.measure import task_program
-from felix.measure.checking import expected, reference
+from felix.measure.checking import reference
 from felix.measure.checking.reference import Array
 
 #: Terms of a sum whose value is small under this seed: a 25th of what such sums usually are.
 TERMS, SEED = 1_000_003, 2
 
 
-def _sum_task() -> tuple[expected.Expected, Array, float]:
+def _sum_task() -> tuple[reference.Expected, Array, float]:
     """The reference of a sum to one value, its terms, its tolerance."""
     task = workloads.parse(f"reduce:{TERMS},axes=0,kind=sum", "llvm")
     args = task_program.arguments(task.mod)
     run = task_program.on_cpu(task.mod, task.target, args)
     terms = reference.inputs(args, SEED, positive=False)[0]
-    return expected.compute(run, args, SEED), terms, task_program.tolerance(task.mod)
+    return reference.compute(run, args, SEED), terms, task_program.tolerance(task.mod)
 
 
 def _partial_sums(terms: Array) -> Array:
@@ -59,7 +59,7 @@ def test_a_result_that_an_epilogue_cuts_off_has_the_size_of_others() -> None:
     args = task_program.arguments(task.mod)
     run = task_program.on_cpu(task.mod, task.target, args)
     seed = next(s for s in range(20) if float(run(s, False)[2].item()) == 0.0)
-    checked = expected.compute(run, args, seed)
+    checked = reference.compute(run, args, seed)
     assert checked.outputs[2].item() == 0.0 and 20 < checked.rms[2] < 90
     relative = task_program.tolerance(task.mod)
     rounded = np.full((1, 1), 1e-5, np.float32)
@@ -101,7 +101,7 @@ def test_few_results_are_computed_for_more_inputs(
     count: int, inputs: int, dtype: str, runs: int
 ) -> None:
     run = _Runs(count, dtype)
-    checked = expected.compute(run, run.args(inputs), seed=6)
+    checked = reference.compute(run, run.args(inputs), seed=6)
     assert run.calls == [(6 + i, False) for i in range(runs)]
     values = [1 + call[0] % 2 for call in run.calls]
     assert checked.outputs[1].tolist() == [1] * count
@@ -116,5 +116,5 @@ def test_positive_inputs_are_taken_for_every_draw() -> None:
         outputs = run(seed, positive)
         return outputs if positive else {1: outputs[1] * np.inf}
 
-    checked = expected.compute(infinite, run.args(8), seed=0)
+    checked = reference.compute(infinite, run.args(8), seed=0)
     assert checked.positive and run.calls == [(0, False), (0, True), (1, True)]

@@ -14,7 +14,7 @@ import tvm
 
 from felix import errors, workloads
 from felix.measure import protocol
-from felix.measure.cluster import kinds, messages, node, pool, remote
+from felix.measure.cluster import messages, node, pool, remote
 from felix.measure.description import Description
 from felix.measure.pool import candidates, local
 from felix.measure.pool.stages import device_stage, dispatch
@@ -376,10 +376,10 @@ def test_builds_of_one_node_go_on_at_the_same_time(cluster: nodes.Cluster) -> No
 
 
 def test_kinds_are_names_of_devices() -> None:
-    assert kinds.slug("NVIDIA H200") == "nvidia-h200"
-    assert kinds.slug("NVIDIA GeForce RTX 4090 (AD102)") == "nvidia-geforce-rtx-4090-ad102"
-    assert kinds.of(tvm.target.Target("llvm")) == kinds.of(contract.task().target)
-    assert kinds.resource("nvidia-h200") == "felix-device:nvidia-h200"
+    assert messages.slug("NVIDIA H200") == "nvidia-h200"
+    assert messages.slug("NVIDIA GeForce RTX 4090 (AD102)") == "nvidia-geforce-rtx-4090-ad102"
+    assert messages.of(tvm.target.Target("llvm")) == messages.of(contract.task().target)
+    assert messages.resource("nvidia-h200") == "felix-device:nvidia-h200"
 
 
 def test_one_batch_takes_a_share_of_what_waits() -> None:

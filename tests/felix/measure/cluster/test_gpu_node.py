@@ -11,8 +11,7 @@ import pytest
 from felix import workloads
 from felix.measure.cluster import pool
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates, local_device, rights
-from felix.measure.pool.locks import device_lock, rwlock
+from felix.measure.pool import candidates, local, locks, rights
 from felix.tir.design_space import default_schedule
 from tests.felix.measure.cluster import nodes
 from tests.support.cuda import library
@@ -28,8 +27,8 @@ def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     gpu_file.touch()
     library.make(tmp_path, gpu_file)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(local_device, "of", lambda target: GPU)
-    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(local, "of", lambda target: GPU)
+    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
     monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
     made = nodes.Cluster()
     made.add("builds", OPTIONS, builders=1)

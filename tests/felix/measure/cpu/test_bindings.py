@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import s_tir, te, tirx
 
-from felix.measure.cpu import bindings, exponential
+from felix.measure.cpu import preparation
 
 ROWS, COLUMNS, TERMS = 3, 24, 6
 CASES: dict[str, Callable[[Any, Any], Any]] = {
@@ -53,16 +53,16 @@ def result(mod: tvm.IRModule) -> np.ndarray:
 @pytest.mark.parametrize("name", CASES)
 def test_values_that_are_the_same_for_all_lanes(name: str) -> None:
     mod = scheduled(CASES[name])
-    ours = result(bindings.at_roots(exponential.written_out(mod)))
+    ours = result(preparation.at_roots(preparation.written_out(mod)))
     np.testing.assert_allclose(ours, result(mod), rtol=1e-5, atol=1e-5)
 
 
 def test_tvm_refuses_some_of_them_as_they_are() -> None:
     """If it no longer does, the module can go."""
     with pytest.raises(tvm.error.InternalError, match="Let cannot bind"):
-        result(exponential.written_out(scheduled(CASES["silu"])))
+        result(preparation.written_out(scheduled(CASES["silu"])))
 
 
 def test_a_program_without_bindings_stays() -> None:
     mod = scheduled(CASES["silu"])
-    assert bindings.at_roots(mod)["main"].same_as(mod["main"])
+    assert preparation.at_roots(mod)["main"].same_as(mod["main"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from felix import target
-from felix.measure.cpu import contention
+from felix.measure.cpu import timing
 
 
 class _Cores:
@@ -20,14 +20,14 @@ class _Cores:
 
     def probe(self) -> float:
         """The script's next value every `_CALLS` calls; the last one for ever."""
-        value = self.script[min(self.calls // contention._CALLS, len(self.script) - 1)]
+        value = self.script[min(self.calls // timing._CALLS, len(self.script) - 1)]
         self.calls += 1
         return value
 
 
-def _guarded(*script: float) -> tuple[_Cores, contention.ContentionGuard]:
+def _guarded(*script: float) -> tuple[_Cores, timing.ContentionGuard]:
     cores = _Cores(*script)
-    return cores, contention.ContentionGuard(
+    return cores, timing.ContentionGuard(
         cores.probe, cores.pauses.append, patience=2, _full_us=50.0
     )
 
@@ -95,6 +95,6 @@ def test_the_first_look_is_several() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_probe_takes_microseconds(threads: int) -> None:
-    probe = contention.multiply_adds(target.parse("llvm"), threads)
+    probe = timing.multiply_adds(target.parse("llvm"), threads)
     probe()
     assert 1.0 < min(probe() for _ in range(20)) < 5_000.0

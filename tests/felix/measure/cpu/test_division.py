@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from felix.measure import build, task_program
 from felix.measure.checking import reference
-from felix.measure.cpu import division
+from felix.measure.cpu import preparation
 
 N = 32
 TARGET = tvm.target.Target("llvm")
@@ -63,7 +63,7 @@ def test_constants_and_floats_stay() -> None:
         _mapped(lambda n, d: tirx.floordiv(n, 7)),
         _mapped(lambda n, d: n / d, "float32"),
     ):
-        assert division.guarded(mod) is mod
+        assert preparation.guarded(mod) is mod
 
 
 def test_a_divisor_is_drawn_from_1_on() -> None:

@@ -14,7 +14,7 @@ from tvm import te, tirx
 
 from felix import workloads
 from felix.measure import build
-from felix.measure.cpu import exponential
+from felix.measure.cpu import preparation
 
 N = 1 << 14
 TARGET = tvm.target.Target("llvm")
@@ -85,9 +85,9 @@ def test_ends_of_the_range(exp: Any) -> None:
 
 
 def test_no_function_is_called_for_each_element() -> None:
-    written = exponential.written_out(_mapped(tirx.exp))
+    written = preparation.written_out(_mapped(tirx.exp))
     assert _n_calls(_mapped(tirx.exp), "exp") == 1 and _n_calls(written, "exp") == 0
-    nested = exponential.written_out(_mapped(lambda x: tirx.exp(-tirx.exp(x))))
+    nested = preparation.written_out(_mapped(lambda x: tirx.exp(-tirx.exp(x))))
     assert _n_calls(nested, "exp") == 0
 
 
@@ -103,7 +103,7 @@ def test_nested_and_in_a_sigmoid() -> None:
 
 def test_other_types_stay() -> None:
     wide = _mapped(tirx.exp, "float64")
-    assert _n_calls(exponential.written_out(wide), "exp") == 1
+    assert _n_calls(preparation.written_out(wide), "exp") == 1
     x = np.linspace(-700.0, 700.0, N)
     np.testing.assert_allclose(_run(wide, x), np.exp(x), rtol=1e-15)
 

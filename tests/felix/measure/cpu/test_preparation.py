@@ -7,7 +7,7 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
-from felix.measure.cpu import functions, preparation
+from felix.measure.cpu import preparation
 from felix.network import executable
 
 CPU = tvm.target.Target("llvm")
@@ -45,4 +45,4 @@ def test_all_is_done_and_as_a_pass_as_well() -> None:
 
 def test_a_module_that_stays_is_the_same_one() -> None:
     mod = program()
-    assert functions.changed(mod, lambda func: func) is mod
+    assert preparation.changed(mod, lambda func: func) is mod

@@ -17,7 +17,7 @@ import tvm
 from felix.measure import protocol, timing
 from felix.measure import testing as measure_testing
 from felix.measure.cpu import timing as cpu_timing
-from felix.measure.pool.locks import rwlock
+from felix.measure.pool import locks
 
 OPTIONS = timing.TimingOptions(min_total_s=0.0, leader_error=1.0)
 
@@ -200,7 +200,7 @@ def test_function_measurer_answers_and_remembers() -> None:
 
 
 def test_the_lock_keeps_computing_and_timing_apart() -> None:
-    lock = rwlock.ReadWriteLock()
+    lock = locks.ReadWriteLock()
     log: list[str] = []
 
     def compute() -> None:

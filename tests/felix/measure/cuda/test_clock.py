@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from felix.measure.cuda import clock
+from felix.measure.cuda import timing
 
 PROBE_US = 40.0
 TIMING_S = 0.002
@@ -39,11 +39,11 @@ def constant(slowdown: float) -> Callable[[float], float]:
     return lambda now_s: slowdown
 
 
-def _guard(device: Device) -> clock.ClockGuard:
-    return clock.ClockGuard(device, now=lambda: device.now_s)
+def _guard(device: Device) -> timing.ClockGuard:
+    return timing.ClockGuard(device, now=lambda: device.now_s)
 
 
-def _spent_s(device: Device, guard: clock.ClockGuard) -> float:
+def _spent_s(device: Device, guard: timing.ClockGuard) -> float:
     """Time of the device for one candidate, beside that for its repeats."""
     before_s, n_timed = device.now_s, device.n_timed
     guard.measure_stable(device.measure)

@@ -16,13 +16,13 @@ import tvm
 from tvm import te
 
 from felix import launch_plan, target
+from felix.measure import build, description, protocol, timing
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference_build, timing
 from felix.measure.checking import reference
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import helper_kernels, program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
+from felix.measure.cuda import tensors
 from felix.measure.cuda.building import nvrtc
 from tests.support import tir_programs
 from tests.support.cuda import fakes
@@ -64,7 +64,7 @@ def test_a_reference_on_the_device_compiles(dtype: str, accumulator: str, out: s
 
 def test_float8_is_decoded_as_it_is_meant(tmp_path: pathlib.Path) -> None:
     """The function of the helper kernels, compiled for the host, on all 256 values."""
-    match = re.search(r"__device__ (float of_e4m3fn.*?\n}\n)", helper_kernels.SOURCE, re.DOTALL)
+    match = re.search(r"__device__ (float of_e4m3fn.*?\n}\n)", tensors.SOURCE, re.DOTALL)
     assert match is not None
     text = (
         "#include <math.h>\n#include <string.h>\n"
@@ -106,13 +106,13 @@ for i in range({N}):
     folder = tmp_path / "task"
     folder.mkdir()
     text = payloads.of(tvm.IRModule({"main": func}), target.parse("h200"))
-    made = reference_build.handle(text, str(tmp_path / "made"), "auto", seed=0, check=True)
+    made = build.handle_reference(text, str(tmp_path / "made"), "auto", seed=0, check=True)
     runner.prepare(str(folder), made["description"], made["library"])
 
     def run(kernel: str) -> dict[str, Any]:
         launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, (0, 1))
         path = str(tmp_path / "candidate.cubin")
-        program_file.write(path, launch_plan.LaunchPlan(2, (), (launch,)), b"cubin")
+        description.write_program(path, launch_plan.LaunchPlan(2, (), (launch,)), b"cubin")
         options = dataclasses.asdict(timing.GPU)
         return runner.run(str(folder), path, options, cache_bytes=4096, best_us=None)
 

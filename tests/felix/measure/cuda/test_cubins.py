@@ -11,12 +11,11 @@ import tvm
 import felix
 from felix import errors
 from felix.measure import build as measure_build
-from felix.measure import payload
-from felix.measure.cuda import program_file
+from felix.measure import description, payload
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import build as cuda_build
+from felix.measure.cuda.building import cubins as cuda_source
 from felix.measure.cuda.building import nvrtc
-from felix.measure.cuda.building import source as cuda_source
 from tests.support import legal_rows
 
 #: Small candidates, whose accumulators become variables.
@@ -131,7 +130,7 @@ def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path)
         scalars=True,
         options=nvrtc.FAST,
     )
-    plan, cubin = program_file.read(reply["library"])
+    plan, cubin = description.read_program(reply["library"])
     assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
 

@@ -17,14 +17,12 @@ from tvm.support import nvcc
 
 import felix
 from felix import errors, launch_plan
-from felix.measure import build, protocol, timing
+from felix.measure import build, description, protocol, timing
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import program_file, reference
+from felix.measure.cuda import reference
 from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import launches, nvrtc
-from felix.measure.cuda.building import source as cuda_source
-from felix.measure.pool import local
-from felix.measure.pool.locks import device_lock
+from felix.measure.cuda.building import cubins, launches, nvrtc
+from felix.measure.pool import local, locks
 from felix.task import Task
 from tests.support import tir_programs
 from tests.support.pool_programs import N, gemm
@@ -190,10 +188,10 @@ def test_prelude_has_only_what_is_used() -> None:
     stock = (
         "#ifdef __CUDACC_RTC__\n#include <cuda/std/cstdint>\n#else\n#include <cuda.h>\n#endif\n"
     )
-    assert cuda_source.slim(stock + kernel + "// INFINITY\n").text.count("#define INFINITY") == 1
-    half = cuda_source.slim(stock + "#include <cuda_fp16.h>\n" + kernel)
+    assert cubins.slim(stock + kernel + "// INFINITY\n").text.count("#define INFINITY") == 1
+    half = cubins.slim(stock + "#include <cuda_fp16.h>\n" + kernel)
     assert half.headers and "cuda/std/cstdint" not in half.text
-    traits = cuda_source.slim(stock + "using std::is_same;\n" + kernel)
+    traits = cubins.slim(stock + "using std::is_same;\n" + kernel)
     assert traits.headers and "cuda/std/cstdint" in traits.text
 
 
@@ -220,7 +218,7 @@ def test_arrays_with_constant_indices_become_variables() -> None:
     def text(of_first: str) -> str:
         return f"int x[2];\n{KERNEL}(float* b) {{\n{of_first}}}\n{KERNEL}_1() {{\n{other}}}\n"
 
-    assert cuda_source.scalars(text(array)) == text(variables)
+    assert cubins.scalars(text(array)) == text(variables)
 
 
 @pytest.mark.parametrize(
@@ -239,9 +237,9 @@ def test_arrays_with_constant_indices_become_variables() -> None:
 def test_arrays_stay_if_anything_else_is_done_with_them(use: str) -> None:
     declared = f"{KERNEL}() {{\n  float c_local[2];\n"
     text = f"{declared}  c_local[1] = 0;\n  {use}\n}}\n"
-    assert cuda_source.scalars(text) == text
+    assert cubins.scalars(text) == text
     shared = text.replace("float c_local", "__shared__ float c_local").replace(use, "")
-    assert cuda_source.scalars(shared) == shared
+    assert cubins.scalars(shared) == shared
 
 
 def test_candidates_have_variables_for_their_accumulators() -> None:
@@ -264,8 +262,8 @@ def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
         1, (4,), (launch_plan.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),)
     )
     path = str(tmp_path / "k.cubin")
-    program_file.write(path, plan, b"\x7fELF\n\n\x00rest")
-    assert program_file.read(path) == (plan, b"\x7fELF\n\n\x00rest")
+    description.write_program(path, plan, b"\x7fELF\n\n\x00rest")
+    assert description.read_program(path) == (plan, b"\x7fELF\n\n\x00rest")
 
 
 class _Nvrtc:
@@ -313,7 +311,7 @@ def test_nvrtc_compiles_a_candidate_and_says_what_is_wrong() -> None:
 
 def test_one_holder_of_a_device_at_a_time(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "device.lock"
-    first, second = device_lock.DeviceLock(path), device_lock.DeviceLock(path)
+    first, second = locks.DeviceLock(path), locks.DeviceLock(path)
     order: list[str] = []
     first.acquire()
 

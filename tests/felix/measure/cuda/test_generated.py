@@ -15,10 +15,9 @@ import tvm
 
 from felix import errors, launch_plan, target
 from felix.measure import build as measure_build
+from felix.measure import description, protocol, timing
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference_build, timing
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import program_file
 from felix.measure.cuda import runner as cuda_runner
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import launches, nvrtc, tvm_module
@@ -83,7 +82,7 @@ def test_a_generated_program_is_built(
 ) -> None:
     program = make()
     reply = _built(program, tmp_path / "candidate")
-    plan, cubin = program_file.read(reply["library"])
+    plan, cubin = description.read_program(reply["library"])
     assert plan == program.plan
     assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
@@ -104,7 +103,10 @@ def test_headers_are_there_for_those_who_include_them(tmp_path: pathlib.Path) ->
     extern "C" __global__ void halved(__nv_bfloat16* a) { a[0] = __float2bfloat16(0.5f); }"""
     launch = launch_plan.Launch("halved", (1, 1, 1, 1, 1, 1), 0, (0,))
     program = GeneratedProgram(source, "sm_80", launch_plan.LaunchPlan(1, (), (launch,)))
-    assert program_file.read(_built(program, tmp_path / "candidate")["library"])[0] == program.plan
+    assert (
+        description.read_program(_built(program, tmp_path / "candidate")["library"])[0]
+        == program.plan
+    )
 
 
 # ---------------------------------------------------------------- runs, on a fake driver
@@ -120,7 +122,7 @@ class Bench:
 
     def run(self, program: GeneratedProgram) -> dict[str, Any]:
         path = str(self.folder / "candidate.cubin")
-        program_file.write(path, program.plan, b"cubin")
+        description.write_program(path, program.plan, b"cubin")
         options = dataclasses.asdict(timing.GPU)
         return self.runner.run(
             str(self.folder / "task"), path, options, cache_bytes=4096, best_us=None
@@ -161,7 +163,9 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[
         task = programs.task(func)
         runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: None)
         text = payloads.of(task.mod, task.target)
-        made = reference_build.handle(text, str(tmp_path / "made"), "auto", seed=0, check=True)
+        made = measure_build.handle_reference(
+            text, str(tmp_path / "made"), "auto", seed=0, check=True
+        )
         runner.prepare(str(tmp_path / "task"), made["description"], made["library"])
         return Bench(driver, runner, tmp_path)
 

@@ -10,10 +10,9 @@ import tvm
 from tvm import te, tirx
 
 import felix
-from felix.measure import build, payload
-from felix.measure.cuda import program_file
+from felix.measure import build, description, payload
 from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import nvrtc, powers
+from felix.measure.cuda.building import launches, nvrtc
 from felix.network import executable
 from felix.task import Task
 
@@ -37,7 +36,7 @@ def sum_of_powers(exponent: float) -> Task:
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, 16, 61, -1, -4])
 def test_a_product_has_the_value_of_the_power(exponent: int) -> None:
-    made = powers.PREPARED(power("float32", exponent))
+    made = launches.PREPARED(power("float32", exponent))
     assert "T.pow" not in made.script()
     out = tvm.runtime.tensor(np.zeros(BASE.size, "float32"))
     tvm.compile(made, target="llvm")["main"](tvm.runtime.tensor(BASE.astype("float32")), out)
@@ -45,7 +44,7 @@ def test_a_product_has_the_value_of_the_power(exponent: int) -> None:
 
 
 def test_of_16_bits_it_is_rounded_once() -> None:
-    made = powers.PREPARED(power("float16", 5))
+    made = launches.PREPARED(power("float16", 5))
     x, out = BASE.astype("float16"), tvm.runtime.tensor(np.zeros(BASE.size, "float16"))
     tvm.compile(made, target="llvm")["main"](tvm.runtime.tensor(x), out)
     np.testing.assert_array_equal(out.numpy(), (x.astype("float64") ** 5).astype("float16"))
@@ -56,7 +55,7 @@ def test_of_16_bits_it_is_rounded_once() -> None:
 )
 def test_other_powers_stay(dtype: str, exponent: float) -> None:
     mod = power(dtype, exponent)
-    assert powers.PREPARED(mod).script() == mod.script()
+    assert launches.PREPARED(mod).script() == mod.script()
 
 
 def test_candidates_and_what_ships_have_products(tmp_path: pathlib.Path) -> None:
@@ -73,7 +72,7 @@ def test_candidates_and_what_ships_have_products(tmp_path: pathlib.Path) -> None
             scalars=True,
             options=nvrtc.FAST,
         )
-        _, cubin = program_file.read(reply["library"])
+        _, cubin = description.read_program(reply["library"])
         source = build.module(mod, task.target).imports[0].inspect_source()
         assert "expf(" in source and "pow" not in source
         assert cubin == cuda_build.cubin(source, task.target)

@@ -13,11 +13,10 @@ import tvm
 from tvm.script import tirx as T
 
 from felix import errors, launch_plan, target, workloads
+from felix.measure import build, description, protocol, task_program, timing
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference_build, task_program, timing
 from felix.measure.checking import reference
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
 from felix.measure.cuda.building import nvrtc
@@ -106,7 +105,7 @@ class Bench:
         folder.mkdir()
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
         payload = payloads.of(mod, target.parse("h200"))
-        made = reference_build.handle(payload, str(folder / "made"), "auto", seed=0, check=True)
+        made = build.handle_reference(payload, str(folder / "made"), "auto", seed=0, check=True)
         self.runner.prepare(str(folder), made["description"], made["library"])
         return str(folder)
 
@@ -123,7 +122,7 @@ class Bench:
         args = tuple(range(n_params + len(workspaces)))
         launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
         path = str(self.folder / "candidate.cubin")
-        program_file.write(
+        description.write_program(
             path, launch_plan.LaunchPlan(n_params, workspaces, (launch,) * n_launches), b"cubin"
         )
         options = dataclasses.asdict(timed)

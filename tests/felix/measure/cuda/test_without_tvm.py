@@ -17,8 +17,9 @@ import dataclasses, pathlib
 import numpy as np
 from felix.launch_plan import Launch, LaunchPlan
 from felix.measure import timing
-from felix.measure.checking import expected
-from felix.measure.cuda import driver, program_file, runner
+from felix.measure.checking import reference
+from felix.measure import description
+from felix.measure.cuda import driver, runner
 from felix.measure.cuda.building import nvrtc
 from felix.measure.description import Description
 from felix.measure.checking.reference import Argument
@@ -41,7 +42,7 @@ def argument(name, is_output):
 def program(kernel):
     path = str(folder / f"{kernel}.cubin")
     launch = Launch(kernel, (1, 1, 1, N, 1, 1), 0, (0, 1, 2))
-    program_file.write(path, LaunchPlan(3, (), (launch,)), b"cubin")
+    description.write_program(path, LaunchPlan(3, (), (launch,)), b"cubin")
     return path
 
 task = Description(
@@ -59,8 +60,8 @@ assert made.open("sm_90") == {}
 assert made.prepare(str(folder / "by plan"), task.to_json(), program("add")) == {}
 assert run("by plan", "right")["checked"]
 assert run("by plan", "wrong")["error"] == "wrong_result"
-checked = expected.read(str(folder / "by plan" / "expected.outputs"), task.arguments)
-expected.write(outputs, checked)
+checked = reference.read_expected(str(folder / "by plan" / "expected.outputs"), task.arguments)
+reference.write_expected(outputs, checked)
 assert made.prepare(str(folder / "by outputs"), task.to_json(), outputs) == {}
 assert run("by outputs", "right")["checked"]
 assert run("by outputs", "wrong")["error"] == "wrong_result"

@@ -21,9 +21,8 @@ from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import reference
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates, inbox, local, rights
+from felix.measure.pool import candidates, inbox, local, locks, rights
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.locks import device_lock, rwlock
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
@@ -201,8 +200,8 @@ def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
 ) -> None:
     gpu_file.touch()  # which no policy allows
     monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
-    monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
-    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(local, "of", lambda target: GPU)
+    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
@@ -216,8 +215,8 @@ def test_a_gpu_gets_references_and_candidates_that_builders_made(
     """By processes without TVM; kernels do nothing here, so sums are not as the builder's."""
     gpu_file.touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
-    monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
-    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(local, "of", lambda target: GPU)
+    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
     monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     task = workloads.parse(text, target="h200")

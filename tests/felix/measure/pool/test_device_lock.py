@@ -14,7 +14,7 @@ import pytest
 
 from felix import errors, files
 from felix.measure.cuda import devices
-from felix.measure.pool.locks import device_lock
+from felix.measure.pool import locks
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def _as_other_user(monkeypatch: pytest.MonkeyPatch, *, may_read: bool) -> None:
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_every_user_may_use_a_new_lock(tmp_path: pathlib.Path, mask: int) -> None:
-    lock = device_lock.DeviceLock(tmp_path / "device.lock")
+    lock = locks.DeviceLock(tmp_path / "device.lock")
     with _umask(mask):
         lock.acquire()
     lock.release()
@@ -52,7 +52,7 @@ def test_every_user_may_use_a_new_lock(tmp_path: pathlib.Path, mask: int) -> Non
 
 
 def test_a_file_that_is_there_keeps_its_mode(tmp_path: pathlib.Path) -> None:
-    lock = device_lock.DeviceLock(tmp_path / "device.lock")
+    lock = locks.DeviceLock(tmp_path / "device.lock")
     lock.path.touch(0o600)
     lock.acquire()
     lock.release()
@@ -62,7 +62,7 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path: pathlib.Path) -> None:
 def test_a_file_of_another_user_that_can_be_read_is_enough(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (device_lock.DeviceLock(tmp_path / "device.lock") for _ in range(2))
+    first, second = (locks.DeviceLock(tmp_path / "device.lock") for _ in range(2))
     first.acquire()
     _as_other_user(monkeypatch, may_read=True)
     second.check()  # does not wait
@@ -74,7 +74,7 @@ def test_a_file_of_another_user_that_can_be_read_is_enough(
 def test_a_file_that_cannot_be_opened_is_named(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = device_lock.DeviceLock(tmp_path / "device.lock")
+    lock = locks.DeviceLock(tmp_path / "device.lock")
     lock.path.touch()
     _as_other_user(monkeypatch, may_read=False)
     for attempt in (lock.check, lock.acquire):
@@ -89,8 +89,8 @@ def test_a_gpu_whose_lock_cannot_be_had_is_refused_at_once(
     monkeypatch.setattr(devices, "bus_id", lambda index: "0000:01:00.0")
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path / "missing"))
     with pytest.raises(errors.MeasureError, match=r"0000:01:00\.0\.lock"):
-        device_lock.for_device("cuda")
-    device_lock.for_device("cpu")  # locks nothing that others use
+        locks.for_device("cuda")
+    locks.for_device("cpu")  # locks nothing that others use
 
 
 def test_locks_are_with_temporary_files_unless_a_variable_says_where(
@@ -99,4 +99,4 @@ def test_locks_are_with_temporary_files_unless_a_variable_says_where(
     monkeypatch.delenv(files.LOCKS_VARIABLE, raising=False)
     assert str(files.device_lock("x").parent) == tempfile.gettempdir()
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
-    assert device_lock.for_device("cpu").path.parent == tmp_path
+    assert locks.for_device("cpu").path.parent == tmp_path

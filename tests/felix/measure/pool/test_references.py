@@ -14,7 +14,7 @@ import tvm
 
 from felix.measure import protocol
 from felix.measure.pool import candidates, rights, staged
-from felix.measure.pool.stages import build_stage, device_stage, references
+from felix.measure.pool.stages import build_stage, device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.pool import test_several_devices as several
 from tests.support import pool_programs as programs
@@ -29,7 +29,7 @@ class Builder:
     """Builds everything at once, but references as it is told to."""
 
     def __init__(self, *references: candidates.Built | Exception) -> None:
-        self.references = list(references)
+        self.references = list(build_stage)
         self.asked: list[str] = []
         self.may_make = threading.Event()
         self.may_make.set()
@@ -132,7 +132,7 @@ def test_no_candidate_overtakes_its_task() -> None:
     """Its reference is there, and the builder has not yet said so."""
     handed: list[Any] = []
     waiting: list[candidates.PoolTask] = []
-    between = references.References(waiting.append, handed.append)
+    between = build_stage.References(waiting.append, handed.append)
     state = candidates.TaskState(several.GPU, "", candidates.Reference())
     task = candidates.PoolTask(0, [state])
     candidate = candidates.Candidate(task, "", "candidate", Future())

@@ -13,11 +13,10 @@ from tvm.script import tirx as T
 
 from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import candidates, local, worker_main
+from felix.measure.pool import candidates, local, locks, worker_main
 from felix.measure.pool import (
     worker as pool_worker,
 )
-from felix.measure.pool.locks import rwlock
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
@@ -146,7 +145,7 @@ def test_quiet_ends_with_the_request_whatever_comes_of_it(state: candidates.Task
     scripted = Worker(pool_worker.WorkerDied(11, "", 0.0))
     _runs(scripted).prepare(state)
     assert not scripted.is_quiet and state.failure is not None
-    shared = rwlock.ReadWriteLock()
+    shared = locks.ReadWriteLock()
     with pytest.raises(ValueError), run_stage.Quiet(shared, ()).until_end() as begin:
         begin()
         begin()  # a worker may ask more than once

@@ -16,7 +16,7 @@ import tvm
 from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import devices
-from felix.measure.pool import candidates, local, local_device
+from felix.measure.pool import candidates, local
 from felix.measure.pool.stages import device_stage, dispatch
 
 TARGET = tvm.target.Target("llvm")
@@ -360,9 +360,9 @@ def test_one_candidate_that_comes_wakes_as_many_helpers_as_have_something_to_do(
 
 def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [workloads.gemm(n, n, n, target="llvm -num-cores 1") for n in (32, 48)]
-    cpu = local_device.of(tasks[0].target)
+    cpu = local.of(tasks[0].target)
     pair = (cpu, dataclasses.replace(cpu, index=1))
-    monkeypatch.setattr(local_device, "chosen", lambda target, indices: pair)
+    monkeypatch.setattr(local, "chosen", lambda target, indices: pair)
     options = local.LocalOptions(builders=1, devices="all", pause_builders=False)
     with local.LocalPool(tasks[0], options) as pool:
         assert pool.n_devices == 2
@@ -386,7 +386,7 @@ def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatc
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Models of the GPUs of this machine."""
     models = ["H200", "H200", "H200"]
-    monkeypatch.setattr(local_device, "of", lambda target: GPU)
+    monkeypatch.setattr(local, "of", lambda target: GPU)
     monkeypatch.setattr(devices, "count", lambda: len(models))
     monkeypatch.setattr(devices, "name", lambda index: models[index])
     monkeypatch.setattr(devices, "uuid", lambda index: f"{index:032x}")
@@ -394,11 +394,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_chosen_gpus_are_seen_one_by_each_worker(gpus: list[str]) -> None:
-    chosen = local_device.chosen(TARGET, "all")
+    chosen = local.chosen(TARGET, "all")
     assert [device.index for device in chosen] == [0, 1, 2]
     assert chosen[2].visible == "GPU-00000000-0000-0000-0000-000000000002"
-    assert [device.index for device in local_device.chosen(TARGET, (2, 0))] == [2, 0]
-    assert local_device.chosen(TARGET, (0,)) == (GPU,)
+    assert [device.index for device in local.chosen(TARGET, (2, 0))] == [2, 0]
+    assert local.chosen(TARGET, (0,)) == (GPU,)
 
 
 @pytest.mark.parametrize(
@@ -407,14 +407,14 @@ def test_the_chosen_gpus_are_seen_one_by_each_worker(gpus: list[str]) -> None:
 )
 def test_gpus_that_are_not_there_are_refused(gpus: list[str], indices: Any, message: str) -> None:
     with pytest.raises(errors.MeasureError, match=message):
-        local_device.chosen(TARGET, indices)
+        local.chosen(TARGET, indices)
 
 
 def test_gpus_of_two_models_are_refused(gpus: list[str]) -> None:
     gpus[1] = "L4"
     with pytest.raises(errors.MeasureError, match="GPU 1 is a L4 and GPU 0 a H200"):
-        local_device.chosen(TARGET, "all")
-    assert len(local_device.chosen(TARGET, (0, 2))) == 2
+        local.chosen(TARGET, "all")
+    assert len(local.chosen(TARGET, (0, 2))) == 2
 
 
 def test_homes_are_balanced_after_a_device_is_out() -> None:

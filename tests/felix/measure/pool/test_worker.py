@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from felix import errors
-from felix.measure.pool import inbox
+from felix.measure.pool import inbox, locks
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.locks import device_lock
 
 
 class FakeForkServer:
@@ -81,7 +80,7 @@ def test_what_keeps_others_off_fails_by_itself(
     worker: pool_worker.Worker, tmp_path: pathlib.Path
 ) -> None:
     """And is not told as the death of the worker."""
-    lock = device_lock.DeviceLock(tmp_path / "no-such-folder" / "device.lock")
+    lock = locks.DeviceLock(tmp_path / "no-such-folder" / "device.lock")
     with pytest.raises(errors.MeasureError, match="no-such-folder"):
         worker.call({}, 5.0, lock.acquire)
     assert worker.pid is None  # it waited for an answer

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from felix.cli import main
-from felix.known_results import queue, store
+from felix.known_results import store
 from felix.measure.calls import cpu_calls
 from felix.network import outcomes
 from felix.network.backend import entry, queued
@@ -56,7 +56,7 @@ def test_unknown_tasks_are_queued_and_run_in_pytorch(tmp_path: pathlib.Path) -> 
         assert torch.equal(fast(x), model(x))  # PyTorch itself
     (only,) = backend.parts()
     assert not only.is_tuned and only.reason == "nothing is known of its 3 tasks"
-    waiting = queue.tasks(backend.known(tmp_path))
+    waiting = store.queued(backend.known(tmp_path))
     assert len(waiting) == only.n_queued == 3
     assert {each.n_requests for each in waiting} == {1}
     assert all(each.form is not None for each in waiting)
@@ -64,12 +64,12 @@ def test_unknown_tasks_are_queued_and_run_in_pytorch(tmp_path: pathlib.Path) -> 
     torch._dynamo.reset()
     with torch.no_grad():
         backend.compiled(model, tmp_path)(x)
-    assert {each.n_requests for each in queue.tasks(backend.known(tmp_path))} == {2}
+    assert {each.n_requests for each in store.queued(backend.known(tmp_path))} == {2}
 
 
 def test_without_the_queue(tmp_path: pathlib.Path) -> None:
     backend.compiled(torch.relu, tmp_path, queue=False)(torch.ones(2))
-    assert not queue.tasks(backend.known(tmp_path)) and not entry.backend_report().n_queued
+    assert not store.queued(backend.known(tmp_path)) and not entry.backend_report().n_queued
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -84,7 +84,7 @@ def test_worked_off(
         summary = queued.work_off(known, _request(pool))
         assert len(summary.done) == 3 and not summary.left and pool.n_measured >= 3
         assert {each.shipped.contender for each in summary.done} == {Contender.FELIX}
-        assert not queue.tasks(known)
+        assert not store.queued(known)
         torch._dynamo.reset()
         fast = backend.compiled(model, tmp_path)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-6)
@@ -113,7 +113,7 @@ def test_some_is_known(tmp_path: pathlib.Path) -> None:
     results = backend.known(tmp_path)
     with torch.no_grad():
         backend.compiled(model, tmp_path)(x)
-        for each in queue.tasks(results):
+        for each in store.queued(results):
             task = Task.from_json(each.task, trusted=True)
             if "softmax" in task.name:
                 results.add(task, backend.outcome(task))
@@ -135,7 +135,7 @@ def test_no_time_for_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
         backend.compiled(_model(), tmp_path)(torch.randn(3, 8))
     summary = queued.work_off(known, _request(networks.Pool(), trials=1))
     assert summary.done and summary.left
-    assert len(queue.tasks(known)) == len(summary.left) == 3 - len(summary.done)
+    assert len(store.queued(known)) == len(summary.left) == 3 - len(summary.done)
 
 
 def test_tasks_of_another_version_are_dropped(tmp_path: pathlib.Path) -> None:
@@ -144,20 +144,21 @@ def test_tasks_of_another_version_are_dropped(tmp_path: pathlib.Path) -> None:
     with known.connection() as connection:
         connection.execute("UPDATE queue SET task = '{}'")
     summary = queued.work_off(known, _request(networks.Pool()))
-    assert "dropped" in summary.left[0][1] and not queue.tasks(known)
+    assert "dropped" in summary.left[0][1] and not store.queued(known)
 
 
 def test_many_processes_queue(tmp_path: pathlib.Path) -> None:
     script = (
-        "import sys; from felix import workloads; from felix.known_results import queue, store;"
+        "import sys; from felix import workloads; from felix.known_results import store;"
         "known = store.Store(sys.argv[1]);"
         f"task = workloads.gemm(16, 32, 8, target={networks.TARGET!r});"
-        "[queue.add(known, [(task, None)]) for _ in range(20)]; queue.add(known, [(task, 'f')])"
+        "[store.enqueue(known, [(task, None)]) for _ in range(20)];"
+        "store.enqueue(known, [(task, 'f')])"
     )
     path = tmp_path / "known.sqlite"
     writers = [warm.Popen([sys.executable, "-c", script, str(path)], warm=True) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
-    (waiting,) = queue.tasks(store.Store(path))
+    (waiting,) = store.queued(store.Store(path))
     assert waiting.n_requests == 42 and waiting.form == "f"
 
 

@@ -1,1 +1,0 @@
-"""Locks that keep timing apart from everything else."""
