@@ -11,9 +11,9 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.tirx import op
 
+from felix.frontend import torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
-from felix.frontend.torch_calls import annotation
-from felix.frontend.torch_calls.form import TorchCall, TorchForm
+from felix.torch_calls.form import TorchCall, TorchForm
 
 # Functions whose results near 0 must not be lost, as programs of their own.
 #
@@ -36,7 +36,7 @@ def emit(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
     return builder.emit(_call(builder, function, x))
 
 
-def legalizations() -> Mapping[str, annotation.Lowering]:
+def legalizations() -> Mapping[str, torch_forms.Lowering]:
     """Ways to lower Relax operators that TVM lowers to the plain formulas."""
     return {
         "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
@@ -56,7 +56,7 @@ def _call(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
         lambda tensor: _program(function, _FORMULAS[function], tensor),
         x,
         primfunc_name_hint=function,
-        primfunc_attrs={annotation.ATTRIBUTE: form.to_json()},
+        primfunc_attrs={torch_forms.ATTRIBUTE: form.to_json()},
     )
 
 

@@ -17,14 +17,13 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import expr_functor
 
-from felix.frontend.torch_calls.form import TorchForm
 from felix.measure.cuda.building import tvm_module
 from felix.measure.payload import Program
 from felix.network import groups
 from felix.network.passes import intermediates
-from felix.network.pytorch import registration
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
+from felix.torch_calls.form import TorchForm, register
 
 #: What a group runs; None: its PrimFunc as TVM schedules it.
 Runs: TypeAlias = Program | TorchForm | None
@@ -64,7 +63,7 @@ def assemble(
             function = _Packed(name, tvm_module.workspace_bytes(runs.plan))
             packed.update(dict.fromkeys(group.symbols, function))
         elif isinstance(runs, TorchForm):
-            function = _Packed(registration.register(runs))
+            function = _Packed(register(runs))
             packed.update(dict.fromkeys(group.symbols, function))
         elif runs is not None:
             for symbol in group.symbols:

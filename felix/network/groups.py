@@ -14,10 +14,10 @@ import tvm
 from tvm import relax
 
 from felix import frontend
-from felix.frontend.torch_calls import forms
-from felix.frontend.torch_calls.form import TorchForm
+from felix.frontend import torch_forms
 from felix.task import Task
 from felix.tir import grammar
+from felix.torch_calls.form import TorchForm
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
     """
     counts = frontend.calls(lowered)
     read = frontend.model_tasks(lowered, full, allow_tf32=allow_tf32)
-    known = forms.read(lowered)
+    known = torch_forms.read(lowered)
     tuned = [
         Group(
             name=each.task.name,

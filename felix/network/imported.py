@@ -14,11 +14,10 @@ from torch.utils import _pytree as pytree
 
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
-from felix.frontend.torch_calls.form import form_from_json
 from felix.network import agreement
 from felix.network import examples as model_calls
 from felix.network.passes import memory
-from felix.network.pytorch import registration
+from felix.torch_calls.form import form_from_json, register
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -218,7 +217,7 @@ def _of_torch(
     read = frontend.import_torch(module, tuple(args), kwargs)
     for forms in read.pytorch.values():
         for text in forms:
-            registration.register(form_from_json(text))
+            register(form_from_json(text))
     expected = model_calls.tensors(model_calls.as_exported(module, args, kwargs))
     return Network(
         name=name,

@@ -44,11 +44,11 @@ def outcome(task: Task, tuned_us: float = 1.0) -> Outcome:
 def learn(folder: pathlib.Path) -> int:
     """Make everything known that is queued; how many tasks that are."""
     results = known(folder)
-    waiting = store.tasks(results)
+    waiting = store.queued(results)
     for entry_ in waiting:
         task = Task.from_json(entry_.task, trusted=True)
         results.add(task, outcome(task))
-    store.remove(results, waiting)
+    store.unqueue(results, waiting)
     return len(waiting)
 
 

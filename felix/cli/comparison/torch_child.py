@@ -16,7 +16,7 @@ from felix.cli.comparison import libraries as times
 
 if TYPE_CHECKING:
     from felix.measure.checking import reference
-    from felix.workloads.torch_forms.form import Form
+    from felix.workloads.torch_forms.contractions import Form
 
 Call = Callable[..., torch.Tensor]
 

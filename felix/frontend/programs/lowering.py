@@ -18,12 +18,11 @@ from tvm import relax
 
 from felix import errors
 from felix import target as targets
-from felix.frontend import imported, numerics
+from felix.frontend import imported, numerics, torch_forms
 from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import Judge
 from felix.frontend.rewriting import operator_name
-from felix.frontend.torch_calls import annotation, forms
 from felix.tir import grammar
 
 _Make: TypeAlias = "Callable[[tvm.IRModule], tvm.IRModule]"
@@ -109,8 +108,8 @@ def build_pipeline() -> Any:
 def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
     """Programs of groups, and the views that are left between planned ones."""
     if grouping.fusion is Fusion.RULES:
-        return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
-    made = forms.attach(grouped, outlining.fused(grouped))
+        return torch_forms.attach(grouped, relax.transform.FuseTIR()(grouped))
+    made = torch_forms.attach(grouped, outlining.fused(grouped))
     passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(passes)(made)
 
@@ -134,7 +133,7 @@ def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
     views = [relax.transform.RewriteDataflowReshape()] if fusion is Fusion.RULES else []
     return [
-        relax.transform.LegalizeOps(annotation.legalizations(numerics.legalizations())),
+        relax.transform.LegalizeOps(torch_forms.legalizations(numerics.legalizations())),
         relax.transform.FoldConstant(),
         *views,
         relax.transform.AnnotateTIROpPattern(),

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax, te, tirx
 
 from felix import errors
+from felix.frontend import torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
-from felix.frontend.torch_calls import annotation
 
 # Attention as two products and a softmax, before operators are lowered.
 #
@@ -98,7 +98,7 @@ def _causal(rewriter: Rewriter, scores: Any, kind: str) -> Any:
             name="causal_mask",
         )
 
-    known = annotation.attributes("causal_mask", 1, str(scores.ty.dtype)) if not offset else None
+    known = torch_forms.attributes("causal_mask", 1, str(scores.ty.dtype)) if not offset else None
     return rewriter.builder.emit_te(
         causal_mask, scores, primfunc_name_hint="causal_mask", primfunc_attrs=known
     )
@@ -132,7 +132,7 @@ def _transposed_rule(rewriter: Rewriter, value: Any) -> Any:
         transposition.args[0],
         dtype,
         primfunc_name_hint="NT_matmul",
-        primfunc_attrs=annotation.attributes("matmul_transposed", 2, dtype),
+        primfunc_attrs=torch_forms.attributes("matmul_transposed", 2, dtype),
     )
 
 

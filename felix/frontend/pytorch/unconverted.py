@@ -1,7 +1,7 @@
 """Operators that TVM does not convert, or not rightly, as calls of PyTorch's own.
 
 Such an operator becomes a call of a function by its name (`relax.call_dps_packed`), whose form
-(`felix.frontend.torch_calls.form`) says which operator of ATen it is and with which arguments.
+(`felix.torch_calls.form`) says which operator of ATen it is and with which arguments.
 The rest of the model is programs as usual. An operator of several results is a call for each that
 is read.
 """
@@ -21,7 +21,7 @@ from tvm.relax.frontend.torch import exported_program_translator as translator
 from felix import errors, names
 from felix.frontend import imported
 from felix.frontend.pytorch import calling, comparison, conversion, export, operators
-from felix.frontend.torch_calls.form import TorchCall, TorchForm
+from felix.torch_calls.form import TorchCall, TorchForm
 
 #: Types of arguments that a form may have.
 _PLAIN = (

@@ -14,8 +14,8 @@ from typing import Any
 
 import tvm
 
-from felix.frontend.torch_calls.form import TorchForm
 from felix.network.attentions.graph import Graph, Value, form_of
+from felix.torch_calls.form import TorchForm
 
 _VIEWS = frozenset(("permute", "reshape"))
 _MOVES = _VIEWS | {"narrow"}

@@ -15,10 +15,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from felix.frontend import torch_forms
 from felix.frontend.rewriting import operator_name
-from felix.frontend.torch_calls import forms
-from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.network import groups
+from felix.torch_calls.form import TorchCall, TorchForm
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class Value:
     """A tensor.
 
     Attributes:
-        function: what gives it, a name of `felix.network.pytorch.functions`; "" of a leaf.
+        function: what gives it, a name of `felix.torch_calls.functions`; "" of a leaf.
         operands: values, lists of values, or constants ({"constant": x}).
         options: of the function.
         dtype: its element type, as TVM writes it.
@@ -67,7 +67,7 @@ class Graph:
         self.values: list[Value] = []
         self.order: list[Any] = []
         self.reads: dict[Any, list[Any]] = {}
-        self._forms, self._splits = forms.read(lowered), forms.splits(lowered)
+        self._forms, self._splits = torch_forms.read(lowered), torch_forms.splits(lowered)
         self._of: dict[Any, Value] = {}
         #: variables that are the parts of a tensor: the tensor, and how it is split
         self._parts: dict[Any, tuple[Value, Mapping[str, Any]]] = {}

@@ -11,7 +11,8 @@ from tvm import relax
 
 from felix.network import groups, imported
 from felix.network.attentions.finding import Attention, Step
-from felix.network.pytorch import functions, registration
+from felix.torch_calls import functions
+from felix.torch_calls.form import register
 
 _NAME = "felix_rewired"
 
@@ -122,7 +123,7 @@ def _call(step: Step, results: Sequence[Any], new: Mapping[Any, Any]) -> Any:
     ]
     result = functions.result(step.form.to_json(), tensors)
     kind = relax.TensorType(list(result.shape), str(result.dtype).removeprefix("torch."))
-    name = registration.register(step.form)
+    name = register(step.form)
     return relax.call_dps_packed(name, relax.Tuple(inputs), kind)
 
 

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 import tvm
 
-from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.measure import task_program
 from felix.measure.checking import reference
@@ -27,6 +26,7 @@ from felix.network.attentions.finding import Attention
 from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender, Shipped
 from felix.task import Task
+from felix.torch_calls.form import TorchForm
 from felix.workloads import torch_forms
 
 _SEED = 0

@@ -14,7 +14,6 @@ import torch
 
 from felix import errors
 from felix.frontend import folding
-from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.network import agreement, assembly, executable, groups, optimized
@@ -25,6 +24,7 @@ from felix.network.contenders.shipping import Contender
 from felix.network.passes import prepacking
 from felix.task import Task
 from felix.tir import grammar
+from felix.torch_calls.form import TorchForm
 
 #: Turns in which a part is timed, and calls in a turn, each of Felix and PyTorch.
 TURNS, REPEATS = 3, 10

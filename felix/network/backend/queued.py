@@ -15,7 +15,6 @@ import tvm
 from tvm import relax
 
 from felix import errors
-from felix.frontend.torch_calls import form as forms
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import task_program
@@ -23,6 +22,7 @@ from felix.network import groups, optimize, outcomes
 from felix.network.contenders import contest, shipping
 from felix.task import Task
 from felix.tir import grammar
+from felix.torch_calls import form as forms
 
 #: The program's name in a network of one call.
 _SYMBOL = "queued"

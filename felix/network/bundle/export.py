@@ -33,13 +33,13 @@ from tvm import relax
 
 from felix import errors, files, launch_plan, records, target
 from felix.artifact import export as task_artifact
-from felix.frontend.torch_calls.form import form_from_json
 from felix.measure import build
 from felix.measure.cuda import driver
 from felix.network import executable, imported, report
 from felix.network.bundle import run_script
 from felix.network.contenders import shipping
-from felix.network.pytorch import functions
+from felix.torch_calls import functions
+from felix.torch_calls.form import form_from_json
 
 #: Version of the folder's layout.
 FORMAT = 1

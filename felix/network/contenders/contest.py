@@ -22,7 +22,6 @@ import torch
 import tvm
 from tvm import relax
 
-from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure.calls import cpu_calls, cuda_calls
@@ -32,6 +31,7 @@ from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Compared, Contender
 from felix.task import Task
 from felix.tir import cost
+from felix.torch_calls.form import TorchForm
 from felix.tuning import results
 
 # Timing networks side by side: the same cold inputs, in turns, and nobody else measures.

@@ -19,26 +19,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from felix.workloads import catalogue, dtypes
-from felix.workloads.torch_forms import convolution, matmul, pointwise, pooling, reduction
-from felix.workloads.torch_forms.form import Form, tensor
+from felix.workloads.torch_forms import contractions, reductions
+from felix.workloads.torch_forms.contractions import Form, tensor
 
 __all__ = ["FORMS", "Form", "form", "tensor"]
 
 #: operator -> its form, from all its parameters
 FORMS: Mapping[str, Callable[[Mapping[str, Any]], Form]] = {
-    "gemm": matmul.gemm,
-    "conv1d": convolution.convolution,
-    "conv2d": convolution.convolution,
-    "conv3d": convolution.convolution,
-    "depthwise_conv2d": convolution.convolution,
-    "conv_transpose2d": convolution.conv_transpose2d,
-    "pool2d": pooling.pool2d,
-    "global_pool2d": pooling.global_pool2d,
-    "reduce": reduction.reduce,
-    "softmax": reduction.softmax,
-    "layer_norm": reduction.layer_norm,
-    "rms_norm": reduction.rms_norm,
-    "elementwise": pointwise.elementwise,
+    "gemm": contractions.gemm,
+    "conv1d": contractions.convolution,
+    "conv2d": contractions.convolution,
+    "conv3d": contractions.convolution,
+    "depthwise_conv2d": contractions.convolution,
+    "conv_transpose2d": contractions.conv_transpose2d,
+    "pool2d": reductions.pool2d,
+    "global_pool2d": reductions.global_pool2d,
+    "reduce": reductions.reduce,
+    "softmax": reductions.softmax,
+    "layer_norm": reductions.layer_norm,
+    "rms_norm": reductions.rms_norm,
+    "elementwise": reductions.elementwise,
 }
 
 

@@ -17,7 +17,7 @@ def test_a_call_without_hope_has_one_turn() -> None:
 
 
 def test_equal_calls_contend_to_the_end() -> None:
-    assert timing.names({"a": [], "b": []}, 2.0) == ["a", "b"]
-    assert timing.names({"a": [1.0, 9.0, 1.0], "b": [1.9, 1.9]}, 2.0) == ["a", "b"]
-    assert timing.names({"a": [1.0, 1.0], "b": [900.0, 1.5, 900.0]}, 2.0) == ["a", "b"]
-    assert timing.names({"a": [1.0], "b": [2.1]}, 2.0) == ["a"]
+    assert timing.left_in_turns({"a": [], "b": []}, 2.0) == ["a", "b"]
+    assert timing.left_in_turns({"a": [1.0, 9.0, 1.0], "b": [1.9, 1.9]}, 2.0) == ["a", "b"]
+    assert timing.left_in_turns({"a": [1.0, 1.0], "b": [900.0, 1.5, 900.0]}, 2.0) == ["a", "b"]
+    assert timing.left_in_turns({"a": [1.0], "b": [2.1]}, 2.0) == ["a"]

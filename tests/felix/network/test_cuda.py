@@ -18,12 +18,12 @@ from torch.utils import _pytree as pytree
 import felix
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
-from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.network import assembly, cuda_graph, executable, groups, imported, judging, outcomes
 from felix.network.backend import entry, partition, queued
 from felix.network.contenders import shipping
 from felix.templates.generated import GeneratedProgram
+from felix.torch_calls.form import TorchForm
 from tests.support import networks, run_py
 
 ARCH = "cuda -arch sm_80"

@@ -18,12 +18,11 @@ from felix.cli import main
 from felix.cli.commands import network as network_command
 from felix.cli.commands import queued as queued_command
 from felix.cli.commands import tune as tune_command
-from felix.frontend.torch_calls import form as forms
 from felix.known_results import outcome, store
 from felix.network import agreement, groups, imported, judging, optimize
 from felix.network.backend import part, partition, settings
-from felix.network.pytorch import functions
 from felix.task import Task
+from felix.torch_calls import form, functions
 from tests.support import networks
 
 CUDA = "cuda -arch=sm_90"
@@ -89,12 +88,12 @@ def _groups(allow_tf32: bool) -> list[groups.Group]:
 def test_pytorch_s_operators_of_such_groups_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = {group.name: group.form for group in _groups(False)}
     for group in _groups(True):
-        assert group.task is not None and isinstance(group.form, forms.TorchForm)
+        assert group.task is not None and isinstance(group.form, form.TorchForm)
         text = group.form.to_json()
-        assert forms.form_from_json(text) == group.form
+        assert form.form_from_json(text) == group.form
         assert group.form.allow_tf32 is group.task.allows_tf32 is ("allow_tf32" in text)
         before = exact[group.name]
-        assert isinstance(before, forms.TorchForm) and "allow_tf32" not in before.to_json()
+        assert isinstance(before, form.TorchForm) and "allow_tf32" not in before.to_json()
         assert (before.key == group.form.key) is not group.task.allows_tf32
     precisions: list[str] = []
     as_measured = functions._as_measured

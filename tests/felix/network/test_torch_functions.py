@@ -10,7 +10,7 @@ import torch
 
 from felix import target
 from felix.network import groups, imported
-from felix.network.pytorch import functions
+from felix.torch_calls import functions
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import relax
 
 from felix import errors
+from felix.frontend import torch_forms
 from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
@@ -25,6 +26,7 @@ from felix.frontend.programs.planning.rewriting import Widened
 from felix.frontend.torch_calls import annotation, forms
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.tir import grammar, validate
+from felix.torch_calls.form import TorchCall, TorchForm
 
 #: Operators behind a product that may be in the one product.
 MAX_BEHIND = 3
@@ -47,7 +49,7 @@ class _Part:
     def torch_form(self, mod: tvm.IRModule) -> TorchForm | None:
         """What PyTorch computes, however many columns there are; None if that is not known."""
         steps = [(call.var, call.value) for call in self.group]
-        form = forms.of_calls(mod, steps, outlining.arguments_of(self.group))
+        form = torch_forms.of_calls(mod, steps, outlining.arguments_of(self.group))
         if isinstance(form, str) or any("shape" in call.options for call in form.calls):
             return None
         return form
@@ -140,7 +142,7 @@ def _whole(parts: Sequence[_Part]) -> Widened | None:
 def _annotated(whole: Widened, form: TorchForm | None) -> Widened:
     if form is None:
         return whole
-    return dataclasses.replace(whole, func=annotation.annotated(whole.func, form))
+    return dataclasses.replace(whole, func=torch_forms.annotated(whole.func, form))
 
 
 def _add(
@@ -173,7 +175,7 @@ def _add(
             form = TorchForm(1, [TorchCall("narrow", [0], options, str(result.dtype))])
             stand_in = rewriting.called(
                 builder,
-                annotation.annotated(func, form),
+                torch_forms.annotated(func, form),
                 [merged[0].var],
                 outlining.MERGED_PART,
                 rewriting.MOVE,

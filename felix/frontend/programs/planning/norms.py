@@ -17,14 +17,13 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from felix import errors
-from felix.frontend import imported
+from felix.frontend import imported, torch_forms
 from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
-from felix.frontend.torch_calls import annotation
-from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.templates.gemm.norms import folding
 from felix.tir import validate
+from felix.torch_calls.form import TorchCall, TorchForm
 
 #: Operators between the norm's input and a product.
 _OF_NORM = frozenset({Role.ROWS, Role.ELEMENTWISE, Role.CAST})
@@ -149,7 +148,7 @@ def _torch_form(read: reading.Reading, site: _Site, folded: folding.Folded) -> T
         names.append(name if name in folded.product.inputs else folding.SCALED_WEIGHT)
     if names.count(folding.SCALED_WEIGHT) != 1:
         return None
-    form = annotation.form_of(read.mod[value.args[0]])
+    form = torch_forms.form_of(read.mod[value.args[0]])
     return of_product(form, folded, names, result, str(x.ty.dtype))
 
 
@@ -168,7 +167,7 @@ def _rewriting(
     """
     func = form.product.func
     if torch_form is not None:
-        func = annotation.annotated(func, torch_form)
+        func = torch_forms.annotated(func, torch_form)
 
     def add(builder: relax.BlockBuilder) -> rewriting.Added:
         values: dict[int | str, Any] = dict(enumerate(outlining.arguments_of(site.group)))

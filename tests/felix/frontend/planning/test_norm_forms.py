@@ -10,8 +10,8 @@ from benchmarks.networks import catalogue
 from felix import frontend, target
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import planner
-from felix.frontend.torch_calls.form import TorchForm
 from felix.network import assembly, groups
+from felix.torch_calls.form import TorchForm
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 
 LLVM = "llvm"

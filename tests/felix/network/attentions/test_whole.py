@@ -16,7 +16,7 @@ from felix import errors, frontend, target
 from felix.network import executable, groups
 from felix.network.attentions import finding, rewiring, whole
 from felix.network.contenders.shipping import Contender
-from felix.network.pytorch import functions
+from felix.torch_calls import functions
 from tests.support import networks, run_py
 from tests.support.modules import Called
 

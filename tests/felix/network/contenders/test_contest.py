@@ -67,7 +67,7 @@ def test_slower_or_wrong_pytorch_does_not_ship(
     (shipped,) = fast.report.groups
     assert shipped.contender is Contender.FELIX
     assert shipped.latencies_us[Contender.PYTORCH] == 99.0
-    from felix.network.pytorch import functions
+    from felix.torch_calls import functions
 
     monkeypatch.setitem(functions.MAKING, "linear", lambda x, w, b: nn.functional.linear(x, w))
     wider = nn.Linear(8, 16)

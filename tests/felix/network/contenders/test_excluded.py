@@ -18,7 +18,7 @@ from felix.measure.calls import cpu_calls
 from felix.network import groups, imported
 from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender
-from felix.network.pytorch import functions
+from felix.torch_calls import functions
 from tests.support import networks
 
 FELIX, TVM, PYTORCH = Contender

@@ -1,7 +1,7 @@
 """The functions of PyTorch that a group may be made of, and how a form runs them.
 
 Needs torch and nothing of Felix: an artifact has this file as `torch_functions.py`. A form is what
-`felix.frontend.torch_calls.form` writes: values are numbered, inputs first, then the result of
+`felix.torch_calls.form` writes: values are numbered, inputs first, then the result of
 each call.
 
 On a GPU everything is put on PyTorch's current stream, and nothing waits. Products of float32 are
@@ -22,6 +22,11 @@ from torch.nn import functional
 Function = Callable[..., torch.Tensor]
 
 
+def _of_torch(names: str) -> dict[str, Function]:
+    """Functions of torch by their own names."""
+    return {name: getattr(torch, name) for name in names.split()}
+
+
 def _extreme(of_tensors: Function, with_number: Function) -> Function:
     """The larger or smaller of two tensors, or of a tensor and a number, in either order."""
 
@@ -36,24 +41,27 @@ def _extreme(of_tensors: Function, with_number: Function) -> Function:
 
 #: Those that write their result where `out` says.
 WRITING: Mapping[str, Function] = {
-    "abs": torch.abs, "ceil": torch.ceil, "cos": torch.cos, "cosh": torch.cosh, "erf": torch.erf,
-    "exp": torch.exp, "floor": torch.floor, "log": torch.log, "logical_not": torch.logical_not,
-    "negative": torch.neg, "round": torch.round, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid,
-    "sign": torch.sign, "sin": torch.sin, "sinh": torch.sinh, "sqrt": torch.sqrt,
-    "square": torch.square, "tan": torch.tan, "tanh": torch.tanh, "add": torch.add,
-    "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div, "power": torch.pow,
+    **_of_torch(
+        "abs add amax amin bitwise_and bitwise_or cat ceil clamp cos cosh erf exp floor "
+        "floor_divide log logical_and logical_not logical_or logical_xor matmul mean round rsqrt "
+        "sigmoid sign sin sinh sqrt square sum tan tanh"
+    ),
+    "negative": torch.neg,
+    "subtract": torch.sub,
+    "multiply": torch.mul,
+    "divide": torch.div,
+    "power": torch.pow,
+    "equal": torch.eq,
+    "not_equal": torch.ne,
+    "greater": torch.gt,
+    "greater_equal": torch.ge,
+    "less": torch.lt,
+    "less_equal": torch.le,
     "maximum": _extreme(torch.maximum, torch.clamp_min),
-    "minimum": _extreme(torch.minimum, torch.clamp_max), "equal": torch.eq, "not_equal": torch.ne,
-    "greater": torch.gt, "greater_equal": torch.ge, "less": torch.lt, "less_equal": torch.le,
-    "logical_and": torch.logical_and, "logical_or": torch.logical_or,
-    "logical_xor": torch.logical_xor, "bitwise_and": torch.bitwise_and,
-    "bitwise_or": torch.bitwise_or, "floor_divide": torch.floor_divide,
+    "minimum": _extreme(torch.minimum, torch.clamp_max),
     "relu": lambda x, **out: torch.clamp_min(x, 0, **out),
-    "clamp": torch.clamp, "matmul": torch.matmul,
     "matmul_transposed": lambda a, b, **out: torch.matmul(a, b.transpose(-1, -2), **out),
-    "sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin,
-    "cat": torch.cat,
-}  # fmt: skip
+}
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -143,40 +151,50 @@ def _aten(
     return made
 
 
+def _pools(kind: str) -> dict[str, Function]:
+    return {f"{kind}_pool{n}d": getattr(functional, f"{kind}_pool{n}d") for n in (1, 2, 3)}
+
+
 #: Those that make a tensor of their own.
 MAKING: Mapping[str, Function] = {
-    "silu": functional.silu, "gelu": functional.gelu, "selu": functional.selu,
-    "leaky_relu": functional.leaky_relu, "softplus": functional.softplus,
-    "where": torch.where, "to": lambda x: x, "var": _variance(torch.var),
-    "std": _variance(torch.std), "argmax": torch.argmax, "argmin": torch.argmin,
-    "softmax": torch.softmax, "log_softmax": torch.log_softmax,
-    "layer_norm": _norm(lambda x, weight, bias, normalized_shape, eps: functional.layer_norm(
-        x, normalized_shape, weight, bias, eps
-    )),
-    "rms_norm": _norm(lambda x, weight, normalized_shape, eps: functional.rms_norm(
-        x, normalized_shape, weight, eps
-    )),
-    "group_norm": _norm(lambda x, weight, bias, num_groups, eps: functional.group_norm(
-        x, num_groups, weight, bias, eps
-    )),
-    "linear": _linear,
-    "conv1d": _convolution(functional.conv1d), "conv2d": _convolution(functional.conv2d),
-    "conv3d": _convolution(functional.conv3d),
-    "conv_transpose1d": _convolution(functional.conv_transpose1d),
-    "conv_transpose2d": _convolution(functional.conv_transpose2d),
-    "conv_transpose3d": _convolution(functional.conv_transpose3d),
-    "max_pool1d": functional.max_pool1d, "max_pool2d": functional.max_pool2d,
-    "max_pool3d": functional.max_pool3d, "avg_pool1d": functional.avg_pool1d,
-    "avg_pool2d": functional.avg_pool2d, "avg_pool3d": functional.avg_pool3d,
-    "adaptive_avg_pool1d": functional.adaptive_avg_pool1d,
-    "adaptive_avg_pool2d": functional.adaptive_avg_pool2d,
-    "adaptive_avg_pool3d": functional.adaptive_avg_pool3d,
-    "reshape": torch.reshape, "permute": torch.permute, "narrow": torch.narrow,
+    **_of_torch("argmax argmin log_softmax narrow permute reshape softmax where"),
+    **{name: getattr(functional, name) for name in ("gelu", "leaky_relu", "selu", "silu")},
+    "softplus": functional.softplus,
+    "to": lambda x: x,
     "expand": lambda x, shape: x.expand(shape),
-    "attention": _attention, "attention_bias": _narrowed_bias, "causal_mask": _causal_mask,
     "swap_last": lambda x: x.transpose(-1, -2),
-    "aten": _aten, "embedding": lambda table, indices: functional.embedding(indices, table),
-}  # fmt: skip
+    "embedding": lambda table, indices: functional.embedding(indices, table),
+    "var": _variance(torch.var),
+    "std": _variance(torch.std),
+    "layer_norm": _norm(
+        lambda x, weight, bias, normalized_shape, eps: functional.layer_norm(
+            x, normalized_shape, weight, bias, eps
+        )
+    ),
+    "rms_norm": _norm(
+        lambda x, weight, normalized_shape, eps: functional.rms_norm(
+            x, normalized_shape, weight, eps
+        )
+    ),
+    "group_norm": _norm(
+        lambda x, weight, bias, num_groups, eps: functional.group_norm(
+            x, num_groups, weight, bias, eps
+        )
+    ),
+    "linear": _linear,
+    **{f"conv{n}d": _convolution(getattr(functional, f"conv{n}d")) for n in (1, 2, 3)},
+    **{
+        f"conv_transpose{n}d": _convolution(getattr(functional, f"conv_transpose{n}d"))
+        for n in (1, 2, 3)
+    },
+    **_pools("max"),
+    **_pools("avg"),
+    **_pools("adaptive_avg"),
+    "attention": _attention,
+    "attention_bias": _narrowed_bias,
+    "causal_mask": _causal_mask,
+    "aten": _aten,
+}
 
 
 def result(text: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -184,7 +202,7 @@ def result(text: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     form = json.loads(text)
     values = list(inputs)
     for call in form["calls"]:
-        made = _function(call["function"])(*_operands(call["operands"], values), **call["options"])
+        made = function(call["function"])(*_operands(call["operands"], values), **call["options"])
         values.append(made.to(getattr(torch, call["dtype"])))
     return values[-1]
 
@@ -206,8 +224,8 @@ def packed(text: str) -> Callable[..., None]:
         *inputs, out = map(torch.utils.dlpack.from_dlpack, arguments)
         with _as_measured(out, precision):
             values = list(inputs)
-            for function, operands, options, dtype in calls[:-1]:
-                result = _function(function)(*_operands(operands, values), **options)
+            for name, operands, options, dtype in calls[:-1]:
+                result = function(name)(*_operands(operands, values), **options)
                 values.append(result.to(dtype))
             _write(calls[-1], values, out)
 
@@ -222,7 +240,7 @@ def _write(call: tuple[str, Any, Any, Any], values: Sequence[torch.Tensor], out:
     if name in WRITING and all(each.dtype == out.dtype for each in tensors):
         WRITING[name](*resolved, **options, out=out)
     else:
-        out.copy_(_function(name)(*resolved, **options))
+        out.copy_(function(name)(*resolved, **options))
 
 
 def _operands(operands: Sequence[Any], values: Sequence[torch.Tensor]) -> list[Any]:
@@ -238,7 +256,8 @@ def _operands(operands: Sequence[Any], values: Sequence[torch.Tensor]) -> list[A
     return resolved
 
 
-def _function(name: str) -> Function:
+def function(name: str) -> Function:
+    """The function of a call."""
     return WRITING[name] if name in WRITING else MAKING[name]
 
 

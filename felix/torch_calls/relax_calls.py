@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from felix.frontend import imported
-from felix.frontend.rewriting import operator_name
+import tvm
 
 #: Function, operands (expressions, numbers, lists of expressions), options.
 Draft: TypeAlias = tuple[str, Sequence[Any], Mapping[str, Any]]
@@ -36,7 +35,7 @@ def draft(call: Any) -> Draft | None:
     Args:
         call: with its type known.
     """
-    conversion = CONVERSIONS.get(operator_name(call))
+    conversion = CONVERSIONS.get(str(call.op.name).removeprefix("relax."))
     return None if conversion is None else conversion(call)
 
 
@@ -185,8 +184,8 @@ def _shaped(function: str) -> Conversion:
     """What the shape of its result says."""
 
     def convert(call: Any) -> Draft | None:
-        shape = imported.spec_of(call, "").shape
-        return None if shape is None else (function, [call.args[0]], {"shape": list(shape)})
+        shape = _known_shape(call)
+        return None if shape is None else (function, [call.args[0]], {"shape": shape})
 
     return convert
 
@@ -203,7 +202,7 @@ def _slice(call: Any) -> Draft | None:
     """A range of one axis, every element of it."""
     x, *lists = call.args
     axes, begin, _, *strides = [[_integer(each) for each in values.fields] for values in lists]
-    shape = imported.spec_of(call, "").shape
+    shape = _known_shape(call)
     if shape is None or len(axes) != 1 or strides not in ([], [[1]]):
         return None
     dim, start = axes[0] % len(shape), begin[0]
@@ -245,6 +244,15 @@ def _even(padding: Sequence[Any], n_spatial: int) -> list[int] | None:
 
 def _shape(value: Any) -> list[int]:
     return [int(extent) for extent in value.ty.shape]
+
+
+def _known_shape(value: Any) -> list[int] | None:
+    """The shape; None where data decide it."""
+    extents = [] if value.ty.shape is None else list(value.ty.shape)
+    is_known = value.ty.shape is not None and all(
+        isinstance(extent, tvm.tirx.IntImm) for extent in extents
+    )
+    return [int(extent) for extent in extents] if is_known else None
 
 
 #: By the operator's name without "relax.".

@@ -1,1 +1,0 @@
-"""Groups that PyTorch's own operators run."""

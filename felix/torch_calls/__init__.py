@@ -1,0 +1,7 @@
+"""What PyTorch calls an operator: its functions by name, and forms, lists of calls of them.
+
+`functions` runs forms, without Felix as well; `relax_calls` says which function an operator of
+Relax is. Importing `functions` loads torch, `relax_calls` TVM, `form` neither.
+"""
+
+from __future__ import annotations
