@@ -10,9 +10,10 @@ from torch import nn
 from tvm import tirx
 
 import felix
+from benchmarks.networks import catalogue
 from felix import frontend, target
 from felix.measure.cuda.building import tvm_module
-from felix.network import assembly, groups, imported
+from felix.network import assembly, groups, imported, judging
 from felix.templates.generated import GeneratedProgram
 from tests.support import networks
 from tests.support.cuda import generated_programs
@@ -71,3 +72,20 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
     assert set(assembly.cubins([(group, program)])) == set(kernels)
     assert network.expected is not None
     torch.testing.assert_close(networks.outputs(network, mod), list(network.expected))
+
+
+# The groups of networks and their tasks.
+
+
+@pytest.mark.parametrize("name", catalogue.NETWORKS)
+def test_tasks_are_read_back_from_json(name: str) -> None:
+    """Other processes and machines tune them."""
+    model, inputs = catalogue.make(name, small=True)
+    full = target.parse("cuda -arch sm_90")
+    grouping = judging.grouping(None, full, None)
+    network = imported.read(model, inputs, {}, full, grouping=grouping)
+    tasks = groups.tasks(groups.of(network.lowered, full))
+    assert tasks
+    for task in tasks:
+        again = felix.Task.from_json(task.to_json(), trusted=True)
+        assert again.key == task.key and tvm_ffi.structural_equal(again.func, task.func)

@@ -1,4 +1,5 @@
-"""Operators without a program: named in the error, or written with others that have one."""
+"""Operators without a program: named in the error, or written with others that have one; groups by
+rules."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.networks import catalogue
 from felix import errors, frontend
-from tests.felix.frontend.test_near_zero import Call
 from tests.felix.frontend.test_networks import assert_agrees, run
+from tests.felix.frontend.test_numerics import Call
 
 
 def test_the_error_names_the_operator() -> None:
@@ -50,3 +52,14 @@ def test_a_quotient_by_zero(
     imported = frontend.import_torch(Call(call), (x,))
     result = run(imported, frontend.lowered(imported), [x])
     torch.testing.assert_close(result, call(x), rtol=0, atol=0, equal_nan=True)
+
+
+# Which operators the fixed rules make one program.
+
+
+def test_norms_of_narrow_elements_take_the_casts_around_them():
+    model, args = catalogue.make("vit_b32", dtype=torch.bfloat16, small=True)
+    lowered = frontend.lowered(frontend.import_torch(model, args))
+    names = {variable.name_hint for variable in lowered.get_global_vars()}
+    assert "layer_norm" not in names
+    assert any(name.startswith("fused_cast_layer_norm_cast") for name in names)
