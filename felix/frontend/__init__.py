@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_FUSION", "Calling", "Fusion", "Grouping", "ImportedModel", "Judgement",
            "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline", "calls",
-           "extract_tasks", "extract_tasks_onnx", "fusion_for", "grouped", "import_onnx",
+           "extract_tasks", "extract_tasks_onnx", "fusion_for", "import_onnx",
            "import_torch", "lowered", "model_tasks", "rewriting_of"]  # fmt: skip
 
 
@@ -128,23 +128,6 @@ def import_onnx(
     return result
 
 
-def grouped(
-    model: ImportedModel,
-    target: targets.TargetLike = "llvm",
-    grouping: Grouping = Grouping(),  # noqa: B008 - a frozen value
-) -> tvm.IRModule:
-    """The lowered module with each group of several calls as a primitive Relax function.
-
-    Args:
-        grouping: how groups are chosen.
-
-    Raises:
-        WorkloadError: an operator has no program, or its constants need too much memory.
-        TargetError: unknown target.
-    """
-    return lowering.grouped(model, targets.parse(target), grouping)
-
-
 def lowered(
     model: ImportedModel,
     target: targets.TargetLike = "llvm",
@@ -156,7 +139,7 @@ def lowered(
         grouping: how groups are chosen.
 
     Raises:
-        WorkloadError: see `grouped`.
+        WorkloadError: an operator has no program, or its constants need too much memory.
         TargetError: unknown target.
     """
     return lowering.lowered(model, targets.parse(target), grouping)

@@ -70,21 +70,6 @@ class Grouping:
     rules: _Make = by_rules
 
 
-def grouped(
-    model: imported.ImportedModel,
-    full: tvm.target.Target,
-    grouping: Grouping = Grouping(),
-) -> tvm.IRModule:
-    """The lowered module with each group of several calls as a Relax function.
-
-    Such a function has the attribute "Primitive"; `main` calls it where its last value is made.
-
-    Raises:
-        WorkloadError: an operator has no program, or its constants need too much memory.
-    """
-    return _passed(lambda mod: _grouped(mod, full, grouping), model.mod, full)
-
-
 def lowered(
     model: imported.ImportedModel,
     full: tvm.target.Target,
@@ -92,10 +77,10 @@ def lowered(
 ) -> tvm.IRModule:
     """The module whose `main` calls one PrimFunc for each group.
 
-    It is built with `build_pipeline`: TVM's own pipelines of targets would group again.
+    A group of several calls is first a function that is "Primitive". The module is built with `build_pipeline`: TVM's own pipelines of targets would group again.
 
     Raises:
-        WorkloadError: see `grouped`.
+        WorkloadError: an operator has no program, or its constants need too much memory.
     """
     return _passed(lambda mod: _fused(_grouped(mod, full, grouping), grouping), model.mod, full)
 
