@@ -77,7 +77,7 @@ def lowered(
 ) -> tvm.IRModule:
     """The module whose `main` calls one PrimFunc for each group.
 
-    A group of several calls is first a function that is "Primitive". The module is built with `build_pipeline`: TVM's own pipelines of targets would group again.
+    It is built with `build_pipeline`: TVM's own pipelines of targets would group again.
 
     Raises:
         WorkloadError: an operator has no program, or its constants need too much memory.

@@ -23,8 +23,6 @@ from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
 from felix.frontend.programs.planning.rewriting import Widened
-from felix.frontend.torch_calls import annotation, forms
-from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.tir import grammar, validate
 from felix.torch_calls.form import TorchCall, TorchForm
 
