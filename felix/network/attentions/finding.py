@@ -1,7 +1,7 @@
 """Attention in a lowered network: programs that PyTorch computes by one operator.
 
 An attention is softmax(q @ k^T * scale + bias) @ v, or with a causal mask, of programs whose
-forms say so (`felix.frontend.torch_calls`), however they are grouped. To it belong moves of
+forms say so (`felix.frontend.torch_forms`), however they are grouped. To it belong moves of
 elements that nothing else reads: splits, transpositions, views. PyTorch's operator reads and
 writes through views, so it takes the place of all of them.
 """

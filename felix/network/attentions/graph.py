@@ -1,6 +1,6 @@
 """A lowered network as PyTorch's functions: values, and what each is computed of.
 
-Programs whose forms are known (`felix.frontend.torch_calls`) are opened, so a value may lie inside
+Programs whose forms are known (`felix.frontend.torch_forms`) are opened, so a value may lie inside
 of a program. What is not known is a leaf.
 """
 
