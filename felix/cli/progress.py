@@ -17,16 +17,15 @@ OnEvent = Callable[[events.Event], None]
 
 
 @contextlib.contextmanager
-def reporter(stream: TextIO | None = None, quiet: bool = False) -> Iterator[OnEvent]:
-    """A function that shows events on a stream (stderr) until the block ends."""
-    stream = stream or sys.stderr
+def reporter(quiet: bool = False) -> Iterator[OnEvent]:
+    """A function that shows events on stderr until the block ends."""
     if quiet:
         yield lambda event: None
-    elif stream.isatty():
-        with _bar(stream) as on_event:
+    elif sys.stderr.isatty():
+        with _bar(sys.stderr) as on_event:
             yield on_event
     else:
-        yield _lines(stream)
+        yield _lines(sys.stderr)
 
 
 def text(event: events.Event) -> str | None:

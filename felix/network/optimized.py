@@ -124,15 +124,14 @@ def timing(
     network: imported.Network,
     runs: Runner,
     model: Callable[[], object] | None,
-    repeats: int = REPEATS,
 ) -> report.Timing:
     """Time whole calls of the network, and of the model, on the example inputs."""
     inputs = list(network.examples)
     with torch.no_grad():
         return report.Timing(
-            network_us=median_us(lambda: runs(inputs), network.examples, repeats),
-            model_us=None if model is None else median_us(model, network.examples, repeats),
-            repeats=repeats,
+            network_us=median_us(lambda: runs(inputs), network.examples, REPEATS),
+            model_us=None if model is None else median_us(model, network.examples, REPEATS),
+            repeats=REPEATS,
         )
 
 

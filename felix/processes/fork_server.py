@@ -151,8 +151,9 @@ class ForkServer:
         return tail(self.work_dir / "fork_server.log") or "no message"
 
 
-def tail(path: pathlib.Path, characters: int = 300) -> str:
-    """The end of a log file on one line; empty if there is none."""
+def tail(path: pathlib.Path) -> str:
+    """The last 300 characters of a log file on one line; empty if there is none."""
+    characters = 300
     if not path.exists():
         return ""
     with open(path, "rb") as file:

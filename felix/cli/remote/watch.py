@@ -110,11 +110,11 @@ def line(event: client.Event) -> str | None:
     return None if text is None else f"{time} {display.printable(text)}"
 
 
-def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """Values as blocks, the largest highest; at most `width`, evenly chosen, the last included."""
+def sparkline(values: Sequence[float]) -> str:
+    """Values as blocks, the largest highest; at most `WIDTH`, evenly chosen, the last included."""
     if not values:
         return ""
-    n = min(width, len(values))
+    n = min(WIDTH, len(values))
     step = (len(values) - 1) / max(1, n - 1)
     picked = [values[round(index * step)] for index in range(n)]
     low, high = min(picked), max(picked)

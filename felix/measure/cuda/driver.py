@@ -127,11 +127,11 @@ class Kernel:
 class Context:
     """The primary context of a device, current in the calling thread, and one stream."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self) -> None:
         self._cuda = libcuda()
         self._call("cuInit", 0)
         device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), index)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
         self._device = device
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)

@@ -105,6 +105,10 @@ _PROBES = 3
 _DELAY_PROBES = 10
 #: Looks without a gain after which the clock is at its fastest.
 _SETTLED_PROBES = 8
+#: How far a clock may be from the fastest, relative to it.
+_TOLERANCE = 0.02
+#: How long a wait for the fastest clock takes at most, in seconds, and how many may be in vain.
+_WAIT_S, _PATIENCE = 0.05, 3
 
 
 class Probe(Protocol):
@@ -122,22 +126,16 @@ class Probe(Protocol):
 class ClockGuard:
     """Times candidates at full clock; see the module docstring.
 
-    After `patience` waits in vain, one after the other, the clock of the moment counts as full.
-    A wait takes up to `limit_s`; `tolerance` is relative; `now` is the time in seconds.
+    After `_PATIENCE` waits in vain, one after the other, the clock of the moment counts as full.
+    `now` is the time in seconds.
     """
 
     def __init__(
         self,
         probe: Probe,
-        tolerance: float = 0.02,
-        limit_s: float = 0.05,
-        patience: int = 3,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._probe = probe
-        self._tolerance = tolerance
-        self._limit_s = limit_s
-        self._patience = patience
         self._now = now
         self._full_us: float | None = None
         self._vain_waits = 0
@@ -156,7 +154,7 @@ class ClockGuard:
         latencies_us = measure()
         after_us = self._probe_us()
         change = max(before_us, after_us) / min(before_us, after_us)
-        if change > 1 + self._tolerance and decides(latencies_us, change):
+        if change > 1 + _TOLERANCE and decides(latencies_us, change):
             self._wait_for_full_clock()
             return measure()
         return latencies_us
@@ -164,12 +162,12 @@ class ClockGuard:
     def _wait_for_full_clock(self) -> float:
         """Keep the device busy until the clock is full, or for `limit_s`; the last probe."""
         full_us = self._learn_full_us() if self._full_us is None else self._full_us
-        deadline = self._now() + self._limit_s
+        deadline = self._now() + _WAIT_S
         probe_us = fastest_us = self._probe_us()
-        while probe_us > full_us * (1 + self._tolerance):
+        while probe_us > full_us * (1 + _TOLERANCE):
             if self._now() > deadline:
                 self._vain_waits += 1
-                if self._vain_waits >= self._patience:
+                if self._vain_waits >= _PATIENCE:
                     self._full_us, self._vain_waits = fastest_us, 0
                 return probe_us
             self._probe.delay(_DELAY_PROBES)
@@ -184,7 +182,7 @@ class ClockGuard:
         while n_no_faster < _SETTLED_PROBES:
             self._probe.delay(_DELAY_PROBES)
             probe_us = self._probe_us()
-            n_no_faster = n_no_faster + 1 if probe_us > full_us * (1 - self._tolerance) else 0
+            n_no_faster = n_no_faster + 1 if probe_us > full_us * (1 - _TOLERANCE) else 0
             full_us = min(full_us, probe_us)
         return full_us
 
