@@ -20,7 +20,7 @@ BIN    := .venv/bin
 STAMP  := .venv/felix-setup
 LOWEST := .venv-lowest
 # Tunes, optimizes and serves as the guide says.
-SMOKE  := tests/docs/test_tutorials.py tests/felix/test_tensorfile.py
+SMOKE  := tests/docs/test_tutorials.py tests/felix/test_files.py
 LOCK   := requirements.lock
 TORCH  := $(shell sed -n 's/^torch==.*/&/p' $(LOCK))
 

@@ -2,7 +2,7 @@
 
 Layers of ResNet-50, MobileNet-v2, R3D-18, DCGAN, ViT, LLaMA and BERT at batch sizes 1 to 16,
 random shapes of every operator, and awkward ones (`workloads_random`). No workload of
-`benchmarks/` is among them (`tests/costmodel/test_collect_cuda.py` holds that), so that a model
+`benchmarks/` is among them (`tests/costmodel/test_collect.py` holds that), so that a model
 trained on them has not seen those. Lines are of the workload text form, in an order that mixes
 operators, so that a run which ends early has them all.
 """

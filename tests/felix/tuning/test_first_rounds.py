@@ -1,17 +1,25 @@
-"""First rounds of several tasks: their sizes, what follows when time is up, traces later."""
+"""First rounds: their sizes, what is measured first or known, traces later, what is pending."""
 
 from __future__ import annotations
 
 import pathlib
+import threading
+import types
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 import felix
 from felix import workloads
+from felix.measure import protocol
+from felix.measure.pool import locks
+from felix.metaschedule import trace_text
+from felix.search import interface
 from felix.sketch import formula_cache, legality
 from felix.tuning import pacing
 from felix.tuning.opening import ahead, first_rounds, opened_sketches, task_search
+from felix.tuning.trials import pending
 from tests.support import tuning_fakes as fakes
 
 
@@ -100,3 +108,142 @@ def test_formulas_are_made_ahead_beside_gpus_alone() -> None:
     on_cpu = [fakes.task(32), fakes.task(64)]
     assert [ahead.n_processes(on_cuda, n_cores) for n_cores in (2, 6, 16)] == [0, 2, 4]
     assert ahead.n_processes(on_cuda[:1], 16) == ahead.n_processes(on_cpu, 16) == 0
+
+
+def _best(n: int = 3) -> list[tuple[str, tuple[int, ...]]]:
+    """The sketch keys and decisions of the fastest of a run."""
+    result = felix.tune(fakes.task(), 24, model=fakes.Model(), options=fakes.small())
+    ranked = sorted(result.records, key=lambda r: r.measurement.latency_us or 0.0)
+    return [(record.sketch_key, record.decisions) for record in ranked[:n]]
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_known_schedules_are_measured_first_and_once() -> None:
+    known, pool = _best(), fakes.Pool()
+    options = fakes.small(pool, first_schedules=lambda *_: [*known, known[0]])
+    result = felix.tune(fakes.task(), 16, model=fakes.Model(), options=options)
+    measured = [(r.sketch_key, r.decisions) for r in result.records]
+    assert measured[:3] == known
+    assert len(set(measured)) == len(measured) == 16
+    assert result.best.latency_us <= fakes.latency_us(fakes.Program(0, known[0][1])) * 1.1
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_schedules_that_do_not_fit_are_left_out() -> None:
+    key, decisions = _best(1)[0]
+    wrong = [("another sketch", decisions), (key, decisions[:-1])]
+    options = fakes.small(first_schedules=lambda *_: wrong)
+    result = felix.tune(fakes.task(), 8, model=fakes.Model(), options=options)
+    assert len(result.records) == 8
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_a_settled_task_gets_no_trials() -> None:
+    tasks = [fakes.task(64), fakes.task(32)]
+    pool = fakes.Pool()
+    options = fakes.small(pool, settled=frozenset({tasks[0].key}))
+    network = felix.tune(tasks, 16, model=fakes.Model(), options=options)
+    assert [len(result.records) for result in network.results] == [0, 16]
+
+
+def test_a_trace_is_known_by_its_text() -> None:
+    """What a database holds as text leads back to sketch and decisions, without TVM reading it."""
+    task = workloads.gemm(32, 32, 32, target="llvm -num-cores 2")
+    sketches = task_search.sketches_of(task)
+    finder = trace_text.Finder(sketches)
+    for sketch in sketches:
+        for row in sketch.sample(3, seed=1):
+            decisions = tuple(int(value) for value in row)
+            trace = sketch.schedule(decisions).trace
+            signature, texts = trace_text.read(trace.simplified(True))
+            located = finder.find(signature, texts)
+            assert located is not None
+            assert (
+                sketches[located[0]].schedule(located[1]).mod.script()
+                == sketch.schedule(decisions).mod.script()
+            )
+            for damaged in ([*texts, "1"], ["[1]"] * len(texts), ["99"] * len(texts)):
+                assert finder.find(signature, damaged) is None
+    assert finder.find("nonsense", []) is None
+
+
+_Future = Future[protocol.Measurement]
+
+
+class Measurer:
+    """Futures that a test resolves."""
+
+    def __init__(self) -> None:
+        self.futures: list[_Future] = []
+
+    def submit(self, program: Any) -> _Future:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def _trials(number: int, seconds: float | None = None) -> tuple[pending.PendingTrials, Measurer]:
+    breakdown = pacing.Breakdown()
+    guard = pacing.ComputeGuard(locks.ReadWriteLock(), breakdown)
+    trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, seconds)
+    measurer = Measurer()
+    task_run: Any = types.SimpleNamespace(measurer=measurer, n_rounds=0)
+    for each in range(number):
+        trials.submit(task_run, interface.Suggestion(0, (each,)), None)  # type: ignore[arg-type]
+    return trials, measurer
+
+
+def _resolve(future: _Future) -> None:
+    future.set_result(protocol.Measurement.timed([1.0]))
+
+
+def test_the_oldest_that_is_measured_is_taken_first() -> None:
+    trials, measurer = _trials(4)
+    taken: list[tuple[int, ...]] = []
+    for number in (3, 1, 2):
+        _resolve(measurer.futures[number])
+    trials.complete_one(lambda trial: taken.append(trial.suggestion.decisions))
+    trials.take_measured(lambda trial: taken.append(trial.suggestion.decisions))
+    assert taken == [(1,), (2,), (3,)] and len(trials) == 1
+
+
+def test_a_wait_ends_with_the_first_measurement() -> None:
+    trials, measurer = _trials(2)
+    threading.Timer(0.01, _resolve, [measurer.futures[1]]).start()
+    taken: list[Any] = []
+    trials.complete_one(taken.append)
+    assert [trial.suggestion.decisions for trial in taken] == [(1,)]
+    assert taken[0].completed_s is not None
+
+
+def test_what_is_cancelled_is_let_go_of_unrecorded() -> None:
+    trials, measurer = _trials(3, seconds=1e-9)  # time is up
+    measurer.futures[0].set_running_or_notify_cancel()
+    taken: list[Any] = []
+    trials.complete_one(taken.append)
+    trials.complete_one(taken.append)
+    assert not taken and len(trials) == 1
+
+
+def test_a_trial_whose_recording_was_interrupted_is_recorded_at_the_end() -> None:
+    trials, measurer = _trials(2)
+
+    def interrupted(trial: pending.PendingTrial) -> None:
+        raise KeyboardInterrupt
+
+    _resolve(measurer.futures[0])
+    with pytest.raises(KeyboardInterrupt):
+        trials.complete_one(interrupted)
+    taken: list[Any] = []
+    trials.abandon(taken.append)
+    assert [trial.suggestion.decisions for trial in taken] == [(0,)] and len(trials) == 0
+
+
+def test_what_was_let_go_of_is_not_taken_when_it_is_measured() -> None:
+    trials, measurer = _trials(2)
+    measurer.futures[0].set_running_or_notify_cancel()
+    taken: list[Any] = []
+    trials.abandon(taken.append)
+    _resolve(measurer.futures[0])
+    assert measurer.futures[1].cancelled()
+    trials.take_measured(taken.append)
+    assert taken == [] and len(trials) == 0
