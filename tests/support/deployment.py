@@ -154,7 +154,7 @@ class Deployment:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """SIGTERM, as a supervisor ends a service; it has to obey."""
         process.send_signal(signal.SIGTERM)
-        assert process.wait(40) is not None, self.log(process)
+        assert process.wait(LIMIT_S) is not None, self.log(process)
 
     def run(self, script: str, **environment: str) -> str:
         """What a shell script writes; it has to succeed."""

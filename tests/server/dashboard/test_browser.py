@@ -64,10 +64,7 @@ def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
 
 
 def test_controls_of_the_charts(page: Any, site: Site) -> None:
-    worker = growing.tuner(site.db)
-    api_rows.queued(site.db, n_tasks=2, trials=64)
-    grows = growing.Growing(site.db, worker)
-    grows.step(24)
+    grows = growing.begun(site.db, 24, n_tasks=2, trials=64)
     number = grows.claim.job.id
     page.goto(f"/dashboard/jobs/{number}")
     whole = points(page, "convergence")

@@ -115,10 +115,7 @@ def test_outliers_leave_the_axis_to_the_best(page: Any, site: Site) -> None:
 
 @in_a_browser
 def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None:
-    worker = growing.tuner(site.db)
-    api_rows.queued(site.db, n_tasks=3, trials=64)
-    grows = growing.Growing(site.db, worker)
-    grows.step(5)
+    grows = growing.begun(site.db, 5, n_tasks=3, trials=64)
     page.goto(f"/dashboard/jobs/{grows.claim.job.id}")
     wait_for(page, "convergence")
     names = "document.getElementById('convergence').data.map(trace => trace.name)"

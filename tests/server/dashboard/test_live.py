@@ -46,9 +46,7 @@ def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Sit
 
 def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
     """Also the one that opens while the stream is open, and one that looks at another job next."""
-    worker = growing.tuner(site.db)
-    api_rows.queued(site.db, trials=64)
-    grows = growing.Growing(site.db, worker)
+    grows = growing.begun(site.db, 0, trials=64)
     number = grows.claim.job.id
     count = (
         "window.eventNumbers = []; document.addEventListener('felix:event', "
@@ -161,10 +159,7 @@ CONTROLS = {
 
 
 def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: Site) -> None:
-    worker = growing.tuner(site.db)
-    api_rows.queued(site.db, site.key.key.id, n_tasks=2, trials=64)
-    grows = growing.Growing(site.db, worker)
-    grows.step(24)
+    growing.begun(site.db, 24, site.key.key.id, n_tasks=2, trials=64)
     api_rows.queued(site.db)
     growing.teams(site.db, site.key.key.id, [1, 2, 999])
     tree = page.context.new_cdp_session(page)

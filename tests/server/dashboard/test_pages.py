@@ -82,10 +82,7 @@ def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
 
 
 def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
-    worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, pages.key_id, n_tasks=2, trials=64)
-    grows = growing.Growing(pages.service.db, worker)
-    grows.step(20)
+    grows = growing.begun(pages.service.db, 20, pages.key_id, n_tasks=2, trials=64)
     job = grows.finish(pages.service.blobs)
     page = pages.get(f"/dashboard/jobs/{job.id}")
     text = words(page)
@@ -106,10 +103,7 @@ def test_points_are_the_measured_trials(pages: Pages) -> None:
 
 
 def test_trials_page_filters_and_pages(pages: Pages) -> None:
-    worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, pages.key_id, trials=200)
-    grows = growing.Growing(pages.service.db, worker)
-    grows.step(120)
+    grows = growing.begun(pages.service.db, 120, pages.key_id, trials=200)
     at = f"/dashboard/jobs/{grows.claim.job.id}/trials"
     first = pages.get(at)
     assert f"{at}/100" in first and f"{at}/101" not in first and "?after=100" in first
@@ -136,26 +130,13 @@ def test_search_page_judges_the_cost_model(pages: Pages) -> None:
 
 
 def test_code_is_marked_and_whole(pages: Pages) -> None:
-    worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, pages.key_id)
-    grows = growing.Growing(pages.service.db, worker)
-    grows.step(2)
+    grows = growing.begun(pages.service.db, 2, pages.key_id)
     job = grows.finish(pages.service.blobs)
     page = pages.get(f"/dashboard/jobs/{job.id}/code")
     assert '<span class="k">def</span>' in page and " style=" not in page
     text = html.unescape(re.sub(r"<[^>]+>", "", page))
     assert growing.SCHEDULE in text and growing.SOURCE in text and "LLVM IR" in text
-
-
-def test_assembly_stands_beside_the_generated_code(pages: Pages) -> None:
-    worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, pages.key_id)
-    grows = growing.Growing(pages.service.db, worker)
-    grows.step(2)
-    job = grows.finish(pages.service.blobs)
-    page = pages.get(f"/dashboard/jobs/{job.id}/code")
-    assert growing.ASSEMBLY in html.unescape(re.sub(r"<[^>]+>", "", page))
-    assert "Assembly 10 lines" in words(page)
+    assert growing.ASSEMBLY in text and "Assembly 10 lines" in words(page)
     code = pages.client.get(f"/v1/jobs/{job.id}/tasks/0/code").json()
     assert code["assembly"] == growing.ASSEMBLY
 
@@ -217,10 +198,7 @@ def test_parameters_of_a_template_have_names(pages: Pages) -> None:
 
 
 def test_log_is_paged_newest_first(pages: Pages) -> None:
-    worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, pages.key_id, trials=400)
-    grows = growing.Growing(pages.service.db, worker)
-    grows.step(230)
+    grows = growing.begun(pages.service.db, 230, pages.key_id, trials=400)
     at = f"/dashboard/jobs/{grows.claim.job.id}/log"
     short = pages.get(at)
     assert "event-2" in short and ">trial<" not in short

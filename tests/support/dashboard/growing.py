@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 from server.database import database
 from server.store import (
@@ -154,6 +155,17 @@ class Growing:
             progress.round_started(
                 tx, self.fence, task, round_number, counts, steps if round_number else []
             )
+
+
+def begun(
+    db: database.Database, n_trials: int, key_id: int | None = None, **changes: Any
+) -> Growing:
+    """A new job with so many trials."""
+    worker = tuner(db)
+    api_rows.queued(db, key_id, **changes)
+    made = Growing(db, worker)
+    made.step(n_trials)
+    return made
 
 
 def deliver(
