@@ -47,7 +47,7 @@ def cluster(kinds: tuple[str, ...]) -> Iterator[ray_cluster.RayCluster]:
     }
     from felix.measure.cluster import messages
 
-    resources = {_HERE: 1} | {messages.resource(kind): 1 for kind in messages}
+    resources = {_HERE: 1} | {messages.resource(kind): 1 for kind in kinds}
     command = [
         sys.executable,
         "-m",

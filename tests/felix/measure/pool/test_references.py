@@ -29,7 +29,7 @@ class Builder:
     """Builds everything at once, but references as it is told to."""
 
     def __init__(self, *references: candidates.Built | Exception) -> None:
-        self.references = list(build_stage)
+        self.references = list(references)
         self.asked: list[str] = []
         self.may_make = threading.Event()
         self.may_make.set()
