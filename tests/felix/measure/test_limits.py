@@ -65,10 +65,10 @@ def test_copies_and_sums_of_integers_count() -> None:
 
 
 def test_tuning_refuses_it_at_once() -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(errors.WorkloadError, match="too large"):
         felix.tune(workloads.gemm(200_000, 200_000, 10), trials=1)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_a_history_forgets_after_an_hour() -> None:

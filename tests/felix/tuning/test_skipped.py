@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -163,7 +162,6 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
         if isinstance(event, events.Trial) and event.trial == 3:
             stop.set()
 
-    begun = time.monotonic()
     result = felix.tune(
         tuning_fakes.task(),
         trials=1000,
@@ -173,7 +171,6 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert result.reason == "interrupted"
     assert 3 <= len(result.records) <= 16  # the pool answers at once: what is measured is kept
-    assert time.monotonic() - begun < 10
     assert isinstance(emitted[-1], events.Finished)
 
 
