@@ -6,41 +6,23 @@ import dataclasses
 import pathlib
 import random
 
-import numpy as np
 import pytest
 
 from felix import errors, target
-from felix.measure.checking import reference
-from felix.measure.cuda.building import nvrtc
 from felix.templates import spec
 from felix.templates.gemm.ampere import decisions, simt, simt_program, template
 from felix.templates.gemm.ampere.simt import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
 from tests.support import share
-from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
+from tests.support.templates import host_gpu, kernels, template_rows
 
-SMALL = {
-    "thread_m": 4,
-    "thread_n": 4,
-    "lanes_m": 4,
-    "warps_m": 1,
-    "warps_n": 1,
-    "block_k": 8,
-    "stages": 2,
-    "split_k": 1,
-    "group_m": 1,
-    "blocks_per_sm": 1,
-}
-BIG = SMALL | {
-    "thread_m": 8,
-    "thread_n": 8,
-    "warps_m": 4,
-    "warps_n": 2,
-    "block_k": 8,
-    "stages": 4,
-    "group_m": 8,
-    "blocks_per_sm": 2,
-}
+SMALL = kernels.decisions(
+    "thread_m=4 thread_n=4 lanes_m=4 warps_m=1 warps_n=1 block_k=8 stages=2 split_k=1 group_m=1"
+    " blocks_per_sm=1"
+)
+BIG = kernels.decisions(
+    "thread_m=8 thread_n=8 warps_m=4 warps_n=2 stages=4 group_m=8 blocks_per_sm=2", SMALL
+)
 GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
 MASK = "place1 <= place0 ? x : -1.0f"
 H100 = target.hardware(target.parse("cuda -arch sm_90"))
@@ -91,67 +73,44 @@ def problem(
     )
 
 
-CASES = {
-    "plain": (problem(32, 32, 96), SMALL),
-    "along_rows": (
-        problem(64, 96, 40, layouts="mn"),
-        SMALL | {"thread_n": 12, "warps_m": 2, "lanes_m": 8, "stages": 4},
-    ),
+CASES: dict[str, tuple[GemmProblem, str]] = {
+    "plain": (problem(32, 32, 96), ""),
+    "along_rows": (problem(64, 96, 40, layouts="mn"), "thread_n=12 warps_m=2 lanes_m=8 stages=4"),
     "warps": (
         problem(128, 128, 64, layouts="kn", fused=True),
-        SMALL
-        | {
-            "thread_m": 8,
-            "thread_n": 8,
-            "lanes_m": 8,
-            "warps_m": 2,
-            "warps_n": 4,
-            "block_k": 16,
-            "stages": 3,
-        },
+        "thread_m=8 thread_n=8 lanes_m=8 warps_m=2 warps_n=4 block_k=16 stages=3",
     ),
     "guards": (
         problem(37, 45, 71, batch=2, fused=True),
-        SMALL | {"thread_m": 8, "warps_n": 2, "stages": 3, "group_m": 2, "block_k": 32},
+        "thread_m=8 warps_n=2 stages=3 group_m=2 block_k=32",
     ),
-    "odd": (problem(19, 21, 35, layouts="mn"), SMALL | {"thread_n": 8, "stages": 3}),
-    "eight_bytes": (
-        problem(38, 42, 50, layouts="mn", fused=True),
-        SMALL | {"thread_m": 12, "block_k": 16},
-    ),
+    "odd": (problem(19, 21, 35, layouts="mn"), "thread_n=8 stages=3"),
+    "eight_bytes": (problem(38, 42, 50, layouts="mn", fused=True), "thread_m=12 block_k=16"),
     "one_row": (
         problem(1, 300, 90, layouts="kn", fused=True),
-        SMALL | {"thread_m": 1, "lanes_m": 1, "warps_n": 2, "block_k": 32, "split_k": 2},
+        "thread_m=1 lanes_m=1 warps_n=2 block_k=32 split_k=2",
     ),
-    "five_rows": (
-        problem(5, 70, 64),
-        SMALL | {"thread_m": 2, "lanes_m": 2, "warps_m": 2, "block_k": 16},
-    ),
-    "columns": (
-        problem(70, 9, 64, layouts="mk"),
-        SMALL | {"lanes_m": 16, "thread_m": 8, "block_k": 16},
-    ),
-    "split": (
-        problem(17, 33, 200, batch=2, fused=True),
-        SMALL | {"split_k": 4, "warps_n": 2, "stages": 4},
-    ),
-    "split_whole": (problem(24, 40, 100, layouts="mn"), SMALL | {"split_k": 3, "block_k": 16}),
-    "narrow": (problem(24, 40, 30, out="float16", fused=True), SMALL | {"thread_m": 16}),
-    "shared": (problem(20, 24, 32, layouts="mk", batch=3, shared=True), SMALL),
-    "offset": (problem(20, 24, 32, layouts="mn", offset=2), SMALL | {"block_k": 32}),
+    "five_rows": (problem(5, 70, 64), "thread_m=2 lanes_m=2 warps_m=2 block_k=16"),
+    "columns": (problem(70, 9, 64, layouts="mk"), "lanes_m=16 thread_m=8 block_k=16"),
+    "split": (problem(17, 33, 200, batch=2, fused=True), "split_k=4 warps_n=2 stages=4"),
+    "split_whole": (problem(24, 40, 100, layouts="mn"), "split_k=3 block_k=16"),
+    "narrow": (problem(24, 40, 30, out="float16", fused=True), "thread_m=16"),
+    "shared": (problem(20, 24, 32, layouts="mk", batch=3, shared=True), ""),
+    "offset": (problem(20, 24, 32, layouts="mn", offset=2), "block_k=32"),
     "masked": (
         dataclasses.replace(
             problem(24, 40, 16),
             epilogue=Epilogue(MASK, (), (Place("place0", 1, 1, 24), Place("place1", 2, 2, 20))),
         ),
-        SMALL,
+        "",
     ),
 }
 
 
 @pytest.mark.parametrize("case", share.of(CASES, 6))
 def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
-    _check(*CASES[case], tmp_path)
+    p, text = CASES[case]
+    _check(p, kernels.decisions(text, SMALL), tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(share.rounds(4, 12)))
@@ -166,36 +125,20 @@ def test_random_decisions_compute_random_problems(seed: int, tmp_path: pathlib.P
         fused=rng.random() < 0.5,
     )
     made = template.SimtGemm(p, H100, "sm_90")
-    while True:
-        values = {q.name: rng.choice(q.domain) for q in made.parameters}
-        try:
-            made.generate(values)
-        except errors.DecisionError:
-            continue
-        return _check(p, values, tmp_path)
+    _check(p, kernels.legal(made, rng), tmp_path)
 
 
 def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
     """The text computes the problem, with what the features count."""
     generated = simt_program.program(p, Decisions.of(values), "sm_80")
-    library = host_gpu.build_simt(generated, p, folder)
-    (epilogue,) = gemm_problems.compile_epilogues([p], folder)
-    for late in (True, False):
-        arrays = gemm_problems.arrays(p)
-        assert host_gpu.run(library, generated, arrays, late=late) == 0
-        actual = arrays[-1]
-        _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)
-        tolerance = 1e-4 if p.output.dtype == "float32" else 1e-2
-        assert reference.mismatch(actual[:-64], expected, tolerance) is None
-        assert (actual[-64:].view(np.uint8) == 0x5A).all()
-    done = host_gpu.counts(library)
-    f = template_rows.rows_of(template.SimtGemm(p, H100, "sm_90"), values)["gemm"]
+    tolerance = 1e-4 if p.output.dtype == "float32" else 1e-2
+    done = kernels.check_text(p, generated, folder, build=host_gpu.build_simt, tolerance=tolerance)
+    f = _features(p, values)["gemm"]
     d = Decisions.of(values)
-    padded = decisions.grid(p, d).tile_steps * d.block_k * d.block_m * d.block_n
-    assert done.mma == 2 * padded
-    assert done.copied_bytes == 2 * f["copied_bytes"]
-    assert done.copied_bytes + done.loaded_bytes == 2 * f["shared_traffic"]
-    assert done.copies == 2 * f["copy_instructions"]
+    assert done.mma == decisions.grid(p, d).tile_steps * d.block_k * d.block_m * d.block_n
+    assert done.copied_bytes == f["copied_bytes"]
+    assert done.copied_bytes + done.loaded_bytes == f["shared_traffic"]
+    assert done.copies == f["copy_instructions"]
 
 
 def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, float]]:
@@ -263,10 +206,8 @@ def test_elements_that_a_warp_transposes_lie_in_different_banks() -> None:
 )
 def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
     hardware = target.hardware(target.parse(f"cuda -arch {arch.rstrip('a')}"))
-    generated = template.SimtGemm(p, hardware, arch).generate(values)
-    binary = nvrtc.compile_cubin(generated.source, arch)
-    cubin.check(binary, generated.plan.launches)
-    assert cubin.registers(binary, "gemm") <= 1.25 * simt.registers(Decisions.of(values))
+    estimate = simt.registers(Decisions.of(values))
+    kernels.check_compiles(template.SimtGemm(p, hardware, arch), values, estimate)
 
 
 def test_constraints_hold_where_a_block_fits() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import pathlib
 import random
 from collections.abc import Callable
@@ -15,48 +14,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sympy
 import torch
 import tvm
 from tvm import te, tirx
 
 import felix
-from felix import errors, target, workloads
+from felix import target, workloads
 from felix.measure import task_program
 from felix.measure.checking import reference
-from felix.measure.cuda.building import nvrtc
 from felix.templates import registry
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support import share
-from tests.support.templates import cubin, host_gpu, transposed_programs
+from tests.support.templates import host_gpu, kernels, transposed_programs
+from tests.support.templates.kernels import A100, BIG, SMALL, features
 from tests.support.templates.transposed_programs import Dimension
-
-A100 = target.hardware(target.parse("cuda -arch sm_80"))
-SMALL = {
-    "warp_m": 16,
-    "warp_n": 16,
-    "warps_m": 1,
-    "warps_n": 1,
-    "block_k": 32,
-    "stages": 2,
-    "split_k": 1,
-    "group_m": 1,
-    "blocks_per_sm": 1,
-}
-BIG = {
-    "warp_m": 64,
-    "warp_n": 32,
-    "warps_m": 2,
-    "warps_n": 4,
-    "block_k": 32,
-    "stages": 4,
-    "split_k": 1,
-    "group_m": 8,
-    "blocks_per_sm": 1,
-}
 
 
 def _workload(*sizes: int, **options: Any) -> tvm.IRModule:
@@ -68,97 +42,64 @@ def _made(*args: Any, **options: Any) -> tvm.IRModule:
     return transposed_programs.program(*args, **options)
 
 
-CASES: dict[str, tuple[Callable[[], tvm.IRModule], dict[str, int]]] = {
-    "four_taps": (functools.partial(_workload, 2, 4, 5, 16, 16), SMALL),
+CASES: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
+    "four_taps": (lambda: _workload(2, 4, 5, 16, 16), ""),
     "three_taps": (
-        functools.partial(
-            _workload, 1, 4, 5, 16, 20, 3, output_padding=1, epilogue=("bias", "gelu", "residual")
+        lambda: _workload(
+            1, 4, 5, 16, 20, 3, output_padding=1, epilogue=("bias", "gelu", "residual")
         ),
-        SMALL | {"warps_m": 2, "stages": 3},
+        "warps_m=2 stages=3",
     ),
-    "odd_result": (
-        functools.partial(_workload, 2, 4, 5, 24, 16, 3, dtype="float16"),
-        SMALL | {"split_k": 3},
-    ),
-    "few_taps": (functools.partial(_workload, 1, 4, 3, 8, 16, 2, stride=3, padding=0), SMALL),
-    "one_axis": (
-        functools.partial(_workload, 1, 4, 5, 8, 16, 3, stride=(1, 2)),
-        SMALL | {"warps_n": 2},
-    ),
-    "dense": (functools.partial(_workload, 1, 6, 5, 8, 16, 3, stride=1), SMALL),
-    "odd_channels": (functools.partial(_workload, 2, 4, 5, 3, 7), SMALL),
-    "tf32": (
-        functools.partial(_workload, 1, 4, 5, 6, 16, dtype="float32"),
-        SMALL | {"block_k": 16},
-    ),
+    "odd_result": (lambda: _workload(2, 4, 5, 24, 16, 3, dtype="float16"), "split_k=3"),
+    "few_taps": (lambda: _workload(1, 4, 3, 8, 16, 2, stride=3, padding=0), ""),
+    "one_axis": (lambda: _workload(1, 4, 5, 8, 16, 3, stride=(1, 2)), "warps_n=2"),
+    "dense": (lambda: _workload(1, 6, 5, 8, 16, 3, stride=1), ""),
+    "odd_channels": (lambda: _workload(2, 4, 5, 3, 7), ""),
+    "tf32": (lambda: _workload(1, 4, 5, 6, 16, dtype="float32"), "block_k=16"),
     "first": (
-        functools.partial(
-            _workload, 2, 4, 5, 16, 24, layout="NCHW", epilogue=("bias", "relu", "residual")
-        ),
-        SMALL | {"warps_m": 2, "split_k": 2},
+        lambda: _workload(2, 4, 5, 16, 24, layout="NCHW", epilogue=("bias", "relu", "residual")),
+        "warps_m=2 split_k=2",
     ),
     "first_1x1_data": (
-        functools.partial(
-            _workload, 2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"
-        ),
-        SMALL,
+        lambda: _workload(2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"),
+        "",
     ),
     "first_odd_result": (
-        functools.partial(_workload, 1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"),
-        SMALL | {"warp_n": 32},
+        lambda: _workload(1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"),
+        "warp_n=32",
     ),
-    "line": (
-        functools.partial(_made, [Dimension(9, 5, 3)], 8, 16, images=3),
-        SMALL | {"warp_m": 32},
-    ),
-    "volume": (
-        functools.partial(_made, [Dimension(3, 3)] * 3, 8, 16, epilogue=True),
-        SMALL | {"warps_m": 2},
-    ),
+    "line": (lambda: _made([Dimension(9, 5, 3)], 8, 16, images=3), "warp_m=32"),
+    "volume": (lambda: _made([Dimension(3, 3)] * 3, 8, 16, epilogue=True), "warps_m=2"),
     "groups": (
-        functools.partial(
-            _made, [Dimension(4), Dimension(5, 3)], 8, 12, groups=2, images=2, epilogue=True
-        ),
-        SMALL | {"stages": 3},
+        lambda: _made([Dimension(4), Dimension(5, 3)], 8, 12, groups=2, images=2, epilogue=True),
+        "stages=3",
     ),
     "first_groups": (
-        functools.partial(
-            _made,
-            [Dimension(4), Dimension(5)],
-            6,
-            8,
-            groups=2,
-            images=2,
-            first=True,
-            epilogue=True,
+        lambda: _made(
+            [Dimension(4), Dimension(5)], 6, 8, groups=2, images=2, first=True, epilogue=True
         ),
-        SMALL,
+        "",
     ),
-    "dilated": (
-        functools.partial(_made, [Dimension(5, 3, 3, 2), Dimension(4, 3, 2, 3)], 8, 16),
-        SMALL,
-    ),
+    "dilated": (lambda: _made([Dimension(5, 3, 3, 2), Dimension(4, 3, 2, 3)], 8, 16), ""),
     "backwards": (
-        functools.partial(
-            _made, [Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False
-        ),
-        SMALL,
+        lambda: _made([Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False),
+        "",
     ),
-    "flipped_weights": (functools.partial(_made, [Dimension(9, 2, 1, before=0)], 8, 16), SMALL),
+    "flipped_weights": (lambda: _made([Dimension(9, 2, 1, before=0)], 8, 16), ""),
     "backwards_of_stride_1": (
-        functools.partial(_made, [Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False),
-        SMALL,
+        lambda: _made([Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False),
+        "",
     ),
     "groups_of_as_many_columns_as_the_stride": (
-        functools.partial(_made, [Dimension(4), Dimension(5, 3)], 16, 2, groups=2),
-        SMALL,
+        lambda: _made([Dimension(4), Dimension(5, 3)], 16, 2, groups=2),
+        "",
     ),
     "one_cell_of_larger_stride": (
-        functools.partial(_made, [Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16),
-        SMALL,
+        lambda: _made([Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16),
+        "",
     ),
-    "result_below_stride": (functools.partial(_made, [Dimension(1, 3, 4, 1, 0)], 8, 16), SMALL),
-    **{name: (make, SMALL) for name, make in transposed_programs.TOPI.items()},
+    "result_below_stride": (lambda: _made([Dimension(1, 3, 4, 1, 0)], 8, 16), ""),
+    **{name: (make, "") for name, make in transposed_programs.TOPI.items()},
 }
 
 
@@ -174,61 +115,27 @@ def _checked(
 ) -> tuple[GemmProblem, host_gpu.Counts]:
     """The problem, computed by the text of its kernels as by the program; counts of one run."""
     p = _problem(mod)
-    generated = program.program(p, Decisions.of(values), "sm_80")
-    library = host_gpu.build(generated, p, folder)
     args = task_program.arguments(mod)
     number = p.output.param
     expected = task_program.on_cpu(mod, tvm.target.Target("llvm"), args)(1, False)[number]
-    for late in (True, False):
+
+    def fresh() -> list[np.ndarray]:
         arrays = reference.inputs(args, 1, positive=False)
-        output = np.zeros(expected.size + 64, expected.dtype)
-        output.view(np.uint8).fill(0x5A)
-        arrays[number] = output
-        before = host_gpu.counts(library)
-        assert host_gpu.run(library, generated, arrays, late=late) == 0
-        actual = output[:-64].reshape(expected.shape)
-        assert reference.mismatch(actual, expected, 1e-2) is None
-        assert (output[-64:].view(np.uint8) == 0x5A).all()
-    after = dataclasses.astuple(host_gpu.counts(library))
-    pairs = zip(after, dataclasses.astuple(before), strict=True)
-    return p, host_gpu.Counts(*(a - b for a, b in pairs))
+        arrays[number] = kernels.poisoned(expected.size, expected.dtype)
+        return arrays
+
+    generated = program.program(p, Decisions.of(values), "sm_80")
+    return p, kernels.check_text(p, generated, folder, arrays=fresh, expected=expected)
 
 
 @pytest.mark.parametrize("case", share.of(CASES, 9))
 def test_text_computes_the_program_and_features_count_it(
     case: str, tmp_path: pathlib.Path
 ) -> None:
-    make, values = CASES[case]
+    make, text = CASES[case]
+    values = kernels.decisions(text, SMALL)
     p, done = _checked(make(), values, tmp_path)
-    f = _features(p, values)["gemm"]
-    assert f["tensor_instructions"] == done.mma
-    assert f["copied_bytes"] == done.copied_bytes
-    assert f["shared_traffic"] == done.copied_bytes + done.loaded_bytes
-    assert f["copy_instructions"] == done.copies
-
-
-def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Features at these decisions, by kernel and name."""
-    symbols = dataclasses.astuple(Decisions.symbols())
-    numbers = dataclasses.astuple(Decisions.of(values))
-    made = template.AmpereGemm(p, A100, "sm_80")
-    return {
-        kernel: {
-            name: float(sympy.lambdify(symbols, value, modules=[_PYTHON])(*numbers))
-            for name, value in row.items()
-        }
-        for kernel, row in made.rows().items()
-    }
-
-
-_PYTHON = {
-    "FloorDiv": lambda a, b: a // b,
-    "CeilDiv": lambda a, b: -(-a // b),
-    "Maximum": max,
-    "Minimum": min,
-    "Less": lambda a, b: int(a < b),
-    "Select": lambda condition, a, b: a if condition else b,
-}
+    kernels.check_counts(done, features(p, values)["gemm"])
 
 
 @pytest.mark.parametrize("seed", range(share.rounds(4, 24)))
@@ -237,7 +144,7 @@ def test_random_programs_and_decisions(seed: int, tmp_path: pathlib.Path) -> Non
     while not _has_phases(mod := transposed_programs.random_program(rng)):
         pass
     made = template.AmpereGemm(_problem(mod), A100, "sm_80")
-    _checked(mod, _random_decisions(rng, made), tmp_path)
+    _checked(mod, kernels.legal(made, rng, kernels.of_few_threads), tmp_path)
 
 
 def _has_phases(mod: tvm.IRModule) -> bool:
@@ -245,19 +152,6 @@ def _has_phases(mod: tvm.IRModule) -> bool:
     made = recognise(mod)
     assert isinstance(made, GemmProblem), made
     return made.phases is not None
-
-
-def _random_decisions(rng: random.Random, made: template.AmpereGemm) -> dict[str, int]:
-    """Legal ones of few threads, which the CPU runs quickly."""
-    while True:
-        values = {p.name: rng.choice(p.domain) for p in made.parameters}
-        if values["warps_m"] * values["warps_n"] > 4 or values["warp_m"] * values["warp_n"] > 2048:
-            continue
-        try:
-            made.generate(values)
-        except errors.DecisionError:
-            continue
-        return values
 
 
 def test_phases_of_four_taps() -> None:
@@ -284,14 +178,14 @@ def test_phases_have_sums_of_their_taps() -> None:
     assert p.products == 8 * 8 * 24 * 16 * 9 // 4
     assert p.lengths == {16: 1, 32: 2, 64: 1} and p.k == 64
     steps = {"block_k": 32, "split_k": 2}
-    f = _features(p, SMALL | steps)["gemm"]
+    f = features(p, SMALL | steps)["gemm"]
     assert f["tensor_instructions"] == 1 * 2 * (2 * 2) * (1 + 1 + 1 + 2)
 
 
 def test_bytes() -> None:
     """The data once for all phases, weights once for each."""
     p = _problem(_workload(2, 4, 5, 16, 24, epilogue=("bias", "residual")))
-    rows = _features(p, SMALL)
+    rows = features(p, SMALL)
     result = 2 * (2 * 8 * 10 * 24)
     weights = 2 * (16 * 16 * 24)
     data = 2 * (2 * 4 * 5 * 16)
@@ -331,11 +225,8 @@ def test_kernels_compile_without_spills(arch: str) -> None:
     for mod, values in programs:
         p = _problem(mod)
         hardware = target.hardware(target.parse(f"cuda -arch {arch}"))
-        generated = template.AmpereGemm(p, hardware, arch).generate(values)
-        binary = nvrtc.compile_cubin(generated.source, arch)
-        cubin.check(binary, generated.plan.launches)
         estimate = decisions.registers(packing.packed(p).problem, Decisions.of(values))
-        assert cubin.registers(binary, "gemm") <= 1.25 * estimate
+        kernels.check_compiles(template.AmpereGemm(p, hardware, arch), values, estimate)
 
 
 def _upsampled() -> tvm.IRModule:
