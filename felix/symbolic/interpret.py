@@ -133,22 +133,23 @@ def _get_block(state: State, inst: Instruction) -> list[Any]:
     return [state.program.block(name)]
 
 
-def _get_loops(state: State, inst: Instruction) -> list[Any]:
-    return list(state.program.loops_of(state.get(inst.inputs[0])))
-
-
-def _consumers(state: State, inst: Instruction) -> list[Any]:
-    return consumers(state.program, state.get(inst.inputs[0]))
-
-
 def consumers(program: Program, block: Block) -> list[Block]:
     """Blocks that read what `block` writes, in program order."""
     return [b for _, b in program.walk() if placement.consumes(b, block)]
 
 
-def _producers(state: State, inst: Instruction) -> list[Any]:
-    block: Block = state.get(inst.inputs[0])
-    return [b for _, b in state.program.walk() if placement.consumes(block, b)]
+def _producers(program: Program, block: Block) -> list[Block]:
+    return [b for _, b in program.walk() if placement.consumes(block, b)]
+
+
+def _of(transform: Callable[..., Any]) -> Callable[[State, Instruction], list[Any]]:
+    """What a function of the program, a block or loop, and the attributes does; its results."""
+
+    def handler(state: State, inst: Instruction) -> list[Any]:
+        results = transform(state.program, state.get(inst.inputs[0]), *inst.attrs)
+        return [] if results is None else results if isinstance(results, list) else [results]
+
+    return handler
 
 
 def _sample(state: State, inst: Instruction) -> list[Any]:
@@ -237,11 +238,6 @@ def _cache_read(state: State, inst: Instruction) -> list[Any]:
     return [placement.cache_read(state.program, block, index, scope, readers)]
 
 
-def _cache_write(state: State, inst: Instruction) -> list[Any]:
-    block = state.get(inst.inputs[0])
-    return [placement.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
-
-
 def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
     def handler(state: State, inst: Instruction) -> list[Any]:
         block, loop = (state.get(x) for x in inst.inputs)
@@ -254,33 +250,9 @@ def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
     return handler
 
 
-def _compute_inline(state: State, inst: Instruction) -> list[Any]:
-    inlining.compute_inline(state.program, state.get(inst.inputs[0]))
-    return []
-
-
-def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
-    inlining.reverse_compute_inline(state.program, state.get(inst.inputs[0]))
-    return []
-
-
 def _set_scope(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
     placement.set_scope(block.store.target.buffer, inst.attrs[1])
-    return []
-
-
-def _rfactor(state: State, inst: Instruction) -> list[Any]:
-    return [reduction.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
-
-
-def _pad_einsum(state: State, inst: Instruction) -> list[Any]:
-    layouts.pad_einsum(state.program, state.get(inst.inputs[0]), inst.attrs[0])
-    return []
-
-
-def _transform_block_layout(state: State, inst: Instruction) -> list[Any]:
-    layouts.transform_block_layout(state.program, state.get(inst.inputs[0]), inst.attrs[0])
     return []
 
 
@@ -290,16 +262,12 @@ def _reindex(state: State, inst: Instruction) -> list[Any]:
     return [reindex(state.program, state.get(inst.inputs[0]), index)]
 
 
-def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
-    return [loop_transforms.add_unit_loop(state.program, state.get(inst.inputs[0]))]
-
-
 #: Instruction name -> what it does; all that the default design spaces and the variants use.
 HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
     "GetSBlock": _get_block,
-    "GetLoops": _get_loops,
-    "GetConsumers": _consumers,
-    "GetProducers": _producers,
+    "GetLoops": _of(lambda program, block: list(program.loops_of(block))),
+    "GetConsumers": _of(consumers),
+    "GetProducers": _of(_producers),
     "SamplePerfectTile": _sample,
     "SampleCategorical": _sample,
     "SampleComputeLocation": _sample_location,
@@ -313,15 +281,15 @@ HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
     "Annotate": _annotate,
     "Unannotate": _unannotate,
     "CacheRead": _cache_read,
-    "CacheWrite": _cache_write,
+    "CacheWrite": _of(placement.cache_write),
     "ComputeAt": _compute_at(reverse=False),
     "ReverseComputeAt": _compute_at(reverse=True),
-    "ComputeInline": _compute_inline,
-    "ReverseComputeInline": _reverse_compute_inline,
+    "ComputeInline": _of(inlining.compute_inline),
+    "ReverseComputeInline": _of(inlining.reverse_compute_inline),
     "SetScope": _set_scope,
-    "RFactor": _rfactor,
-    "PadEinsum": _pad_einsum,
-    "TransformBlockLayout": _transform_block_layout,
+    "RFactor": _of(reduction.rfactor),
+    "PadEinsum": _of(layouts.pad_einsum),
+    "TransformBlockLayout": _of(layouts.transform_block_layout),
     "ReIndex": _reindex,
-    "AddUnitLoop": _add_unit_loop,
+    "AddUnitLoop": _of(loop_transforms.add_unit_loop),
 }

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 
 from felix.templates.gemm.phases import Phases
+from felix.tir import grammar
 
 Strides = tuple[int, int, int]
 
@@ -206,6 +207,25 @@ class GemmProblem:
             return self.batch * self.m * self.n
         others = self.n if self.phases.pixels == 1 else self.m
         return self.batch_extents[1] * others * math.prod(self.phases.extents)
+
+    @property
+    def output_bytes(self) -> int:
+        """Of the result."""
+        return grammar.element_bytes(self.output.dtype) * self.stored_elements
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the epilogue's reads, an element for each of C."""
+        sizes = (grammar.element_bytes(read.dtype) for read in self.epilogue.reads)
+        return self.stored_elements * sum(sizes)
+
+    @property
+    def unique_read_bytes(self) -> int:
+        """Of the epilogue's reads, each element once."""
+        return sum(
+            grammar.element_bytes(read.dtype) * self.distinct_elements(read)
+            for read in self.epilogue.reads
+        )
 
     @property
     def products(self) -> int:

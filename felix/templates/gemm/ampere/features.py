@@ -133,14 +133,14 @@ def beyond_shared(problem: GemmProblem, work: Grid, parts: Value) -> Row:
     p, size = problem, _element_bytes(problem)
     is_split = expr.Less(1, parts)
     sums = program.workspace_bytes(p, parts)
-    stored = expr.Select(is_split, sums, _output_bytes(p))
+    stored = expr.Select(is_split, sums, p.output_bytes)
     a, b = layout.matrices(p)
     operands = size * (a.distinct_elements + b.distinct_elements)
-    reads = expr.Select(is_split, 0, _unique_read_bytes(p))
+    reads = expr.Select(is_split, 0, p.unique_read_bytes)
     return {
         "l2_bytes": size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
         "dram_bytes": operands + reads + stored,
-        "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
+        "read_bytes": expr.Select(is_split, 0, p.read_bytes),
         "stored_bytes": stored,
         "workspace_bytes": expr.Select(is_split, sums, 0),
     }
@@ -160,12 +160,11 @@ def choices(problem: GemmProblem, d: Staged) -> Row:
 
 def reduction(problem: GemmProblem, parts: Value, hardware: Hardware) -> Row:
     """The kernel that adds partial sums; all zero where there are none."""
-    sums, stored = program.workspace_bytes(problem, parts), _output_bytes(problem)
+    sums, stored = program.workspace_bytes(problem, parts), problem.output_bytes
     blocks = program.reduction_blocks(problem)
-    moved = sums + _unique_read_bytes(problem) + stored
-    row = _moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
-        "dram_bytes": moved,
-        "read_bytes": _read_bytes(problem),
+    moved = sums + problem.unique_read_bytes + stored
+    row = moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
+        "read_bytes": problem.read_bytes,
         "stored_bytes": stored,
         "workspace_bytes": sums,
         "parts": parts,
@@ -179,8 +178,7 @@ def _packing(packed: packing.Packed, hardware: Hardware) -> Row:
     """The kernel that copies operands."""
     written = sum(copy.bytes for copy in packed.copies)
     moved = written + sum(copy.read_bytes for copy in packed.copies)
-    return _moving(packed.blocks, packing.THREADS, moved, hardware) | {
-        "dram_bytes": moved,
+    return moving(packed.blocks, packing.THREADS, moved, hardware) | {
         "stored_bytes": written,
         "workspace_bytes": written,
         "parts": 1,
@@ -237,11 +235,23 @@ def _step_time(d: Decisions, f: Row, on_sm: Value, cycles: float, tensor: float)
     return expr.Maximum(busy, (COPY_LATENCY_US + busy) / d.stages)
 
 
-def _moving(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
-    """The launch and times of a kernel beside the product: it adds partial sums, or copies."""
+def moving(
+    blocks: int,
+    threads: int,
+    moved: Value,
+    hardware: Hardware,
+    dram_share: float = _DRAM_SHARE,
+    launch_us: float = _NEXT_LAUNCH_US,
+    latency_us: float = COPY_LATENCY_US,
+) -> Row:
+    """The launch and times of a kernel beside the product, which only moves bytes.
+
+    Args:
+        dram_share: of the bandwidth of the data sheet.
+    """
     resident = hardware.max_threads_per_core // threads
     waves = -(-blocks // (resident * hardware.cores))
-    dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
+    dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * dram_share)
     return {
         "grid_blocks": blocks,
         "block_threads": threads,
@@ -250,31 +260,12 @@ def _moving(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
         "waves": waves,
         "tail": blocks / (waves * resident * hardware.cores),
         "tiles_per_block": 1,
+        "dram_bytes": moved,
         "dram_us": dram,
-        "launch_us": _NEXT_LAUNCH_US,
-        "analytic_us": _NEXT_LAUNCH_US + COPY_LATENCY_US + dram,
+        "launch_us": launch_us,
+        "analytic_us": launch_us + latency_us + dram,
     }
 
 
 def _element_bytes(problem: GemmProblem) -> int:
     return instructions.STORAGE[problem.a.dtype].size_bytes
-
-
-def _output_bytes(problem: GemmProblem) -> int:
-    """Of the result."""
-    size = instructions.STORAGE[problem.output.dtype].size_bytes
-    return size * problem.stored_elements
-
-
-def _read_bytes(problem: GemmProblem) -> int:
-    """Of the epilogue's reads, an element for each of C."""
-    sizes = [instructions.STORAGE[read.dtype].size_bytes for read in problem.epilogue.reads]
-    return problem.stored_elements * sum(sizes)
-
-
-def _unique_read_bytes(problem: GemmProblem) -> int:
-    """Of the epilogue's reads, each element once."""
-    return sum(
-        instructions.STORAGE[read.dtype].size_bytes * problem.distinct_elements(read)
-        for read in problem.epilogue.reads
-    )

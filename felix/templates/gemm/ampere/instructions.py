@@ -97,6 +97,14 @@ def arithmetic(dtype: str) -> str:
     return FLOAT if dtype.startswith(("float", "bfloat")) else INT
 
 
+#: Names of types in the text.
+TYPES = """\
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+"""
+
 #: Conversions that all architectures have.
 _CONVERSIONS = """
 __device__ __forceinline__ float float_of_half(u16 value) {

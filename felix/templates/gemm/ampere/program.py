@@ -23,15 +23,6 @@ from felix.templates.generated import GeneratedProgram
 REDUCTION_THREADS = 256
 
 
-#: Names of types in the text.
-TYPES = """\
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-"""
-
-
 def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
     """The kernels of legal decisions, integers all."""
     return GeneratedProgram(source(problem, d), arch, plan(problem, d))
@@ -88,7 +79,7 @@ def source(problem: GemmProblem, d: Decisions) -> str:
     packed = packing.packed(problem)
     problem = packed.problem
     parts = [
-        TYPES,
+        instructions.TYPES,
         _constants(problem, d),
         instructions.device_functions(problem),
         epilogue.functions(problem),

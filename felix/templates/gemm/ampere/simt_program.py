@@ -276,7 +276,7 @@ def source(problem: GemmProblem, d: Decisions) -> str:
     is_split = d.split_k > 1
     a, b = simt.tiles(problem)
     parts = [
-        staged.TYPES,
+        instructions.TYPES,
         _constants(problem, d),
         device_functions(problem),
         epilogue.functions_of_four(problem),

@@ -189,22 +189,16 @@ def _tiles(problem: GemmProblem, d: Decisions) -> Row:
 
 
 def _traffic(problem: GemmProblem, d: Decisions) -> Row:
-    def size(dtype: str) -> int:
-        return instructions.STORAGE[dtype].size_bytes
-
     def matrix(operand: Operand, lines: int) -> int:
-        return lines * problem.k * size(operand.dtype)
+        return lines * problem.k * instructions.STORAGE[operand.dtype].size_bytes
 
     a, b = matrix(problem.a, problem.m), matrix(problem.b, problem.n)
-    reads = problem.epilogue.reads
-    stored = size(problem.output.dtype) * problem.stored_elements
     unique = problem.matrices(problem.a) * a + problem.matrices(problem.b) * b
-    unique += sum(size(read.dtype) * problem.distinct_elements(read) for read in reads)
     return {
         "l2_bytes": problem.batch * (b + a * tiles(problem, d)),
-        "dram_bytes": unique + stored,
-        "read_bytes": problem.stored_elements * sum(size(read.dtype) for read in reads),
-        "stored_bytes": stored,
+        "dram_bytes": unique + problem.unique_read_bytes + problem.output_bytes,
+        "read_bytes": problem.read_bytes,
+        "stored_bytes": problem.output_bytes,
     }
 
 

@@ -12,7 +12,6 @@ from felix.target import Hardware
 from felix.templates.gemm import indexing
 from felix.templates.gemm.ampere import epilogue, instructions
 from felix.templates.gemm.ampere import template as ampere
-from felix.templates.gemm.ampere.program import TYPES
 from felix.templates.gemm.gemv import decisions as design
 from felix.templates.gemm.gemv.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem, Operand
@@ -209,7 +208,7 @@ def source(problem: GemmProblem, d: Decisions) -> str:
     """CUDA C++ of the kernel."""
     text = "".join(
         [
-            TYPES,
+            instructions.TYPES,
             _definitions(problem, d),
             instructions.conversions(problem),
             _operands(problem),

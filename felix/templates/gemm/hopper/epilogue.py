@@ -22,7 +22,7 @@ _INT_LIMIT = 2**31
 def parameters(sink: Sink) -> str:
     """The kernel's parameters for the epilogue's reads, with a comma before each."""
     return "".join(
-        f", const {instructions.STORAGE[read.dtype]}* __restrict__ {read.name}"
+        f", const {instructions.STORAGE[read.dtype].c_type}* __restrict__ {read.name}"
         for read in sink.epilogue.reads
     )
 
@@ -44,13 +44,13 @@ def functions(sink: Sink, accumulator: str, m: int, n: int) -> str:
         for column in ("column", "(column + 1)")
     )
     fields = "".join(
-        f"  const {instructions.STORAGE[read.dtype]}* {read.name};\n" for read in reads
+        f"  const {instructions.STORAGE[read.dtype].c_type}* {read.name};\n" for read in reads
     )
     names = {
         "sum": instructions.ACCUMULATOR[accumulator],
-        "out": instructions.STORAGE[sink.output.dtype],
+        "out": instructions.STORAGE[sink.output.dtype].c_type,
         "expression": sink.epilogue.expression,
-        "narrow": instructions.NARROW[sink.output.dtype].format("value"),
+        "narrow": instructions.STORAGE[sink.output.dtype].narrow.format("value"),
         "typed": "".join(f", {_kind(read)} {read.name}" for read in reads)
         + "".join(f", int {place.name}" for place in places),
         "loads": "".join(f", {_load(read, sink)}" for read in reads) + at,
@@ -115,7 +115,7 @@ def _offset(tensor: Output | Read, sink: Sink, column: str = "column") -> str:
 
 def _load(read: Read, sink: Sink, column: str = "column") -> str:
     element = f"reads.{read.name}[{_offset(read, sink, column)}]"
-    return instructions.WIDEN[read.dtype].format(element)
+    return instructions.STORAGE[read.dtype].widen.format(element)
 
 
 def _pair_load(read: Read, sink: Sink, m: int, n: int) -> str:
@@ -126,9 +126,10 @@ def _pair_load(read: Read, sink: Sink, m: int, n: int) -> str:
         return first + f"  const {kind} {name}_1 = {name}_0;\n"
     if _are_pairs_aligned(read, sink, m, n):
         size = instructions.size_bytes(read.dtype)
-        storage = instructions.STORAGE[read.dtype]
+        storage = instructions.STORAGE[read.dtype].c_type
         low, high = (
-            instructions.WIDEN[read.dtype].format(f"{name}_both.values[{i}]") for i in (0, 1)
+            instructions.STORAGE[read.dtype].widen.format(f"{name}_both.values[{i}]")
+            for i in (0, 1)
         )
         return (
             f"  union {{ {_PAIRS[size]} vector; {storage} values[2]; }} {name}_both;\n"
@@ -147,7 +148,7 @@ def _pair_store(sink: Sink, m: int, n: int) -> str:
     output = sink.output
     if _are_pairs_aligned(output, sink, m, n):
         pair = _PAIRS[instructions.size_bytes(output.dtype)]
-        storage = instructions.STORAGE[output.dtype]
+        storage = instructions.STORAGE[output.dtype].c_type
         return (
             f"  union {{ {pair} vector; {storage} values[2]; }} both;\n"
             "  both.values[0] = y0;\n  both.values[1] = y1;\n"

@@ -8,6 +8,7 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
+from felix.templates.gemm.ampere import features as ampere
 from felix.templates.gemm.hopper import decisions, design, helpers, instructions, layout, times
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.convolution.operands import Pixels
@@ -149,12 +150,11 @@ def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
     units_n = expr.CeilDiv(p.n, d.block_n * d.cluster_n)
     is_split = expr.Less(1, d.split_k)
     sums = instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
-    output = instructions.size_bytes(p.output.dtype) * p.batch * p.m * p.n
-    stored = expr.Select(is_split, sums, output)
-    read = expr.Select(is_split, 0, _read_bytes(p))
+    stored = expr.Select(is_split, sums, p.output_bytes)
+    read = expr.Select(is_split, 0, p.read_bytes)
     unique = sum(source.distinct_bytes for source in design.sources(p))
     a, b = (_lines_bytes(source, p) for source in design.sources(p))
-    unique_reads = expr.Select(is_split, 0, _unique_read_bytes(p))
+    unique_reads = expr.Select(is_split, 0, p.unique_read_bytes)
     return {
         "copied_bytes": copied,
         "shared_traffic": copied + read_by_tensor_cores,
@@ -172,19 +172,6 @@ def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
     if isinstance(source, Pixels):
         return source.reads * size
     return problem.batch * problem.k * source.lines * size
-
-
-def _read_bytes(problem: GemmProblem) -> int:
-    elements = problem.batch * problem.m * problem.n
-    sizes = (instructions.size_bytes(read.dtype) for read in problem.epilogue.reads)
-    return elements * sum(sizes)
-
-
-def _unique_read_bytes(problem: GemmProblem) -> int:
-    return sum(
-        instructions.size_bytes(read.dtype) * problem.distinct_elements(read)
-        for read in problem.epilogue.reads
-    )
 
 
 def _choices(problem: GemmProblem, d: Decisions) -> Row:
@@ -205,10 +192,14 @@ def _pack(packs: Sequence[helpers.Pack], hardware: Hardware, rates: Rates) -> Ro
     stored = sum(layout.packed_bytes(pack.copy) for pack in packs)
     read = sum(pack.source.distinct_bytes for pack in packs)
     blocks = sum(pack.blocks for pack in packs)
-    row = times.memory_kernel(
-        blocks, helpers.THREADS, read + stored, hardware, rates, rates.launch_us
-    )
+    row = _moving(blocks, read + stored, hardware, rates, rates.launch_us)
     return row | {"stored_bytes": stored, "read_bytes": read, "workspace_bytes": stored}
+
+
+def _moving(blocks: int, moved: Value, hardware: Hardware, rates: Rates, launch_us: float) -> Row:
+    return ampere.moving(
+        blocks, helpers.THREADS, moved, hardware, rates.dram, launch_us, rates.latency_us
+    )
 
 
 def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates) -> Row:
@@ -218,15 +209,11 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Ra
     inner, outer = (p.n, p.m) if row_major else (p.m, p.n)
     vectors = p.batch * outer * design.padded_inner(inner) // design.REDUCED_ELEMENTS
     sums = instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
-    stored = instructions.size_bytes(p.output.dtype) * p.batch * p.m * p.n
-    moved = sums + _unique_read_bytes(p) + stored
+    moved = sums + p.unique_read_bytes + p.output_bytes
     blocks = -(-vectors // helpers.THREADS)
-    row = times.memory_kernel(
-        blocks, helpers.THREADS, moved, hardware, rates, rates.next_launch_us
-    )
-    row |= {
-        "stored_bytes": stored,
-        "read_bytes": _read_bytes(p),
+    row = _moving(blocks, moved, hardware, rates, rates.next_launch_us) | {
+        "stored_bytes": p.output_bytes,
+        "read_bytes": p.read_bytes,
         "workspace_bytes": sums,
         "parts": d.split_k,
         "is_row_major": int(row_major),

@@ -66,7 +66,7 @@ def packs(problem: GemmProblem) -> list[Pack]:
 
 def pack_source(operands: Sequence[Pack]) -> str:
     """The kernel that packs operands, one after the other."""
-    storage = instructions.STORAGE[operands[0].source.dtype]
+    storage = instructions.STORAGE[operands[0].source.dtype].c_type
     parameters, calls = [], []
     for pack in operands:
         operand = pack.name.removeprefix("pack_")
@@ -89,7 +89,7 @@ def _pack_matrix(pack: Pack) -> str:
         row=f"index / {vectors}" if along_rows else f"index % {rows}",
         total=rows * vectors,
         inner_stride=source.inner_stride,
-        storage=instructions.STORAGE[source.dtype],
+        storage=instructions.STORAGE[source.dtype].c_type,
         n=n,
         inner=copy.inner,
         start=_matrix_start(source),

@@ -6,20 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
-_BYTES = {
-    "bfloat16": 2,
-    "float16": 2,
-    "float32": 4,
-    "int32": 4,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-
-
-def size_bytes(dtype: str) -> int:
-    """Of an element."""
-    return _BYTES[dtype]
+from felix.templates.gemm.ampere.instructions import TYPES, Storage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,43 +39,29 @@ PRODUCTS: dict[tuple[str, str], Product] = {
     ("int8", "int32"): Product(32, "s32.s8.s8", False, False, 8192),
 }
 
-#: Types in memory.
-STORAGE = {
-    "bfloat16": "u16",
-    "float16": "u16",
-    "float32": "float",
-    "int32": "int",
-    "int8": "signed char",
-    "float8_e4m3fn": "u8",
-    "float8_e5m2": "u8",
+#: By dtype; `CONVERSIONS` has the functions that it names.
+STORAGE: dict[str, Storage] = {
+    "bfloat16": Storage(
+        "u16", 2, "__uint_as_float(static_cast<u32>({0}) << 16)", "float_to_bfloat({0})"
+    ),
+    "float16": Storage("u16", 2, "half_to_float({0})", "float_to_half({0})"),
+    "float32": Storage("float", 4, "{0}", "static_cast<float>({0})"),
+    "int32": Storage("int", 4, "{0}", "static_cast<int>({0})"),
+    "int8": Storage("signed char", 1, "static_cast<int>({0})", "static_cast<signed char>({0})"),
+    "float8_e4m3fn": Storage("u8", 1, "e4m3_to_float({0})", "float_to_e4m3({0})"),
+    "float8_e5m2": Storage("u8", 1, "e5m2_to_float({0})", "float_to_e5m2({0})"),
 }
 
-#: How a value in memory becomes one of arithmetic: float, or int for integers.
-WIDEN = {
-    "bfloat16": "__uint_as_float(static_cast<u32>({0}) << 16)",
-    "float16": "half_to_float({0})",
-    "float32": "{0}",
-    "int32": "{0}",
-    "int8": "static_cast<int>({0})",
-    "float8_e4m3fn": "e4m3_to_float({0})",
-    "float8_e5m2": "e5m2_to_float({0})",
-}
 
-#: How a value of arithmetic becomes one in memory.
-NARROW = {
-    "bfloat16": "float_to_bfloat({0})",
-    "float16": "float_to_half({0})",
-    "float32": "static_cast<float>({0})",
-    "int32": "static_cast<int>({0})",
-    "int8": "static_cast<signed char>({0})",
-    "float8_e4m3fn": "float_to_e4m3({0})",
-    "float8_e5m2": "float_to_e5m2({0})",
-}
+def size_bytes(dtype: str) -> int:
+    """Of an element."""
+    return STORAGE[dtype].size_bytes
+
 
 #: The type of sums in registers.
 ACCUMULATOR = {"float32": "float", "int32": "int"}
 
-#: Device functions that `WIDEN` and `NARROW` name.
+#: Device functions that `STORAGE` names.
 CONVERSIONS = """
 __device__ __forceinline__ float half_to_float(u16 value) {
   float result;
@@ -127,14 +100,7 @@ __device__ __forceinline__ u8 float_to_e5m2(float value) {
 }
 """
 
-
-PRELUDE = """\
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-struct alignas(64) TensorMap { u8 bytes[128]; };
-"""
+PRELUDE = TYPES + "struct alignas(64) TensorMap { u8 bytes[128]; };\n"
 
 BARRIERS = """
 __device__ __forceinline__ u32 shared_address(const void* pointer) {

@@ -136,28 +136,5 @@ def _store(
     return one * (1 + (f["waves"] * f["tiles_per_block"] - 1) * lasting)
 
 
-def memory_kernel(
-    blocks: int, threads: int, moved: Value, hardware: Hardware, rates: Rates, launch_us: float
-) -> Row:
-    """A kernel of so many blocks and threads of a block that only moves bytes."""
-    resident = hardware.max_threads_per_core // threads
-    slots = resident * hardware.cores
-    waves = -(-blocks // slots)
-    dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * rates.dram)
-    return {
-        "grid_blocks": blocks,
-        "block_threads": threads,
-        "cluster_blocks": 1,
-        "blocks_per_sm": resident,
-        "waves": waves,
-        "tail": sympy.Rational(blocks, waves * slots),
-        "tiles_per_block": 1,
-        "dram_bytes": moved,
-        "dram_us": dram,
-        "launch_us": launch_us,
-        "analytic_us": launch_us + rates.latency_us + dram,
-    }
-
-
 def _more(value: Value) -> sympy.Expr:
     return expr.Less(1, value)
