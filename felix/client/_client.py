@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-import secrets
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,19 +116,14 @@ class Client(_teams.Teams):
             job["network"] = network
         if pytorch:
             job["pytorch"] = True
-        headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
-        response = self._http.send(
+        return self._http.row(
+            rows.Job,
             "POST",
             "/v1/jobs/upload",
-            headers,
-            files={"file": (path.name, content)},
+            headers=_http.once(idempotency_key),
+            files={"file": (path.name, _http.content_of(path))},
             data={"job": json.dumps(job)},
         )
-        return rows.of(rows.Job, response.json())
 
     def job(self, job_id: int, seq: int = 0) -> rows.Job:
         """A job as it stands.
@@ -145,7 +139,7 @@ class Client(_teams.Teams):
         """
         started_s = time.monotonic()
         while True:
-            job = rows.of(rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
+            job = self._http.row(rows.Job, "GET", f"/v1/jobs/{job_id}")
             if job.last_seq >= seq:
                 return job
             if time.monotonic() - started_s > _http.PATIENCE_S:
@@ -160,7 +154,7 @@ class Client(_teams.Teams):
             filters: state, tag (one or a list), q, kind, op, target_key, program, mine,
                 oldest_first.
         """
-        return (rows.of(rows.Job, item) for item in self._http.items("/v1/jobs", limit, filters))
+        return self._http.items(rows.Job, "/v1/jobs", limit, filters)
 
     def wait(self, job_id: int, timeout_s: float | None = None) -> rows.Job:
         """The job, when it has ended.
@@ -192,14 +186,14 @@ class Client(_teams.Teams):
     ) -> Iterator[rows.Trial]:
         """Trials of a job by number; filters: task, ok, error, round, best_only."""
         path = f"/v1/jobs/{job_id}/trials"
-        return (rows.of(rows.Trial, item) for item in self._http.items(path, limit, filters))
+        return self._http.items(rows.Trial, path, limit, filters)
 
     def best(self, job_id: int) -> list[rows.Trial]:
         """The fastest trial of each task that has one, in the order of tasks."""
         numbers = [task.best_trial for task in self.tasks(job_id)]
         path = f"/v1/jobs/{job_id}/trials"
         return [
-            rows.of(rows.Trial, self._http.get(f"{path}/{number}"))
+            self._http.row(rows.Trial, "GET", f"{path}/{number}")
             for number in numbers
             if number is not None
         ]
@@ -308,8 +302,7 @@ class Client(_teams.Teams):
 
     def change(self, job_id: int, **changes: Any) -> rows.Job:
         """Change name, note, priority or tags."""
-        response = self._http.send("PATCH", f"/v1/jobs/{job_id}", json=changes)
-        return rows.of(rows.Job, response.json())
+        return self._http.row(rows.Job, "PATCH", f"/v1/jobs/{job_id}", json=changes)
 
     def delete(self, job_id: int) -> None:
         """Remove an ended job and all it has."""
@@ -327,13 +320,13 @@ class Client(_teams.Teams):
     def _submit(
         self, workload: Mapping[str, Any], settings: Mapping[str, Any], idempotency: str | None
     ) -> rows.Job:
-        headers = {"Idempotency-Key": idempotency or secrets.token_urlsafe(16)}
         body = {"workload": workload, **settings}
-        response = self._http.send("POST", "/v1/jobs", headers, json=body)
-        return rows.of(rows.Job, response.json())
+        return self._http.row(
+            rows.Job, "POST", "/v1/jobs", headers=_http.once(idempotency), json=body
+        )
 
     def _do(self, job_id: int, verb: str) -> rows.Job:
-        return rows.of(rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
+        return self._http.row(rows.Job, "POST", f"/v1/jobs/{job_id}/{verb}")
 
     def _find_artifact(self, job_id: int, name: str | None, kind: str) -> rows.Artifact:
         matching = [

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import pathlib
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -74,17 +76,23 @@ class Http:
         query = {name: value for name, value in params.items() if value is not None}
         return self.send("GET", path, params=query).json()
 
+    def row(self, kind: type[T], method: str, path: str, **more: Any) -> T:
+        """What the response to a request describes; the rest as in `send`."""
+        return rows.of(kind, self.send(method, path, **more).json())
+
     def listed(self, kind: type[T], path: str, **params: Any) -> list[T]:
         """What a path lists whole."""
         return [rows.of(kind, item) for item in self.get(path, **params)["items"]]
 
-    def items(self, path: str, limit: int | None, filters: Mapping[str, Any]) -> Iterator[Any]:
+    def items(
+        self, kind: type[T], path: str, limit: int | None, filters: Mapping[str, Any]
+    ) -> Iterator[T]:
         """What a path lists, page after page: at most `limit` items, None: all."""
         after, left = None, limit
         while left is None or left > 0:
             size = MAX_PAGE if left is None else min(MAX_PAGE, left)
             page = self.get(path, **filters, limit=size, after=after)
-            yield from page["items"]
+            yield from (rows.of(kind, item) for item in page["items"])
             after = page["next"]
             left = None if left is None else left - len(page["items"])
             if after is None:
@@ -129,6 +137,23 @@ class Http:
         """The error when there is no response."""
         reason = str(error) or type(error).__name__
         return errors.RemoteError(f"cannot reach the service at {self.url}: {reason}")
+
+
+def once(idempotency_key: str | None) -> dict[str, str]:
+    """Headers of a request that is done once, however often it is sent."""
+    return {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
+
+
+def content_of(path: pathlib.Path) -> bytes:
+    """A file's content.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
 
 
 def checked(response: httpx.Response) -> httpx.Response:

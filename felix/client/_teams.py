@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import secrets
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,14 +20,14 @@ class Teams:
         self, jobs: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
     ) -> rows.Batch:
         """Queue several jobs (bodies of `POST /v1/jobs`); refused ones say why in `items`."""
-        headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         body = {"jobs": [dict(job) for job in jobs]}
-        response = self._http.send("POST", "/v1/batches", headers, json=body)
-        return rows.of(rows.Batch, response.json())
+        return self._http.row(
+            rows.Batch, "POST", "/v1/batches", headers=_http.once(idempotency_key), json=body
+        )
 
     def batch(self, batch_id: int) -> rows.Batch:
         """A batch, with its jobs as they stand."""
-        return rows.of(rows.Batch, self._http.get(f"/v1/batches/{batch_id}"))
+        return self._http.row(rows.Batch, "GET", f"/v1/batches/{batch_id}")
 
     def batches(self, limit: int = 20) -> list[rows.Batch]:
         """The newest batches of this key, at most 100, with their jobs as they stand."""
@@ -36,8 +35,7 @@ class Teams:
 
     def save_template(self, name: str, job: Mapping[str, Any]) -> rows.Template:
         """Save a body of `POST /v1/jobs` under a name; an earlier one is replaced."""
-        response = self._http.send("PUT", f"/v1/templates/{name}", json=dict(job))
-        return rows.of(rows.Template, response.json())
+        return self._http.row(rows.Template, "PUT", f"/v1/templates/{name}", json=dict(job))
 
     def templates(self) -> list[rows.Template]:
         """The templates of this key."""
@@ -51,15 +49,14 @@ class Teams:
         self, template: str, /, *, idempotency_key: str | None = None, **changes: Any
     ) -> rows.Job:
         """Queue a job of a template, with changes such as `workload={"params": {"m": 64}}`."""
-        headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         path = f"/v1/templates/{template}/jobs"
-        response = self._http.send("POST", path, headers, json={"job": changes})
-        return rows.of(rows.Job, response.json())
+        return self._http.row(
+            rows.Job, "POST", path, headers=_http.once(idempotency_key), json={"job": changes}
+        )
 
     def estimate(self, job: Mapping[str, Any]) -> rows.Estimate:
         """How long a job (a body of `POST /v1/jobs`) would take; nothing is queued."""
-        response = self._http.send("POST", "/v1/estimate", json=dict(job))
-        return rows.of(rows.Estimate, response.json())
+        return self._http.row(rows.Estimate, "POST", "/v1/estimate", json=dict(job))
 
     def similar(self, job_id: int) -> list[dict[str, Any]]:
         """Other jobs of the same operator or with a program of this one, newest first."""
@@ -75,14 +72,10 @@ class Teams:
             RemoteError: the service refused; the message says why.
         """
         path = pathlib.Path(path)
-        headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
-        file = {"file": (path.name, content)}
-        response = self._http.send("POST", "/v1/databases", headers, files=file)
-        return rows.of(rows.Job, response.json())
+        file = {"file": (path.name, _http.content_of(path))}
+        return self._http.row(
+            rows.Job, "POST", "/v1/databases", headers=_http.once(idempotency_key), files=file
+        )
 
     def export_database(
         self, path: str | pathlib.Path, job_ids: Sequence[int] | None = None, **filters: Any
@@ -137,7 +130,7 @@ class Teams:
 
     def revoke_key(self, key_id: int) -> rows.Key:
         """End an API key."""
-        return rows.of(rows.Key, self._http.send("DELETE", f"/v1/keys/{key_id}").json())
+        return self._http.row(rows.Key, "DELETE", f"/v1/keys/{key_id}")
 
     def projects(self) -> list[rows.Project]:
         """The projects that the key sees: its own; an admin all."""
@@ -150,14 +143,12 @@ class Teams:
             name: permanent.
             limits: max_running_jobs, max_trials, max_bytes, retention_days.
         """
-        response = self._http.send("POST", "/v1/projects", json={"name": name, **limits})
-        return rows.of(rows.Project, response.json())
+        return self._http.row(rows.Project, "POST", "/v1/projects", json={"name": name, **limits})
 
     def limit_project(self, name: str, **limits: int | None) -> rows.Project:
         """Replace all limits of a project, as an admin; those left out are the service's."""
         quoted = urllib.parse.quote(name, safe="")
-        response = self._http.send("PUT", f"/v1/projects/{quoted}", json=limits)
-        return rows.of(rows.Project, response.json())
+        return self._http.row(rows.Project, "PUT", f"/v1/projects/{quoted}", json=limits)
 
     def webhooks(self) -> list[rows.Webhook]:
         """Who is told of changes of the project's jobs."""
@@ -175,12 +166,11 @@ class Teams:
 
     def test_webhook(self, webhook_id: int) -> rows.Delivery:
         """Send a notification that reports nothing; `deliveries` says what came of it."""
-        response = self._http.send("POST", f"/v1/webhooks/{webhook_id}/test")
-        return rows.of(rows.Delivery, response.json())
+        return self._http.row(rows.Delivery, "POST", f"/v1/webhooks/{webhook_id}/test")
 
     def deliveries(
         self, webhook_id: int, *, limit: int | None = None, **filters: Any
     ) -> Iterator[rows.Delivery]:
         """Notifications of a webhook, newest first; filters: state."""
         path = f"/v1/webhooks/{webhook_id}/deliveries"
-        return (rows.of(rows.Delivery, item) for item in self._http.items(path, limit, filters))
+        return self._http.items(rows.Delivery, path, limit, filters)

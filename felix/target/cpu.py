@@ -84,14 +84,7 @@ def clock_ghz() -> float:
 
 #: LLVM feature -> flag of /proc/cpuinfo. A virtual machine may hide what its CPU model has.
 FLAGS = {
-    "avx": "avx",
-    "avx2": "avx2",
-    "fma": "fma",
-    "avx512f": "avx512f",
-    "avx512bw": "avx512bw",
-    "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl",
-    "avx512cd": "avx512cd",
+    **{name: name for name in "avx avx2 fma avx512f avx512bw avx512dq avx512vl avx512cd".split()},
     "avx512vnni": "avx512_vnni",
     "avx512bf16": "avx512_bf16",
     "avx512fp16": "avx512_fp16",
@@ -103,22 +96,17 @@ FLAGS = {
 }
 #: More that LLVM uses for tensor programs; where one is missing, the program ends.
 _OTHER_FLAGS = {
+    **{
+        name: name
+        for name in (
+            "sse4a ssse3 popcnt bmi2 f16c fma4 xop tbm movbe gfni avx512ifma avx512vbmi sve "
+            "sve2 i8mm bf16"
+        ).split()
+    },
     "sse4.1": "sse4_1",
     "sse4.2": "sse4_2",
-    "sse4a": "sse4a",
-    "ssse3": "ssse3",
-    "popcnt": "popcnt",
     "lzcnt": "abm",
     "bmi": "bmi1",
-    "bmi2": "bmi2",
-    "f16c": "f16c",
-    "fma4": "fma4",
-    "xop": "xop",
-    "tbm": "tbm",
-    "movbe": "movbe",
-    "gfni": "gfni",
-    "avx512ifma": "avx512ifma",
-    "avx512vbmi": "avx512vbmi",
     "avx512vbmi2": "avx512_vbmi2",
     "avx512bitalg": "avx512_bitalg",
     "avx512vpopcntdq": "avx512_vpopcntdq",
@@ -127,11 +115,7 @@ _OTHER_FLAGS = {
     "avxvnniint16": "avx_vnni_int16",
     "avxneconvert": "avx_ne_convert",
     "amx-fp16": "amx_fp16",
-    "sve": "sve",
-    "sve2": "sve2",
     "dotprod": "asimddp",
-    "i8mm": "i8mm",
-    "bf16": "bf16",
     "fullfp16": "asimdhp",
 }
 _ALL_FLAGS = FLAGS | _OTHER_FLAGS

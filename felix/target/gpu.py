@@ -31,7 +31,7 @@ _KIB = 2**10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gpu:
-    """One chip. Clock is the boost clock; bandwidth in 1e9 B/s."""
+    """One chip. Clock is the boost clock; bandwidth in 1e9 B/s; memory of its card, if known."""
 
     name: str
     arch: str
@@ -39,6 +39,7 @@ class Gpu:
     clock_ghz: float
     dram_bandwidth_gbs: float
     l2_bytes: int
+    memory_gb: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,27 +61,27 @@ class Family:
 #: Short name -> chip.
 TABLE: dict[str, Gpu] = {
     # Hopper whitepaper; H100 and H200 data sheets (fp32: 67 TFLOP/s)
-    "h200": Gpu("NVIDIA H200", "sm_90", 132, 1.98, 4800, 50 * _MIB),
-    "h100": Gpu("NVIDIA H100 SXM", "sm_90", 132, 1.98, 3350, 50 * _MIB),
-    "h100-pcie": Gpu("NVIDIA H100 PCIe", "sm_90", 114, 1.755, 2000, 50 * _MIB),
-    "h100-nvl": Gpu("NVIDIA H100 NVL", "sm_90", 132, 1.785, 3900, 50 * _MIB),
+    "h200": Gpu("NVIDIA H200", "sm_90", 132, 1.98, 4800, 50 * _MIB, 141),
+    "h100": Gpu("NVIDIA H100 SXM", "sm_90", 132, 1.98, 3350, 50 * _MIB, 80),
+    "h100-pcie": Gpu("NVIDIA H100 PCIe", "sm_90", 114, 1.755, 2000, 50 * _MIB, 80),
+    "h100-nvl": Gpu("NVIDIA H100 NVL", "sm_90", 132, 1.785, 3900, 50 * _MIB, 94),
     # Ampere GA100 whitepaper; A100 data sheet (19.5 TFLOP/s)
-    "a100": Gpu("NVIDIA A100 80GB", "sm_80", 108, 1.41, 2039, 40 * _MIB),
-    "a100-40gb": Gpu("NVIDIA A100 40GB", "sm_80", 108, 1.41, 1555, 40 * _MIB),
+    "a100": Gpu("NVIDIA A100 80GB", "sm_80", 108, 1.41, 2039, 40 * _MIB, 80),
+    "a100-40gb": Gpu("NVIDIA A100 40GB", "sm_80", 108, 1.41, 1555, 40 * _MIB, 40),
     # Ampere GA102 whitepaper; A10G data sheet (35 TFLOP/s), RTX A5000 data sheet (27.8 TFLOP/s)
-    "a10g": Gpu("NVIDIA A10G", "sm_86", 80, 1.71, 600, 6 * _MIB),
-    "rtx-a5000": Gpu("NVIDIA RTX A5000", "sm_86", 64, 1.695, 768, 6 * _MIB),
-    "rtx-3090": Gpu("NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 936, 6 * _MIB),
-    "rtx-3080": Gpu("NVIDIA GeForce RTX 3080", "sm_86", 68, 1.71, 760, 5 * _MIB),
+    "a10g": Gpu("NVIDIA A10G", "sm_86", 80, 1.71, 600, 6 * _MIB, 24),
+    "rtx-a5000": Gpu("NVIDIA RTX A5000", "sm_86", 64, 1.695, 768, 6 * _MIB, 24),
+    "rtx-3090": Gpu("NVIDIA GeForce RTX 3090", "sm_86", 82, 1.695, 936, 6 * _MIB, 24),
+    "rtx-3080": Gpu("NVIDIA GeForce RTX 3080", "sm_86", 68, 1.71, 760, 5 * _MIB, 10),
     # Ada whitepaper; L4 and L40S data sheets
-    "rtx-4090": Gpu("NVIDIA GeForce RTX 4090", "sm_89", 128, 2.52, 1008, 72 * _MIB),
-    "l4": Gpu("NVIDIA L4", "sm_89", 58, 2.04, 300, 48 * _MIB),
-    "l40s": Gpu("NVIDIA L40S", "sm_89", 142, 2.52, 864, 96 * _MIB),
+    "rtx-4090": Gpu("NVIDIA GeForce RTX 4090", "sm_89", 128, 2.52, 1008, 72 * _MIB, 24),
+    "l4": Gpu("NVIDIA L4", "sm_89", 58, 2.04, 300, 48 * _MIB, 24),
+    "l40s": Gpu("NVIDIA L40S", "sm_89", 142, 2.52, 864, 96 * _MIB, 48),
     # RTX Blackwell whitepaper (104.8 TFLOP/s)
-    "rtx-5090": Gpu("NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1792, 96 * _MIB),
+    "rtx-5090": Gpu("NVIDIA GeForce RTX 5090", "sm_120", 170, 2.407, 1792, 96 * _MIB, 32),
     # Volta and Turing whitepapers; T4 data sheet (8.1 TFLOP/s)
-    "v100": Gpu("NVIDIA V100 SXM2", "sm_70", 80, 1.53, 900, 6 * _MIB),
-    "t4": Gpu("NVIDIA T4", "sm_75", 40, 1.59, 320, 4 * _MIB),
+    "v100": Gpu("NVIDIA V100 SXM2", "sm_70", 80, 1.53, 900, 6 * _MIB, 32),
+    "t4": Gpu("NVIDIA T4", "sm_75", 40, 1.59, 320, 4 * _MIB, 16),
 }
 _ALIASES = {"a5000": "rtx-a5000", "nvidia-a100": "a100"}
 TABLE |= {alias: TABLE[name] for alias, name in _ALIASES.items()}

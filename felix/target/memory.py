@@ -8,26 +8,8 @@ import pathlib
 import tvm
 from tvm.target import Target
 
-_GB = 10**9
-#: Short name of a card -> its memory in GB, from the data sheets of `felix.target.gpu`.
-_CARD_GB = {
-    "h200": 141,
-    "h100": 80,
-    "h100-pcie": 80,
-    "h100-nvl": 94,
-    "a100": 80,
-    "a100-40gb": 40,
-    "a10g": 24,
-    "rtx-a5000": 24,
-    "rtx-3090": 24,
-    "rtx-3080": 10,
-    "rtx-4090": 24,
-    "l4": 24,
-    "l40s": 48,
-    "rtx-5090": 32,
-    "v100": 32,
-    "t4": 16,
-}
+from felix.target import gpu
+
 #: Where Linux says how much a container may take.
 _CGROUP_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
@@ -54,8 +36,9 @@ def machine_bytes() -> int:
 
 
 def _card_bytes(model: str) -> int | None:
-    if model in _CARD_GB:
-        return _CARD_GB[model] * _GB
+    card = gpu.TABLE.get(model)
+    if card is not None and card.memory_gb is not None:
+        return card.memory_gb * 10**9
     device = tvm.cuda(0)
     total = getattr(device, "total_global_memory", None) if device.exist else None
     return int(total) if total else None

@@ -50,6 +50,26 @@ Padding: TypeAlias = Annotated[int | Sequence[int], AtLeast(0)]
 Epilogue: TypeAlias = Annotated[Sequence[str], OneOf(EPILOGUES)]
 TargetLike: TypeAlias = target.TargetLike
 
+#: What parameters are that many operators have, where an operator's own `Args:` do not say it.
+SHARED = {
+    "n": "batch.",
+    "h": "input height and width.",
+    "w": "input height and width.",
+    "ci": "input and output channels.",
+    "co": "input and output channels.",
+    "shape": "input shape.",
+    "kernel": "kernel extents.",
+    "stride": "step of the window.",
+    "dilation": "distance between kernel taps.",
+    "groups": "channel groups; groups = ci makes it depthwise (co must be a multiple of ci).",
+    "layout": "order of the data axes.",
+    "epilogue": "stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),"
+    " scale ([co]) and scalar_scale ([1]), as for gemm.",
+    "dtype": "type of data and kernel.",
+    "out_dtype": "type of the result, bias and residual; as for gemm when left out.",
+    "target": "what to tune for.",
+}
+
 P = typing.ParamSpec("P")
 Build = Callable[P, task.Task]
 
@@ -134,8 +154,21 @@ def _descriptions(doc: str) -> dict[str, str]:
     return texts
 
 
+def _completed(function: Callable[..., Any]) -> str:
+    """The docstring of an operator, with what `SHARED` says of parameters that it leaves out."""
+    doc = inspect.getdoc(function) or ""
+    own = _descriptions(doc)
+    left = [name for name in inspect.signature(function).parameters if name not in own]
+    head = doc if own else f"{doc}\n\nArgs:"
+    return "\n".join([head, *(f"    {name}: {SHARED[name]}" for name in left)])
+
+
 def operator(function: Callable[P, task.Task]) -> Callable[P, task.Task]:
-    """Decorate an operator: check and normalise every argument before the body runs."""
+    """Decorate an operator: check and normalise every argument before the body runs.
+
+    Its docstring gets a line for each parameter that only `SHARED` describes.
+    """
+    function.__doc__ = _completed(function)
     known = {parameter.name: parameter for parameter in parameters(function)}
     signature = inspect.signature(function)
 
@@ -181,36 +214,34 @@ def normalise(owner: str, parameter: Parameter, value: Any) -> Any:
         case "bool":
             if isinstance(value, bool):
                 return value
-            raise errors.WorkloadError(f"{where} must be true or false, got {names.quoted(value)}")
+            raise _must_be(where, "true or false", value)
         case "float":
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
-            raise errors.WorkloadError(f"{where} must be a number, got {names.quoted(value)}")
+            raise _must_be(where, "a number", value)
+
+
+def _must_be(where: str, what: str, value: Any) -> errors.WorkloadError:
+    return errors.WorkloadError(f"{where} must be {what}, got {names.quoted(value)}")
 
 
 def _integer(where: str, value: Any, minimum: int | None) -> int:
     try:
         number = operators.index(value)
     except TypeError:
-        raise errors.WorkloadError(
-            f"{where} must be an integer, got {names.quoted(value)}"
-        ) from None
+        raise _must_be(where, "an integer", value) from None
     if isinstance(value, bool):
-        raise errors.WorkloadError(f"{where} must be an integer, got {names.quoted(value)}")
+        raise _must_be(where, "an integer", value)
     if minimum is not None and number < minimum:
-        raise errors.WorkloadError(
-            f"{where} must be at least {minimum}, got {names.quoted(number)}"
-        )
+        raise _must_be(where, f"at least {minimum}", number)
     if abs(number) >= 2**40:
-        raise errors.WorkloadError(f"{where} must be less than 2^40, got {names.quoted(number)}")
+        raise _must_be(where, "less than 2^40", number)
     return number
 
 
 def _integers(where: str, value: Any, minimum: int | None) -> tuple[int, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise errors.WorkloadError(
-            f"{where} must be a list of integers, got {names.quoted(value)}"
-        )
+        raise _must_be(where, "a list of integers", value)
     return tuple(_integer(where, item, minimum) for item in _bounded(where, value))
 
 
@@ -218,7 +249,7 @@ def _names(where: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [item for item in value.split("+") if item]
     if not isinstance(value, Iterable):
-        raise errors.WorkloadError(f"{where} must be a list of names, got {names.quoted(value)}")
+        raise _must_be(where, "a list of names", value)
     items = _bounded(where, value)
     return tuple(one_of(where, item, choices) if choices else _word(where, item) for item in items)
 
@@ -261,9 +292,7 @@ def resolve_axes(where: str, axes: Sequence[int] | None, rank: int) -> tuple[int
         raise errors.WorkloadError(f"{where} must lie in [-{rank}, {rank - 1}], got {bad[0]}")
     resolved = sorted(axis % rank for axis in axes)
     if not resolved or len(set(resolved)) != len(resolved):
-        raise errors.WorkloadError(
-            f"{where} must be distinct and at least one, got {names.quoted(axes)}"
-        )
+        raise _must_be(where, "distinct and at least one", axes)
     return tuple(resolved)
 
 

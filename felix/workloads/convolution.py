@@ -227,20 +227,9 @@ def conv1d(
     """Convolution over one axis.
 
     Args:
-        n: batch.
         w: input width.
-        ci, co: input and output channels.
         kernel: kernel width.
-        stride: step of the window.
         padding: zeros added at both ends.
-        dilation: distance between kernel taps.
-        groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
-        layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
-            scale ([co]) and scalar_scale ([1]), as for gemm.
-        dtype: type of data and kernel.
-        out_dtype: type of the result, bias and residual; as for gemm when left out.
-        target: what to tune for.
     """
     win = window("conv1d", (w,), kernel, stride, padding, dilation)
     conv = Convolution("conv1d", win, n, ci, co, groups, layout, dtype, out_dtype)
@@ -269,20 +258,7 @@ def conv2d(
     """Convolution over two axes.
 
     Args:
-        n: batch.
-        h, w: input height and width.
-        ci, co: input and output channels.
-        kernel: kernel extents.
-        stride: step of the window.
         padding: zeros added at both ends of each axis.
-        dilation: distance between kernel taps.
-        groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
-        layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
-            scale ([co]) and scalar_scale ([1]), as for gemm.
-        dtype: type of data and kernel.
-        out_dtype: type of the result, bias and residual; as for gemm when left out.
-        target: what to tune for.
     """
     win = window("conv2d", (h, w), kernel, stride, padding, dilation)
     conv = Convolution("conv2d", win, n, ci, co, groups, layout, dtype, out_dtype)
@@ -312,20 +288,8 @@ def conv3d(
     """Convolution over three axes.
 
     Args:
-        n: batch.
         d, h, w: input depth, height and width.
-        ci, co: input and output channels.
-        kernel: kernel extents.
-        stride: step of the window.
         padding: zeros added at both ends of each axis.
-        dilation: distance between kernel taps.
-        groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
-        layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
-            scale ([co]) and scalar_scale ([1]), as for gemm.
-        dtype: type of data and kernel.
-        out_dtype: type of the result, bias and residual; as for gemm when left out.
-        target: what to tune for.
     """
     win = window("conv3d", (d, h, w), kernel, stride, padding, dilation)
     conv = Convolution("conv3d", win, n, ci, co, groups, layout, dtype, out_dtype)
@@ -353,20 +317,11 @@ def depthwise_conv2d(
     """2-D convolution of every channel on its own: conv2d with groups = c.
 
     Args:
-        n: batch.
-        h, w: input height and width.
         c: input channels.
-        kernel: kernel extents.
         multiplier: output channels per input channel.
-        stride: step of the window.
         padding: zeros added at both ends of each axis.
-        dilation: distance between kernel taps.
-        layout: order of the data axes.
         epilogue: stages of bias, relu, gelu (erf), residual (tensor of the result's shape), scale
             and scalar_scale, as for gemm.
-        dtype: type of data and kernel.
-        out_dtype: type of the result, bias and residual; as for gemm when left out.
-        target: what to tune for.
     """
     win = window("depthwise_conv2d", (h, w), kernel, stride, padding, dilation)
     conv = Convolution("conv2d", win, n, c, c * multiplier, c, layout, dtype, out_dtype)

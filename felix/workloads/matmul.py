@@ -44,7 +44,6 @@ def gemm(
             float64); before a scale bias and residual of int8's sums are int32.
         allow_tf32: tensor cores may drop 13 bits of the mantissa of float32 factors; the result
             may then be off by 0.4 % of its root mean square. For dtype=float32 alone.
-        target: what to tune for.
     """
     if allow_tf32 and dtype != "float32":
         raise errors.WorkloadError(

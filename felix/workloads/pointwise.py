@@ -56,7 +56,6 @@ def elementwise(
             negative, square, or with one more input add, sub, mul, div, max, min; `add@1` means
             that input varies over axis 1 only, `add@0.2` over axes 0 and 2.
         dtype: type of inputs and output.
-        target: what to tune for.
     """
     if not ops:
         raise errors.WorkloadError("elementwise: ops must name at least one operation")

@@ -6,6 +6,7 @@ mean of squared differences), so a large mean does not cancel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,13 @@ from felix import errors, task
 from felix.workloads import common, convolution, dtypes
 
 Combine = Callable[..., Any]
-_COMBINE: dict[str, Combine] = {"sum": te.sum, "mean": te.sum, "max": te.max, "min": te.min}
+_COMBINE: dict[str, Combine] = {
+    "sum": te.sum,
+    "mean": te.sum,
+    "avg": te.sum,
+    "max": te.max,
+    "min": te.min,
+}
 
 
 def reduced(
@@ -43,11 +50,26 @@ def unreduced(index: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
     return tuple(at for axis, at in enumerate(index) if axis not in axes)
 
 
-def _count(shape: Sequence[int], axes: Sequence[int]) -> float:
-    count = 1
-    for axis in axes:
-        count *= shape[axis]
-    return float(count)
+def _share(shape: Sequence[int], axes: Sequence[int]) -> float:
+    """One over the elements along the axes."""
+    return 1.0 / float(math.prod(shape[axis] for axis in axes))
+
+
+def _wide(x: common.Tensor) -> Callable[..., Any]:
+    return lambda *index: common.wide(x[index])
+
+
+def _scaled(name: str, total: common.Tensor, factor: float) -> common.Tensor:
+    scale = common.const(factor, total)
+    return common.compute(name, common.shape_of(total), lambda *i: total[i] * scale)
+
+
+def _inverse_root(name: str, total: common.Tensor, factor: float, plus: float) -> common.Tensor:
+    """1 / √(total · factor + plus)."""
+    scale, epsilon = common.const(factor, total), common.const(plus, total)
+    return common.compute(
+        name, common.shape_of(total), lambda *i: te.rsqrt(total[i] * scale + epsilon)
+    )
 
 
 @common.operator
@@ -63,12 +85,10 @@ def reduce(
     """Sum, maximum, minimum or mean over any axes.
 
     Args:
-        shape: input shape.
         axes: axes to reduce; all of them when left out.
         kind: what to compute.
         keepdims: keep reduced axes with extent 1.
         dtype: type of input and output; int8 for max and min.
-        target: what to tune for.
     """
     dtypes.check_reduced("reduce", kind, dtype)
     over = common.resolve_axes("reduce: axes", axes, len(shape))
@@ -78,12 +98,11 @@ def reduce(
         shape,
         over,
         _COMBINE[kind],
-        lambda *i: common.wide(x[i]),
+        _wide(x),
         keepdims,
     )
     if kind == "mean":
-        total, scale = result, common.const(1.0 / _count(shape, over), result)
-        result = common.compute("mean", common.shape_of(total), lambda *i: total[i] * scale)
+        result = _scaled("mean", result, _share(shape, over))
     name = common.name_of(
         f"reduce_{kind}",
         shape,
@@ -105,17 +124,12 @@ def softmax(
     """exp(x - max) / Σ exp(x - max) along one axis.
 
     Args:
-        shape: input shape.
         axis: the axis that sums to one.
         dtype: type of input and output.
-        target: what to tune for.
     """
     over = common.resolve_axes("softmax: axis", (axis,), len(shape))
     x = common.placeholder("x", shape, dtype)
-
-    def read(*index: Any) -> Any:
-        return common.wide(x[index])
-
+    read = _wide(x)
     highest = reduced("highest", shape, over, te.max, read)
     powers = common.compute(
         "powers", shape, lambda *i: te.exp(read(*i) - highest[unreduced(i, over)])
@@ -139,32 +153,18 @@ def layer_norm(
     """(x - mean) / √(variance + epsilon) · gamma + beta, with a two-pass variance.
 
     Args:
-        shape: input shape.
         axes: normalised axes; gamma and beta have their extents.
         affine: multiply by gamma and add beta.
         epsilon: added to the variance.
         dtype: type of inputs and output.
-        target: what to tune for.
     """
     over = common.resolve_axes("layer_norm: axes", axes, len(shape))
     x = common.placeholder("x", shape, dtype)
-    scale = 1.0 / _count(shape, over)
-
-    def read(*index: Any) -> Any:
-        return common.wide(x[index])
-
-    total = reduced("total", shape, over, te.sum, read)
-    outer = common.shape_of(total)
-    mean = common.compute("mean", outer, lambda *i: total[i] * common.const(scale, total))
+    read, share = _wide(x), _share(shape, over)
+    mean = _scaled("mean", reduced("total", shape, over, te.sum, read), share)
     centred = common.compute("centred", shape, lambda *i: read(*i) - mean[unreduced(i, over)])
     squares = reduced("squares", shape, over, te.sum, lambda *i: centred[i] * centred[i])
-    inverse = common.compute(
-        "inverse_deviation",
-        outer,
-        lambda *i: te.rsqrt(
-            squares[i] * common.const(scale, squares) + common.const(epsilon, squares)
-        ),
-    )
+    inverse = _inverse_root("inverse_deviation", squares, share, epsilon)
     weights = _affine(shape, over, ("gamma", "beta") if affine else (), dtype)
 
     def body(*index: Any) -> Any:
@@ -198,28 +198,16 @@ def rms_norm(
     """x / √(mean of x² + epsilon) · gamma.
 
     Args:
-        shape: input shape.
         axes: normalised axes; gamma has their extents.
         epsilon: added to the mean of squares.
         dtype: type of inputs and output.
-        target: what to tune for.
     """
     over = common.resolve_axes("rms_norm: axes", axes, len(shape))
     x = common.placeholder("x", shape, dtype)
     (gamma,) = _affine(shape, over, ("gamma",), dtype)
-    scale = 1.0 / _count(shape, over)
-
-    def read(*index: Any) -> Any:
-        return common.wide(x[index])
-
+    read = _wide(x)
     squares = reduced("squares", shape, over, te.sum, lambda *i: read(*i) * read(*i))
-    inverse = common.compute(
-        "inverse_rms",
-        common.shape_of(squares),
-        lambda *i: te.rsqrt(
-            squares[i] * common.const(scale, squares) + common.const(epsilon, squares)
-        ),
-    )
+    inverse = _inverse_root("inverse_rms", squares, _share(shape, over), epsilon)
 
     def body(*index: Any) -> Any:
         weight = common.wide(gamma[tuple(index[axis] for axis in over)])
@@ -250,19 +238,14 @@ def pool2d(
     """Maximum or average over a sliding window.
 
     Args:
-        n: batch.
-        h, w: input height and width.
         c: channels.
         kernel: window extents.
         kind: maximum or average.
-        stride: step of the window.
         padding: cells added at both ends of each axis (they never win a maximum).
         dilation: distance between window taps.
         count_padding: an average divides by the window's size, padding included; else by the
             number of input cells in the window.
-        layout: order of the data axes.
         dtype: type of input and output; int8 for max.
-        target: what to tune for.
     """
     dtypes.check_reduced("pool2d", kind, dtype)
     win = convolution.window("pool2d", (h, w), kernel, stride, padding, dilation)
@@ -279,7 +262,7 @@ def pool2d(
         i, ch, at = convolution.split(layout, index)
         steps = zip(at, win.stride, taps, win.dilation, strict=True)
         cell = padded[convolution.place(layout, i, ch, [x * s + r * d for x, s, r, d in steps])]
-        return _COMBINE["max" if kind == "max" else "sum"](common.wide(cell), axis=taps)
+        return _COMBINE[kind](common.wide(cell), axis=taps)
 
     out_shape = convolution.place(layout, n, c, win.outputs)
     result = common.compute("max_pool" if kind == "max" else "window_sum", out_shape, body)
@@ -325,24 +308,18 @@ def global_pool2d(
     """Maximum or average over the whole image; the spatial axes stay with extent 1.
 
     Args:
-        n: batch.
-        h, w: input height and width.
         c: channels.
         kind: maximum or average.
-        layout: order of the data axes.
         dtype: type of input and output; int8 for max.
-        target: what to tune for.
     """
     dtypes.check_reduced("global_pool2d", kind, dtype)
     shape = convolution.place(layout, n, c, (h, w))
     over = (1, 2) if layout == "NHWC" else (2, 3)
     data = common.placeholder("data", shape, dtype)
-    combine = _COMBINE["max" if kind == "max" else "sum"]
     block = "global_max" if kind == "max" else "total"
-    result = reduced(block, shape, over, combine, lambda *i: common.wide(data[i]), keepdims=True)
+    result = reduced(block, shape, over, _COMBINE[kind], _wide(data), keepdims=True)
     if kind == "avg":
-        total, scale = result, common.const(1.0 / (h * w), result)
-        result = common.compute("global_avg", common.shape_of(total), lambda *i: total[i] * scale)
+        result = _scaled("global_avg", result, 1.0 / (h * w))
     tags = ("" if layout == "NHWC" else "nchw", dtypes.tag(dtype))
     name = common.name_of(f"global_{kind}_pool2d", (n, h, w, c), *tags)
     return common.finish(name, [data, common.cast(result, dtype)], target)

@@ -38,19 +38,10 @@ def conv_transpose2d(
     Output extent of an axis: (extent - 1)·stride - 2·padding + kernel + output_padding.
 
     Args:
-        n: batch.
-        h, w: input height and width.
-        ci, co: input and output channels.
         kernel: kernel extents; at least padding + 1 on each axis.
         stride: distance of the input cells in the output.
         padding: cells cut from both ends of each output axis.
         output_padding: cells added at the end of each output axis; less than stride.
-        layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
-            scale ([co]) and scalar_scale ([1]), as for gemm.
-        dtype: type of data and kernel.
-        out_dtype: type of the result, bias and residual; as for gemm when left out.
-        target: what to tune for.
     """
     owner = "conv_transpose2d"
     out = dtypes.output(owner, dtype, out_dtype, epilogue)
