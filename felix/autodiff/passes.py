@@ -20,11 +20,82 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import _sparsetools
 
 from felix.autodiff import graph as expression_graph
-from felix.autodiff import smoothing, sparse
+from felix.autodiff import smoothing
+
+# Sparse matrices times dense ones, without scipy's checks.
+#
+# A pass multiplies some hundred matrices of a few rows, for which checking the arguments takes
+# longer than the product. scipy's own routine is called with arrays that are right by
+# construction.
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """A matrix [n, n_columns] by rows: row i has `values[ends[i]:ends[i + 1]]` at `columns`."""
+
+    n_columns: int
+    ends: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    values: Array
+
+    @classmethod
+    def make(
+        cls, rows: Sequence[tuple[Sequence[int], Sequence[float]]], n_columns: int
+    ) -> SparseRows:
+        """The matrix of rows (columns, values)."""
+        ends = np.cumsum([0, *(len(columns) for columns, _ in rows)], dtype=np.int32)
+        columns = np.asarray([c for columns, _ in rows for c in columns], np.int32)
+        values = np.asarray([v for _, values in rows for v in values], np.float64)
+        return cls(n_columns, ends, columns, values)
+
+    @classmethod
+    def of_entries(
+        cls,
+        rows: NDArray[np.intp],
+        columns: NDArray[np.intp],
+        values: Array,
+        shape: tuple[int, int],
+    ) -> SparseRows:
+        """The matrix of entries in any order; those of a row are sorted by column."""
+        order = np.lexsort((columns, rows))
+        ends = np.searchsorted(rows[order], np.arange(shape[0] + 1))
+        return cls(
+            shape[1],
+            ends.astype(np.int32),
+            columns[order].astype(np.int32),
+            np.asarray(values[order], np.float64),
+        )
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """The row of each value."""
+        return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
+
+    def part(self, start: int, stop: int) -> SparseRows:
+        """Rows start..stop."""
+        first, last = int(self.ends[start]), int(self.ends[stop])
+        ends = self.ends[start : stop + 1] - self.ends[start]
+        return SparseRows(self.n_columns, ends, self.columns[first:last], self.values[first:last])
+
+    def multiply(self, dense: Array, out: Array) -> None:
+        """Write the product with `dense` [n_columns, k] to `out` [n, k], both C-contiguous."""
+        out.fill(0.0)
+        _sparsetools.csr_matvecs(
+            len(out),
+            self.n_columns,
+            dense.shape[1],
+            self.ends,
+            self.columns,
+            self.values,
+            dense.reshape(-1),
+            out.reshape(-1),
+        )
+
 
 _RULES: dict[str, smoothing.Rule] = {
     **{op.__name__: rule for op, rule in smoothing.RULES.items()},
@@ -43,7 +114,7 @@ class _Group:
     #: [n_arguments, n] rows of V (empty for linear groups)
     arguments: NDArray[np.intp]
     #: linear groups: [n, start] coefficients over the rows before
-    matrix: sparse.SparseRows | None
+    matrix: SparseRows | None
     first_edge: int
 
     @property
@@ -84,7 +155,7 @@ class Passes:
         return cls(n_symbols, values, tuple(groups), len(row), edge, output_rows)
 
     @cached_property
-    def gathers(self) -> tuple[sparse.SparseRows, ...]:
+    def gathers(self) -> tuple[SparseRows, ...]:
         """Per group, the last one first, then for the symbols: [n, rows of X] gathers the gradient
         of its nodes."""
         return _make_gathers(self.groups, self.n_symbols, self.n_nodes, self.n_edges, self.outputs)
@@ -149,7 +220,7 @@ def _make_group(
         rows = [[row[a] for a in graph.arguments[n]] for n in members]
         return _Group(kind, start, stop, np.asarray(rows, np.intp).T.copy(), None, edge)
     terms = [([row[a] for a in graph.arguments[n]], graph.coefficients[n]) for n in members]
-    matrix = sparse.SparseRows.make(terms, start)
+    matrix = SparseRows.make(terms, start)
     return _Group(kind, start, stop, np.empty((0, len(members)), np.intp), matrix, edge)
 
 
@@ -159,7 +230,7 @@ def _make_gathers(
     n_nodes: int,
     n_edges: int,
     outputs: NDArray[np.intp],
-) -> tuple[sparse.SparseRows, ...]:
+) -> tuple[SparseRows, ...]:
     """The matrix of all (node, consumer) pairs, cut into the rows of each group."""
     source, column, weight = [outputs], [n_edges + n_nodes + np.arange(len(outputs))], []
     weight.append(np.ones(len(outputs)))
@@ -173,7 +244,7 @@ def _make_gathers(
             column.append(group.first_edge + np.arange(group.arguments.size))
             weight.append(np.ones(group.arguments.size))
     shape = (n_nodes, n_edges + n_nodes + len(outputs))
-    whole = sparse.SparseRows.of_entries(
+    whole = SparseRows.of_entries(
         np.concatenate(source), np.concatenate(column), np.concatenate(weight), shape
     )
     cuts = [whole.part(group.start, group.stop) for group in reversed(groups)]

@@ -255,12 +255,7 @@ def reduce_trips(row: stores.Row) -> tuple[Scalar, Scalar]:
     if row.is_init:
         return unbound, bound
     for loop in row.loops:
-        feeding: Scalar = 0
-        for it, binding in zip(row.block.iters, row.block.bindings, strict=True):
-            if it.kind == "reduce":
-                for component in loop.components:
-                    feeding = scalar.either(feeding, usage.mentions(binding, component))
-        factor = scalar.select(feeding, loop.extent, 1)
+        factor = scalar.select(usage.feeding(loop.components, row.block), loop.extent, 1)
         if loop.thread is None:
             unbound = unbound * factor
         else:

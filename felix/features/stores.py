@@ -96,7 +96,7 @@ def rows(program: Program) -> list[Row]:
         around = distinct_threads(loops)
         for store in block.inits:
             name = RowName(f"{block.label}_init", store.target.buffer.name)
-            outside = [lp for lp in around if not feeds_reduction(lp, block)]
+            outside = [lp for lp in around if not usage.may_feed(lp.components, block)]
             result.append(Row(name, block, store, tuple(outside), kernel, True))
         for store in block.stores:
             name = RowName(block.label, store.target.buffer.name)
@@ -112,16 +112,6 @@ def distinct_threads(loops: list[Loop]) -> list[Loop]:
             distinct = [lp for lp in distinct if lp.thread != loop.thread]
         distinct.append(loop)
     return distinct
-
-
-def feeds_reduction(loop: Loop, block: Block) -> bool:
-    """Whether a reduction iterator of the block is bound to the loop."""
-    for it, binding in zip(block.iters, block.bindings, strict=True):
-        if it.kind == "reduce":
-            for component in loop.components:
-                if not scalar.is_static(usage.mentions(binding, component), 0):
-                    return True
-    return False
 
 
 def is_task(loop: Loop) -> Scalar:

@@ -149,6 +149,10 @@ class Buffer:
     scope: str = "global"
     is_parameter: bool = False
 
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
@@ -172,6 +176,11 @@ class Value:
     args: tuple[Value, ...] = ()
     access: Access | None = None
     expr: sympy.Expr | None = None
+
+    @classmethod
+    def load(cls, access: Access) -> Value:
+        """What is read there."""
+        return cls("load", access.buffer.is_float, access=access)
 
     def walk(self) -> Iterator[Value]:
         for arg in self.args:
@@ -311,6 +320,12 @@ class Program:
             if other is block:
                 return loops
         raise KeyError(block.name)
+
+    def place_of(self, block: Block) -> int:
+        """Where the block, or the nest that it is in, stands in the root's statements."""
+        loops = self.loops_of(block)
+        top = loops[0] if loops else block
+        return next(i for i, node in enumerate(self.body) if node is top)
 
     def children(self, loops: list[Loop]) -> list[Loop | Block]:
         """The statement list directly under the innermost of `loops` (the root if empty)."""

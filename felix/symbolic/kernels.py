@@ -240,9 +240,6 @@ def _site(buffer: Buffer, uses: list[_Use]) -> list[Loop]:
 def _above_reduction(loops: list[Loop], block: Block, depth: int) -> int:
     """Depth of the outermost loop that feeds a reduction of the block, at most `depth`."""
     for i, loop in enumerate(loops[:depth]):
-        for it, binding in zip(block.iters, block.bindings, strict=True):
-            if it.kind == "reduce" and any(
-                not scalar.is_static(usage.mentions(binding, comp), 0) for comp in loop.components
-            ):
-                return i
+        if usage.may_feed(loop.components, block):
+            return i
     return depth

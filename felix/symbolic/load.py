@@ -46,27 +46,17 @@ BINARY = {
 
 #: What each operation counts as, for float and other types alike (see features.spec).
 OPERATION_KINDS = {
-    "add": "addsub",
-    "sub": "addsub",
-    "mul": "mul",
-    "div": "divmod",
-    "floordiv": "divmod",
-    "floormod": "divmod",
-    "min": "cmp",
-    "max": "cmp",
-    "eq": "cmp",
-    "ne": "cmp",
-    "lt": "cmp",
-    "le": "cmp",
-    "gt": "cmp",
-    "ge": "cmp",
-    "and": "bool",
-    "or": "bool",
-    "not": "bool",
-    "bits": "addsub",
-    "select": "select",
-    "if": "select",
-    "math": "math",
+    operation: kind
+    for kind, operations in {
+        "addsub": "add sub bits",
+        "mul": "mul",
+        "divmod": "div floordiv floormod",
+        "cmp": "min max eq ne lt le gt ge",
+        "bool": "and or not",
+        "select": "select if",
+        "math": "math",
+    }.items()
+    for operation in operations.split()
 }
 
 _Vars = dict[Any, sympy.Expr]

@@ -5,6 +5,8 @@ With ints the result is an int, so a program whose variables have values stays c
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -14,54 +16,30 @@ from felix.symbolic import expr
 Scalar = Any  # int | sympy.Expr
 
 
-def ceil_div(a: Scalar, b: Scalar) -> Scalar:
-    """ceil(a / b)."""
-    return -(-a // b) if _ints(a, b) else expr.CeilDiv(a, b)
+def _of_two(
+    of_ints: Callable[[int, int], int], of_expressions: Callable[[Any, Any], Any]
+) -> Callable[[Scalar, Scalar], Scalar]:
+    def operation(a: Scalar, b: Scalar) -> Scalar:
+        if isinstance(a, int) and isinstance(b, int):
+            return of_ints(a, b)
+        return of_expressions(a, b)
+
+    return operation
 
 
-def floor_div(a: Scalar, b: Scalar) -> Scalar:
-    """floor(a / b)."""
-    return a // b if _ints(a, b) else expr.FloorDiv(a, b)
-
-
-def floor_mod(a: Scalar, b: Scalar) -> Scalar:
-    """a mod b."""
-    return a % b if _ints(a, b) else expr.FloorMod(a, b)
-
-
-def minimum(a: Scalar, b: Scalar) -> Scalar:
-    """min(a, b)."""
-    return min(a, b) if _ints(a, b) else expr.Minimum(a, b)
-
-
-def maximum(a: Scalar, b: Scalar) -> Scalar:
-    """max(a, b)."""
-    return max(a, b) if _ints(a, b) else expr.Maximum(a, b)
-
-
-def less_equal(a: Scalar, b: Scalar) -> Scalar:
-    """1 if a <= b else 0."""
-    return int(a <= b) if _ints(a, b) else expr.LessEqual(a, b)
-
-
-def less(a: Scalar, b: Scalar) -> Scalar:
-    """1 if a < b else 0."""
-    return int(a < b) if _ints(a, b) else expr.Less(a, b)
-
-
-def equal(a: Scalar, b: Scalar) -> Scalar:
-    """1 if a == b else 0."""
-    return int(a == b) if _ints(a, b) else expr.Equal(a, b)
-
-
-def both(a: Scalar, b: Scalar) -> Scalar:
-    """1 if the conditions a and b are both 1."""
-    return int(a and b) if _ints(a, b) else expr.And(a, b)
-
-
-def either(a: Scalar, b: Scalar) -> Scalar:
-    """1 if a or b is 1."""
-    return int(a or b) if _ints(a, b) else expr.Or(a, b)
+#: Of divisions, rounded up and down, and what they leave.
+ceil_div = _of_two(lambda a, b: -(-a // b), expr.CeilDiv)
+floor_div = _of_two(operator.floordiv, expr.FloorDiv)
+floor_mod = _of_two(operator.mod, expr.FloorMod)
+minimum = _of_two(min, expr.Minimum)
+maximum = _of_two(max, expr.Maximum)
+#: 1 if a <= b, a < b, a == b, else 0.
+less_equal = _of_two(lambda a, b: int(a <= b), expr.LessEqual)
+less = _of_two(lambda a, b: int(a < b), expr.Less)
+equal = _of_two(lambda a, b: int(a == b), expr.Equal)
+#: 1 if both, or either, of two conditions are 1.
+both = _of_two(lambda a, b: int(a and b), expr.And)
+either = _of_two(lambda a, b: int(a or b), expr.Or)
 
 
 def negated(a: Scalar) -> Scalar:
@@ -107,7 +85,3 @@ def spread(span: Scalar, extent: Scalar, coefficient: Scalar) -> Scalar:
 def plain(value: Scalar) -> Scalar:
     """A sympy integer as a Python int; anything else unchanged."""
     return int(value) if getattr(value, "is_Integer", False) else value
-
-
-def _ints(a: Scalar, b: Scalar) -> bool:
-    return isinstance(a, int) and isinstance(b, int)

@@ -130,12 +130,10 @@ def reindex_write(program: Program, block: Block, index: int) -> Block:
         for stores in (block.stores, block.inits)
     )
     fresh, names = _renamed(iters)
-    is_float = old.dtype.startswith(("float", "bfloat"))
-    loaded = Access(made, tuple(it.symbol for it in fresh))
+    value = ir.Value.load(Access(made, tuple(it.symbol for it in fresh)))
     indices = tuple(inlining.replace(each, names) for each in target.indices)
-    value = ir.Value("load", is_float, access=loaded)
     copy = Block(made.name, fresh, [], (ir.Store(Access(old, indices), value),))
-    program.body.insert(_place(program, block) + 1, _nest(copy))
+    program.body.insert(program.place_of(block) + 1, _nest(copy))
     return copy
 
 
@@ -148,13 +146,6 @@ def _renamed(iters: list[Iter]) -> tuple[list[Iter], dict[sympy.Symbol, sympy.Ex
     return fresh, {it.symbol: new.symbol for it, new in zip(iters, fresh, strict=True)}
 
 
-def _place(program: Program, block: Block) -> int:
-    """Where the block's nest is in the program's body."""
-    loops = program.loops_of(block)
-    top: Loop | Block = loops[0] if loops else block
-    return next(i for i, node in enumerate(program.body) if node is top)
-
-
 def _insert_copy(
     program: Program, block: Block, access: Access, read: Access, iters: list[Iter]
 ) -> Block:
@@ -162,10 +153,9 @@ def _insert_copy(
     fresh, names = _renamed(iters)
     indices = tuple(inlining.replace(each, names) for each in access.indices)
     target = Access(read.buffer, tuple(it.symbol for it in fresh))
-    is_float = read.buffer.dtype.startswith(("float", "bfloat"))
-    value = ir.Value("load", is_float, access=Access(access.buffer, indices))
+    value = ir.Value.load(Access(access.buffer, indices))
     stage = Block(f"{read.buffer.name}_reindex", fresh, [], (ir.Store(target, value),))
-    program.body.insert(_place(program, block), _nest(stage))
+    program.body.insert(program.place_of(block), _nest(stage))
     return stage
 
 
@@ -208,13 +198,11 @@ def pad_einsum(program: Program, block: Block, padding: Sequence[int]) -> None:
         if it.symbol in padded:
             (component,) = binding.terms
             component.extent = it.extent
-    loops = program.loops_of(block)
-    top: Loop | Block = loops[0] if loops else block
-    place = next(i for i, node in enumerate(program.body) if node is top)
+    place = program.place_of(block)
     reads = [a for buffer in placement.tvm_reads(block) for a in block.reads if a.buffer is buffer]
     copies_in = [_copy_in(program, block, access, padded) for access in _padded(reads, padded)]
     copies_out = [_copy_out(program, block, a, padded) for a in _padded(block.writes, padded)]
-    program.body[place : place + 1] = [*copies_in, top, *copies_out]
+    program.body[place : place + 1] = [*copies_in, program.body[place], *copies_out]
 
 
 def _padded(accesses: Sequence[Access], padded: dict[sympy.Symbol, ir.Scalar]) -> list[Access]:
@@ -243,18 +231,17 @@ def _copy_in(
     """The nest that fills the padded buffer of an operand, which the block then reads."""
     old, new = access.buffer, _padded_buffer(program, access, padded)
     placement.redirect(block, old, new)
-    iters = _iters(new)
+    iters = placement.iters_of(new)
     indices = tuple(it.symbol for it in iters)
-    is_float = old.dtype.startswith(("float", "bfloat"))
     inside = [
         _less(it.symbol, extent)
         for it, extent in zip(iters, old.shape, strict=True)
         if it.extent != extent
     ]
     condition = functools.reduce(lambda a, b: ir.Value("and", False, (a, b)), inside)
-    loaded = ir.Value("load", is_float, access=Access(old, indices))
-    zero = ir.Value("const", is_float, expr=None if is_float else sympy.Integer(0))
-    value = ir.Value("if", is_float, (condition, loaded, zero))
+    loaded = ir.Value.load(Access(old, indices))
+    zero = ir.Value("const", old.is_float, expr=None if old.is_float else sympy.Integer(0))
+    value = ir.Value("if", old.is_float, (condition, loaded, zero))
     store = ir.Store(Access(new, indices), value)
     return _nest(Block(new.name, iters, [], (store,)), "i")
 
@@ -265,19 +252,10 @@ def _copy_out(
     """The nest that copies the result out of the padded buffer that the block now writes."""
     old, new = access.buffer, _padded_buffer(program, access, padded)
     placement.redirect(block, old, new)
-    iters = _iters(old)
+    iters = placement.iters_of(old)
     indices = tuple(it.symbol for it in iters)
-    is_float = old.dtype.startswith(("float", "bfloat"))
-    loaded = ir.Value("load", is_float, access=Access(new, indices))
-    store = ir.Store(Access(old, indices), loaded)
+    store = ir.Store(Access(old, indices), ir.Value.load(Access(new, indices)))
     return _nest(Block(new.name, iters, [], (store,)), "i")
-
-
-def _iters(buffer: Buffer) -> list[Iter]:
-    return [
-        Iter(index_expr.iter_symbol(f"v{i}"), extent, "spatial")
-        for i, extent in enumerate(buffer.shape)
-    ]
 
 
 def _less(symbol: sympy.Symbol, bound: ir.Scalar) -> ir.Value:

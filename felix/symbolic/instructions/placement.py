@@ -223,12 +223,8 @@ def cache_read(
     source = tvm_reads(block)[index]
     cached = _cache_buffer(program, source, scope)
     copy, nest = _copy_block(program, source, cached, f"{source.name}_{scope}")
-    writers = [(lp, b) for lp, b in program.walk() if b.stores_to(source)]
-    place = 0
-    if writers:
-        top = writers[0][0][0] if writers[0][0] else writers[0][1]
-        place = next(i for i, n in enumerate(program.body) if n is top) + 1
-    program.body.insert(place, nest)
+    writers = [b for _, b in program.walk() if b.stores_to(source)]
+    program.body.insert(program.place_of(writers[0]) + 1 if writers else 0, nest)
     for consumer in consumers or [b for _, b in program.walk() if b is not copy]:
         redirect(consumer, source, cached)
     return copy
@@ -241,10 +237,7 @@ def cache_write(program: Program, block: Block, index: int, scope: str) -> Block
     target = block.store.target.buffer
     cached = _cache_buffer(program, target, scope)
     copy, nest = _copy_block(program, cached, target, f"{target.name}_{scope}")
-    loops = program.loops_of(block)
-    top: Loop | Block = loops[0] if loops else block
-    place = next(i for i, n in enumerate(program.body) if n is top) + 1
-    program.body.insert(place, nest)
+    program.body.insert(program.place_of(block) + 1, nest)
     redirect(block, target, cached)
     return copy
 
@@ -266,19 +259,21 @@ def set_scope(buffer: Buffer, scope: str) -> None:
 def _copy_block(
     program: Program, source: Buffer, target: Buffer, name: str
 ) -> tuple[Block, Loop | Block]:
-    iters = [
-        Iter(index_expr.iter_symbol(f"v{i}"), extent, "spatial")
-        for i, extent in enumerate(source.shape)
-    ]
+    iters = iters_of(source)
     components = [IterComponent(f"ax{i}", extent) for i, extent in enumerate(source.shape)]
     indices = tuple(it.symbol for it in iters)
-    is_float = source.dtype.startswith(("float", "bfloat"))
-    store = ir.Store(
-        Access(target, indices), ir.Value("load", is_float, access=Access(source, indices))
-    )
+    store = ir.Store(Access(target, indices), ir.Value.load(Access(source, indices)))
     block = Block(name, iters, [Affine({comp: 1}) for comp in components], (store,))
     block.number = sum(other.name == name for _, other in program.walk())
     return block, loop_transforms.nest(components, block)
+
+
+def iters_of(buffer: Buffer) -> list[Iter]:
+    """Spatial iterators of a block that goes over a buffer, one for each dimension."""
+    return [
+        Iter(index_expr.iter_symbol(f"v{i}"), extent, "spatial")
+        for i, extent in enumerate(buffer.shape)
+    ]
 
 
 def redirect(block: Block, old: Buffer, new: Buffer) -> None:

@@ -238,27 +238,22 @@ def decompose_reductions(program: Program) -> None:
             continue
         loops = program.loops_of(block)
         point = next(
-            (i for i, lp in enumerate(loops) if not _concrete_true(usage.is_data_parallel(lp))),
+            (
+                depth
+                for depth, loop in enumerate(loops)
+                if not scalar.is_static(usage.is_data_parallel(loop), 1)
+            ),
             None,
         )
         if point is not None:
             _decompose(program, block, loops, point)
 
 
-def _concrete_true(condition: Scalar) -> bool:
-    return scalar.is_static(condition, 1)
-
-
 def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
     components = {
         comp for lp in loops if lp.thread and "vthread" not in lp.thread for comp in lp.components
     }
-    for it, binding in zip(block.iters, block.bindings, strict=True):
-        if it.kind == "reduce":
-            for component in components:
-                if not scalar.is_static(usage.mentions(binding, component), 0):
-                    return True
-    return False
+    return usage.may_feed(components, block)
 
 
 def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:

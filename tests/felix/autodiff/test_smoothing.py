@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from felix.autodiff import smoothing, sparse
+from felix.autodiff import passes, smoothing
 from felix.symbolic import expr
 
 CONDITIONS = (expr.And, expr.Or, expr.Not)
@@ -210,7 +210,7 @@ def test_temperature_may_differ_per_point() -> None:
     assert value[0, 0] < 0.9 < value[0, 1]
 
 
-def product(matrix: sparse.SparseRows, dense: sparse.Array) -> sparse.Array:
+def product(matrix: passes.SparseRows, dense: passes.Array) -> passes.Array:
     """The product, in memory that held something else."""
     out = np.full((len(matrix.ends) - 1, dense.shape[1]), np.nan)
     matrix.multiply(dense, out)
@@ -219,7 +219,7 @@ def product(matrix: sparse.SparseRows, dense: sparse.Array) -> sparse.Array:
 
 def test_rows_times_a_dense_matrix() -> None:
     rows = [([0, 3], [1.0, -2.0]), ([], []), ([2], [0.5])]
-    matrix = sparse.SparseRows.make(rows, 4)
+    matrix = passes.SparseRows.make(rows, 4)
     dense = np.arange(8.0).reshape(4, 2)
     assert product(matrix, dense).tolist() == [[-12.0, -13.0], [0.0, 0.0], [2.0, 2.5]]
     assert matrix.rows.tolist() == [0, 0, 2]
@@ -230,7 +230,7 @@ def test_entries_in_any_order_and_parts_of_their_rows() -> None:
     whole = np.where(rng.random((7, 9)) < 0.4, rng.normal(size=(7, 9)), 0.0)
     entries = rng.permutation(np.argwhere(whole))
     rows, columns = entries.T
-    matrix = sparse.SparseRows.of_entries(rows, columns, whole[rows, columns], whole.shape)
+    matrix = passes.SparseRows.of_entries(rows, columns, whole[rows, columns], whole.shape)
     dense = rng.normal(size=(9, 3))
     np.testing.assert_allclose(product(matrix, dense), whole @ dense, atol=1e-12)
     np.testing.assert_allclose(product(matrix.part(2, 5), dense), (whole @ dense)[2:5], atol=1e-12)
