@@ -80,7 +80,11 @@ class Matching:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decisions:
-    """Values of parameters, integers or expressions; a template adds its own as fields."""
+    """Values of parameters, integers or expressions; a template adds its own as fields.
+
+    What follows from them is one function of integers (for generating source) and of expressions
+    (for constraints and features), so the two cannot differ.
+    """
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import s_tir
+from tvm_ffi import structural
 
 from felix import errors
 
@@ -25,10 +26,11 @@ BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
 DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 SHIFTS = ("LShift", "RShift")
 
-_SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "EQ": "==",
-            "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "And": "and",
-            "Or": "or", "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "LShift": "<<",
-            "RShift": ">>"}  # fmt: skip
+#: Operators of two operands as Python writes them.
+SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "EQ": "==",
+           "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "And": "and",
+           "Or": "or", "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "LShift": "<<",
+           "RShift": ">>"}  # fmt: skip
 
 #: Pure functions by the full name of TVM's operator, with the kinds of their arguments and of
 #: their result: "f" a float, "i" an integer, "t" any number, the same letter the same type.
@@ -149,8 +151,8 @@ def text(expr: Any, depth: int = 8) -> str:
     if depth == 0:
         return "…"
     below = [text(child, depth - 1) for child in children(expr)]
-    if kind in _SYMBOLS:
-        return f"({below[0]} {_SYMBOLS[kind]} {below[1]})"
+    if kind in SYMBOLS:
+        return f"({below[0]} {SYMBOLS[kind]} {below[1]})"
     if kind == "TensorLoad":
         return f"{expr.source.name}[{', '.join(below)}]"
     name = function_name(expr) if kind == "Call" else dtype(expr) if kind == "Cast" else kind
@@ -165,6 +167,18 @@ def is_load(expr: Any) -> bool:
 def depends_on_data(expr: Any) -> bool:
     """Whether an expression reads any buffer element."""
     return any(is_load(part) for part in expressions(expr))
+
+
+def is_constant(expr: Any, value: int) -> bool:
+    """Whether an expression is an integer constant of this value."""
+    return isinstance(expr, tvm.tirx.IntImm) and int(expr) == value
+
+
+def substituted(expr: Any, values: Mapping[Any, Any]) -> Any:
+    """The expression with variables replaced."""
+    return structural.structural_map(
+        expr, (tvm.tirx.Var, lambda variable: values.get(variable, variable))
+    )
 
 
 def is_nonzero(expr: Any) -> bool:

@@ -330,8 +330,7 @@ def _visits_each_point_once(realize: Any, loops: tuple[Any, ...]) -> bool:
         any(loop.loop_var.same_as(value) and int(loop.extent) == extent for value, extent in bound)
         for loop in moving
     ]
-    condition = realize.predicate
-    is_always = isinstance(condition, tirx.IntImm) and int(condition.value) == 1
+    is_always = grammar.is_constant(realize.predicate, 1)
     return is_always and all(is_bound) and len(bound) == len(moving)
 
 

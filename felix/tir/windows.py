@@ -19,6 +19,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
 from tvm_ffi import structural
 
+from felix.tir import grammar
+
 #: Sizes of windows that are looked at to find the largest.
 _MAX_WINDOWS = 4096
 #: Reductions to which a term can add what they begin with.
@@ -106,10 +108,10 @@ def _is_plain(outer_loops: Sequence[Any], outer: Any, loops: Sequence[Any], inne
     """Whether one store accumulates terms, in serial loops from 0 and without predicates."""
     store, init = inner.block.body, inner.block.init
     serial = all(
-        loop.kind == tirx.ForKind.SERIAL and _is_constant(loop.min, 0)
+        loop.kind == tirx.ForKind.SERIAL and grammar.is_constant(loop.min, 0)
         for loop in (*outer_loops, *loops)
     )
-    predicates = all(_is_constant(realize.predicate, 1) for realize in (outer, inner))
+    predicates = all(grammar.is_constant(realize.predicate, 1) for realize in (outer, inner))
     if not (serial and predicates and isinstance(init, tirx.BufferStore)):
         return False
     if type(store.value) not in _COMBINERS or not isinstance(store.value.a, TensorLoad):
@@ -119,10 +121,6 @@ def _is_plain(outer_loops: Sequence[Any], outer: Any, loops: Sequence[Any], inne
     return same and all(tvm_ffi.structural_equal(*pair) for pair in pairs)
 
 
-def _is_constant(expr: Any, value: int) -> bool:
-    return isinstance(expr, tirx.IntImm) and int(expr) == value
-
-
 def _even_block(
     outer: Any, loops: Sequence[Any], inner: Any, reductions: Sequence[Any]
 ) -> s_tir.SBlock:
@@ -130,15 +128,15 @@ def _even_block(
     store, init = inner.block.body, inner.block.init
     of_loops = {lp.loop_var: v.var for lp, v in zip(loops, reductions, strict=True)}
     values = {
-        v.var: _substituted(value, of_loops)
+        v.var: grammar.substituted(value, of_loops)
         for v, value in zip(inner.block.iter_vars, inner.iter_values, strict=True)
     }
-    term = _substituted(store.value.b, values)
+    term = grammar.substituted(store.value.b, values)
     inside = [tirx.LT(of_loops[lp.loop_var], lp.extent) for lp in loops]
     for load in _nodes(term, TensorLoad):
         inside += _in_bounds(load, of_loops)
     guarded = tirx.if_then_else(functools.reduce(tirx.And, inside), term, init.value)
-    indices = [_substituted(index, values) for index in store.indices]
+    indices = [grammar.substituted(index, values) for index in store.indices]
     target = tirx.BufferLoad(store.buffer, indices)
     body = tirx.BufferStore(store.buffer, type(store.value)(target, guarded), indices)
     first = tirx.BufferStore(store.buffer, init.value, indices)
@@ -167,16 +165,9 @@ def _largest(extent: Any, domains: Mapping[Any, Any]) -> int | None:
     analyzer = sym.Analyzer()
     dtype = variables[0].ty.dtype
     points = [{variables[0]: tirx.IntImm(dtype, value)} for value in range(int(domain))]
-    values = [analyzer.simplify(_substituted(extent, point)) for point in points]
+    values = [analyzer.simplify(grammar.substituted(extent, point)) for point in points]
     known = all(isinstance(value, tirx.IntImm) for value in values)
     return max(int(value) for value in values) if known else None
-
-
-def _substituted(expr: Any, values: Mapping[Any, Any]) -> Any:
-    """The expression with variables replaced."""
-    return structural.structural_map(
-        expr, (tirx.Var, lambda variable: values.get(variable, variable))
-    )
 
 
 def _nodes(expr: Any, kind: type[Any]) -> list[Any]:

@@ -15,22 +15,9 @@ import numpy as np
 from felix.tir import grammar
 
 _OPERATORS = {
-    "Add": "+",
-    "Sub": "-",
-    "Mul": "*",
-    "EQ": "==",
-    "NE": "!=",
-    "LT": "<",
-    "LE": "<=",
-    "GT": ">",
-    "GE": ">=",
-    "And": "&&",
-    "Or": "||",
-    "BitwiseAnd": "&",
-    "BitwiseOr": "|",
-    "BitwiseXor": "^",
-    "LShift": "<<",
-    "RShift": ">>",
+    kind: {"and": "&&", "or": "||"}.get(symbol, symbol)
+    for kind, symbol in grammar.SYMBOLS.items()
+    if kind not in ("FloorDiv", "FloorMod")
 }
 _OF_ONE = (
     "exp exp2 exp10 erf tanh sinh cosh tan sin cos asin acos atan asinh acosh atanh log log2 "

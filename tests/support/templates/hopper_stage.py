@@ -37,6 +37,21 @@ def address(tile: layout.Tile, descriptor: int, start: int, line: int, k: int) -
     return tma.swizzled(at, width)
 
 
+def line_offset(tile: layout.Tile, line: int) -> int:
+    """Bytes from the tile's start to a line; a multiple of an atom or of a panel."""
+    if tile.source.is_k_major:
+        return line * tile.width
+    return line // tile.inner * tile.panel_bytes
+
+
+def k_offset(tile: layout.Tile, k: int) -> int:
+    """Bytes from the tile's start to an element of the sum that an instruction begins at."""
+    if tile.source.is_k_major:
+        panel, inside = divmod(k, tile.inner)
+        return panel * tile.panel_bytes + inside * tile.element_bytes
+    return k * tile.width
+
+
 # ---------------------------------------------------------------- the generated copies
 
 _CPU = """

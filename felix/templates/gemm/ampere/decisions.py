@@ -1,9 +1,6 @@
 """The parameters of products by mma.sync, and what follows from them: tiles, threads, registers;
 and what `simt` has in common with them.
 
-Everything here is the same function of integers (for generating source) and of sympy
-expressions (for constraints and features), so the two cannot differ.
-
 Notation
     warp tile   warp_m x warp_n of C that a warp computes
     tile        block_m x block_n of C that a block computes, warps_m x warps_n warp tiles

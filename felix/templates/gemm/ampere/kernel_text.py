@@ -165,10 +165,8 @@ __device__ __forceinline__ void sum_tile(Sum (&sums)[MMAS_M][MMAS_N][4], u8* sta
 }
 """
 
-KERNEL = """
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __restrict__ target
-     READ_PARAMETERS) {
+#: Which tile of which matrix, and which part of the sum, a block computes.
+TILE_OF_BLOCK = """\
   extern __shared__ __align__(128) u8 stages[];
   const int tile = int(blockIdx.x) % (TILES_M * TILES_N);
   const int part = int(blockIdx.x) / (TILES_M * TILES_N) % SPLIT_K;
@@ -177,6 +175,16 @@ gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __re
   const int group = tile / (GROUP_M * TILES_N), within = tile % (GROUP_M * TILES_N);
   const int rows = min(TILES_M - group * GROUP_M, GROUP_M);
   const int row = (group * GROUP_M + within % rows) * BLOCK_M, column = within / rows * BLOCK_N;
+"""
+
+KERNEL = (
+    """
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __restrict__ target
+     READ_PARAMETERS) {
+"""
+    + TILE_OF_BLOCK
+    + """\
 
   const int steps = (length_of(batch) + BLOCK_K - 1) / BLOCK_K;
   const int part_steps = (steps + SPLIT_K - 1) / SPLIT_K;
@@ -198,6 +206,7 @@ gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __re
              column + warp / WARPS_M * WARP_N);
 }
 """
+)
 
 #: Sums go through shared memory, 16 rows at a time, so that neighbours are stored together, and
 #: the epilogue's code is there once for all of them.

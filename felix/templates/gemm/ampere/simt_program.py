@@ -201,18 +201,14 @@ __device__ __forceinline__ void sum_tile(float (&sums)[THREAD_M][THREAD_N], floa
 }
 """
 
-_KERNEL = """
+_KERNEL = (
+    """
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 gemm(const float* __restrict__ a, const float* __restrict__ b, Target* __restrict__ target
      READ_PARAMETERS) {
-  extern __shared__ __align__(128) u8 stages[];
-  const int tile = int(blockIdx.x) % (TILES_M * TILES_N);
-  const int part = int(blockIdx.x) / (TILES_M * TILES_N) % SPLIT_K;
-  const int batch = int(blockIdx.x) / (TILES_M * TILES_N) / SPLIT_K;
-  // Tiles run down GROUP_M rows of tiles before they go on to the next column of tiles.
-  const int group = tile / (GROUP_M * TILES_N), within = tile % (GROUP_M * TILES_N);
-  const int rows = min(TILES_M - group * GROUP_M, GROUP_M);
-  const int row = (group * GROUP_M + within % rows) * BLOCK_M, column = within / rows * BLOCK_N;
+"""
+    + kernel_text.TILE_OF_BLOCK
+    + """\
 
   constexpr int STEPS = (K + BLOCK_K - 1) / BLOCK_K, PART = (STEPS + SPLIT_K - 1) / SPLIT_K;
   float sums[THREAD_M][THREAD_N];
@@ -234,6 +230,7 @@ gemm(const float* __restrict__ a, const float* __restrict__ b, Target* __restric
             column + place.column + j * (LANES_N * 4), &sums[i][4 * j]);
 }
 """
+)
 
 _STORE_RESULT = """
 typedef Out Target;

@@ -6,7 +6,7 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sympy
 
@@ -32,7 +32,7 @@ _FLOAT32 = "float32"
 D = TypeVar("D", bound=template.Decisions)
 
 
-class ProductTemplate(abc.ABC, Generic[D]):
+class ProductTemplate(Template, abc.ABC, Generic[D]):
     """A `Template` whose formulas and program are functions of its `Decisions`.
 
     Attributes:
@@ -61,18 +61,9 @@ class ProductTemplate(abc.ABC, Generic[D]):
         of_problem = f"{self._problem.identity}|{self._arch}|{self._limits!r}"
         return hashlib.sha256(f"{self.name}|{self.version}|{of_problem}".encode()).hexdigest()
 
-    @property
-    @abc.abstractmethod
-    def parameters(self) -> Sequence[Parameter]:
-        """As in `Template`."""
-
     def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
         """As in `Template`."""
         return self._constraints(self.decisions.symbols())
-
-    @abc.abstractmethod
-    def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
-        """As in `Template`."""
 
     def generate(self, decisions: Mapping[str, int]) -> GeneratedProgram:
         """The program of these values of the parameters.
@@ -85,9 +76,9 @@ class ProductTemplate(abc.ABC, Generic[D]):
         return self._program(d)
 
     @property
-    @abc.abstractmethod
     def _limits(self) -> Any:
         """Those of the hardware that constraints have."""
+        return design.Limits.of(self._hardware)
 
     @abc.abstractmethod
     def _constraints(self, d: D) -> Sequence[tuple[str, sympy.Expr]]: ...
@@ -110,10 +101,6 @@ class AmpereGemm(ProductTemplate[design.Decisions]):
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
         d = design.Decisions.symbols()
         return features.rows(self._problem, d, self._hardware, self._arch)
-
-    @property
-    def _limits(self) -> design.Limits:
-        return design.Limits.of(self._hardware)
 
     @property
     def _computed(self) -> GemmProblem:
@@ -139,10 +126,6 @@ class SimtGemm(ProductTemplate[simt.Decisions]):
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
         return simt.rows(self._problem, simt.Decisions.symbols(), self._hardware)
-
-    @property
-    def _limits(self) -> design.Limits:
-        return design.Limits.of(self._hardware)
 
     def _constraints(self, d: simt.Decisions) -> Sequence[tuple[str, sympy.Expr]]:
         return simt.constraints(self._problem, d, self._limits)
@@ -213,7 +196,3 @@ def has_conversions(problem: GemmProblem, arch: str) -> bool:
     """Whether an architecture has those of the problem's tensors: not all have float8's."""
     is_new = instructions.number(arch) >= _LEAST_ARCH_OF_FLOAT8
     return is_new or not instructions.uses_float8(problem)
-
-
-if TYPE_CHECKING:
-    _: tuple[type[Template], ...] = (AmpereGemm, SimtGemm)

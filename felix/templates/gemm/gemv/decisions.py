@@ -1,8 +1,5 @@
 """The parameters of the template, what follows from them, and its features.
 
-Everything here is the same function of integers (for generating source) and of sympy
-expressions (for constraints and features), so the two cannot differ.
-
 Notation
     rows     of A, few; columns are lines of B, whose elements are adjacent along k
     chunk    neighbours of a line that a thread loads at once, 16 bytes where they are aligned

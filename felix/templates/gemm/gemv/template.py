@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import sympy
 
@@ -16,7 +15,7 @@ from felix.templates.gemm.gemv import decisions as design
 from felix.templates.gemm.gemv.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem, Operand
 from felix.templates.generated import GeneratedProgram
-from felix.templates.template import Parameter, Template
+from felix.templates.template import Parameter
 
 _LEAST_ARCH = 70
 _DECISION_LIMITS = "registers_per_block max_threads_per_block shared_bytes_per_block".split()
@@ -86,10 +85,6 @@ class Gemv(ampere.ProductTemplate[Decisions]):
 
     def _program(self, d: Decisions) -> GeneratedProgram:
         return program(self._problem, d, self._arch)
-
-
-if TYPE_CHECKING:
-    _: type[Template] = Gemv
 
 
 _CHUNKS = """

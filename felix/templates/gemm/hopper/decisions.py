@@ -1,8 +1,5 @@
 """The parameters of the template, and what follows from them: tiles, threads, units of work.
 
-Everything here is the same function of integers (for generating source) and of sympy
-expressions (for constraints and features), so the two cannot differ.
-
 Notation
     tile    block_m x block_n of C that a block, or one of its warpgroups, computes at a time
     unit    the tiles that a cluster computes at a time

@@ -171,6 +171,8 @@ class ConvolutionOperand(Protocol):
     @property
     def dtype(self) -> str: ...
     @property
+    def offset(self) -> int: ...
+    @property
     def is_k_major(self) -> bool: ...
     def tensor_map(self, inner: int, rows: int, swizzle_bytes: int) -> TensorMap:
         """The map of copies of `rows` runs of `inner` contiguous elements."""
@@ -274,16 +276,3 @@ class Tile:
         # Along k K-major rows stay within an atom; MN-major tiles have the next panel there.
         leading = 1 if self.source.is_k_major else self.panel_bytes >> 4
         return _SWIZZLE_CODE[self.width] << 62 | (between_atoms >> 4) << 32 | leading << 16
-
-    def line_offset(self, line: int) -> int:
-        """Bytes from the tile's start to a line; a multiple of an atom or of a panel."""
-        if self.source.is_k_major:
-            return line * self.width
-        return line // self.inner * self.panel_bytes
-
-    def k_offset(self, k: int) -> int:
-        """Bytes from the tile's start to an element of the sum that an instruction begins at."""
-        if self.source.is_k_major:
-            panel, inside = divmod(k, self.inner)
-            return panel * self.panel_bytes + inside * self.element_bytes
-        return k * self.width

@@ -170,7 +170,7 @@ class _Folding:
                 return None
             pairs = zip(stage.indices, load.indices, strict=True)
             values = {i: at for i, at in pairs if isinstance(i, tirx.Var)}
-            return self._inlined(nests.substituted(stage.value, values))
+            return self._inlined(grammar.substituted(stage.value, values))
 
         return nests.with_loads(expr, value)
 
@@ -296,7 +296,7 @@ def _number(params: Sequence[Any], buffer: Any) -> int:
 
 
 def _moved(expr: Any, values: Mapping[Any, Any]) -> Any:
-    return None if expr is None else nests.substituted(expr, values)
+    return None if expr is None else grammar.substituted(expr, values)
 
 
 def _without_casts(expr: Any) -> Any:

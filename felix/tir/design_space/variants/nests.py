@@ -14,6 +14,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
 from tvm_ffi import structural
 
+from felix.tir import grammar
+
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 #: An expression of TIR.
@@ -240,13 +242,6 @@ def _nodes(expr: Expr, kind: type[Any]) -> Iterator[Any]:
     yield from nodes
 
 
-def substituted(expr: Expr, values: Mapping[tirx.Var, Expr]) -> Expr:
-    """The expression with variables replaced."""
-    return structural.structural_map(
-        expr, (tirx.Var, lambda variable: values.get(variable, variable))
-    )
-
-
 def with_loads(expr: Expr, replace: Callable[[TensorLoad], Expr | None]) -> Expr:
     """The expression with loads replaced for which `replace` gives another expression."""
 
@@ -281,7 +276,7 @@ def resolved(value: Expr, producers: Mapping[Any, Nest]) -> tuple[list[Expr], Ex
         stored = nest.block.body.value
         if _guarded(stored) is not None or isinstance(stored, TensorLoad):
             at = {a.variable: i for a, i in zip(nest.axes, value.indices, strict=True)}
-            return resolved(substituted(stored, at), producers)
+            return resolved(grammar.substituted(stored, at), producers)
     return [], value
 
 
@@ -307,7 +302,7 @@ def remaining(
 ) -> list[Expr]:
     """The conditions that are not always true, and of `inside` those that they do not imply."""
     simple = [analyzer.simplify(condition) for condition in conditions]
-    remaining = [condition for condition in simple if not _is_true(condition)]
+    remaining = [condition for condition in simple if not grammar.is_constant(condition, 1)]
     for condition in inside:
         holds = analyzer.can_prove(condition)
         if not holds and remaining:
@@ -316,10 +311,6 @@ def remaining(
         if not holds:
             remaining.append(analyzer.simplify(condition))
     return remaining
-
-
-def _is_true(condition: Expr) -> bool:
-    return isinstance(condition, tirx.IntImm) and int(condition) == 1
 
 
 def simplified(value: Expr, analyzer: sym.Analyzer) -> Expr:

@@ -14,7 +14,6 @@ decide by.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,13 +22,10 @@ import tvm
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from felix import errors
-from felix.tir import validate
 from felix.tir.design_space.variants import nests, padded_extents, split_reductions
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
-from felix.tir.design_space.variants.variant import Prefix, Variant, nothing
+from felix.tir.design_space.variants.variant import Prefix, Variant, remade
 
-_LOGGER = logging.getLogger(__name__)
 MULTIPLES = (8, 4, 2)
 #: Of an axis that a window moves along; shorter ones are not padded.
 MIN_EXTENT = 8
@@ -65,12 +61,9 @@ def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
             continue
         made = [*program[:position], *_nests(padded), *program[position + 1 :]]
         variant = Variant("padded_windows", _parameters(padded))
-        try:
-            checked = validate.normalise(nests.function(mod["main"], made))
-        except errors.WorkloadError as error:
-            _LOGGER.debug("%s is refused: %s", variant, error)
-            continue
-        return [Prefix(variant, nothing, mod=tvm.IRModule({"main": checked}))]
+        checked = remade(variant, nests.function(mod["main"], made))
+        if checked:
+            return checked
     return []
 
 

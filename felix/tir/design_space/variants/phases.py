@@ -18,7 +18,6 @@ the cells, phases by those of filled-up taps.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Sequence
 
@@ -26,14 +25,10 @@ import tvm
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
-from felix import errors
-from felix.tir import validate
+from felix.tir import grammar
 from felix.tir.design_space.variants import nests, transposed
 from felix.tir.design_space.variants.nests import SPATIAL, Axis, Expr, Nest
-from felix.tir.design_space.variants.variant import Machine, Prefix, Variant, nothing
-
-_LOGGER = logging.getLogger(__name__)
-
+from felix.tir.design_space.variants.variant import Machine, Prefix, Variant, remade
 
 #: Share of the task's multiplications up to which phases replace its own program on a GPU.
 FEW = 0.25
@@ -45,15 +40,9 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     if made is None:
         return []
     func, strided = made
-    try:
-        checked = validate.normalise(func)
-    except errors.WorkloadError as error:
-        _LOGGER.debug("phases are refused: %s", error)
-        return []
     strides = tuple((f"stride{i}", each.stride) for i, each in enumerate(strided))
     replaces_stock = machine.is_gpu and _share(strided) <= FEW
-    variant = Variant("phases", strides, replaces_stock)
-    return [Prefix(variant, nothing, mod=tvm.IRModule({"main": checked}))]
+    return remade(Variant("phases", strides, replaces_stock), func)
 
 
 def _share(strided: Sequence[transposed.Strided]) -> float:
@@ -105,10 +94,10 @@ def _cells(conv: transposed.Transposed) -> Nest:
             index = each.cell_of(phases.get(each), moved[each.dimension])
             cell[axis.variable] = analyzer.simplify(index)
             inside += [index >= 0, index < axis.extent]
-        conditions = [nests.substituted(c, cell) for c in spread.conditions]
+        conditions = [grammar.substituted(c, cell) for c in spread.conditions]
         return nests.zero_unless(
             nests.remaining(conditions, inside, analyzer),
-            nests.simplified(nests.substituted(spread.value, cell), analyzer),
+            nests.simplified(grammar.substituted(spread.value, cell), analyzer),
         )
 
     source = conv.load.source
@@ -142,7 +131,7 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
                 indices.append(new)
                 continue
             tap = each.tap_of(phases[each], new)
-            indices.append(analyzer.simplify(nests.substituted(old, {each.tap.variable: tap})))
+            indices.append(analyzer.simplify(grammar.substituted(old, {each.tap.variable: tap})))
             inside += [tap < each.tap.extent] if each.overhangs else []
         conditions, element = nests.resolved(tirx.BufferLoad(load.source, indices), conv.producers)
         return nests.zero_unless(

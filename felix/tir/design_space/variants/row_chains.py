@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 
 import tvm
-from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 
 from felix.tir import grammar
@@ -42,8 +41,8 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     reductions = [block for block in every if block.init is not None]
     if not machine.is_gpu or not reductions or every[-1].init is not None:
         return []
-    rows = {_extent(block, split_reductions.SPATIAL) for block in reductions}
-    terms = {_extent(block, split_reductions.REDUCE) for block in reductions}
+    rows = {split_reductions.extent(block, split_reductions.SPATIAL) for block in reductions}
+    terms = {split_reductions.extent(block, split_reductions.REDUCE) for block in reductions}
     if (
         len(rows) > 1
         or min(terms) < MIN_TERMS
@@ -61,7 +60,9 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
 def _stitch(schedule: tvm.s_tir.Schedule) -> None:
     every = [each.block for each in blocks.realizes(schedule.mod["main"])[:-1]]
     reduced = [str(block.name_hint) for block in every if block.init is not None]
-    rows = _extent(next(b for b in every if b.init is not None), split_reductions.SPATIAL)
+    rows = split_reductions.extent(
+        next(b for b in every if b.init is not None), split_reductions.SPATIAL
+    )
     of_rows = _row_loops(every, rows) or []
     for block in every[:-1]:
         if block.init is None:
@@ -137,7 +138,7 @@ def _row_loops(every: Sequence[s_stmt.SBlock], rows: int) -> list[int] | None:
 
 def _leaves_little(last: s_stmt.SBlock, rows: int) -> bool:
     """Whether the result has few elements for each row."""
-    return _extent(last, split_reductions.SPATIAL) <= FEW_RESULTS * rows
+    return split_reductions.extent(last, split_reductions.SPATIAL) <= FEW_RESULTS * rows
 
 
 def _is_along_rows(block: s_stmt.SBlock) -> bool:
@@ -149,15 +150,10 @@ def _is_along_rows(block: s_stmt.SBlock) -> bool:
     last = [each.var for each in axes if each.iter_type == split_reductions.REDUCE][-1]
     return any(
         len(region.region) > 0
-        and all(map(_is_one, region.region))
+        and all(grammar.is_constant(indices.extent, 1) for indices in region.region)
         and last in set(grammar.expressions(region.region[-1].min))
         for region in block.reads
     )
-
-
-def _is_one(indices: tvm.ir.Range) -> bool:
-    """Whether a range has one index."""
-    return isinstance(indices.extent, tirx.IntImm) and int(indices.extent) == 1
 
 
 def _n_row_loops(block: s_stmt.SBlock, rows: int) -> int | None:
@@ -168,7 +164,3 @@ def _n_row_loops(block: s_stmt.SBlock, rows: int) -> int | None:
         if count == rows:
             return number
     return None
-
-
-def _extent(block: s_stmt.SBlock, kind: int) -> int:
-    return math.prod(int(each.dom.extent) for each in block.iter_vars if each.iter_type == kind)

@@ -13,7 +13,6 @@ schedule in which a reduction has no group of rows is none of this variant.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import tvm
@@ -76,8 +75,8 @@ def _unchanged(schedule: tvm.s_tir.Schedule) -> None:
 
 
 def _has_short_rows(block: s_stmt.SBlock, machine: Machine) -> bool:
-    terms = _extent(block, split_reductions.REDUCE)
-    rows = _extent(block, split_reductions.SPATIAL)
+    terms = split_reductions.extent(block, split_reductions.REDUCE)
+    rows = split_reductions.extent(block, split_reductions.SPATIAL)
     is_divisible = any(rows % n == 0 for n in range(2, MAX_ROWS + 1))
     is_short = MIN_TERMS <= terms <= MAX_TERMS
     return (
@@ -86,10 +85,6 @@ def _has_short_rows(block: s_stmt.SBlock, machine: Machine) -> bool:
         and rows > machine.cores
         and not split_reductions.is_product(block)
     )
-
-
-def _extent(block: s_stmt.SBlock, kind: int) -> int:
-    return math.prod(int(each.dom.extent) for each in block.iter_vars if each.iter_type == kind)
 
 
 def _n_row_loops(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> int:
@@ -101,7 +96,7 @@ def _n_row_loops(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> int:
     if schedule.get(block).init is None or _threads_of(schedule, block) != ["threadIdx.x"]:
         return 0
     loops = schedule.get_loops(block)
-    n_rows, n_outer = _extent(schedule.get(block), split_reductions.SPATIAL), 1
+    n_rows, n_outer = split_reductions.extent(schedule.get(block), split_reductions.SPATIAL), 1
     reduced = _reduced_variables(schedule, block)
     for i, node in enumerate(map(schedule.get, loops)):
         if node.thread_binding is not None or node.loop_var in reduced:

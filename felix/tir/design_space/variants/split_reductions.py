@@ -113,6 +113,11 @@ class Reduction:
         return math.prod(self.extents[self.n_spatial :])
 
 
+def extent(block: s_stmt.SBlock, kind: int) -> int:
+    """Of all iterators of a kind together."""
+    return math.prod(int(each.dom.extent) for each in block.iter_vars if each.iter_type == kind)
+
+
 def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The split reductions of a program; none where there is enough parallelism without."""
     largest = largest_reduction(mod["main"]) if machine.is_gpu else None

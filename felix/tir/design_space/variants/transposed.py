@@ -15,6 +15,7 @@ from typing import Any
 from tvm import sym, tirx
 from tvm.ir.expr import TensorLoad
 
+from felix.tir import grammar
 from felix.tir.design_space.variants import nests
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
 
@@ -189,7 +190,7 @@ def _strided_axes(nest: Nest, load: TensorLoad, spread: Spread) -> Iterator[Stri
 def _period(variable: tirx.Var, conditions: Sequence[Expr]) -> tuple[int, int] | None:
     """(stride, residue) of a condition that the variable ≡ residue mod stride."""
     for condition in conditions:
-        if not isinstance(condition, tirx.EQ) or not _is_zero(condition.b):
+        if not isinstance(condition, tirx.EQ) or not grammar.is_constant(condition.b, 0):
             continue
         remainder = condition.a
         if not isinstance(remainder, tirx.FloorMod) or not isinstance(remainder.b, tirx.IntImm):
@@ -199,10 +200,6 @@ def _period(variable: tirx.Var, conditions: Sequence[Expr]) -> tuple[int, int] |
             stride = int(remainder.b)
             return stride, -linear[1] % stride
     return None
-
-
-def _is_zero(expr: Expr) -> bool:
-    return isinstance(expr, tirx.IntImm) and int(expr) == 0
 
 
 def _linear(expr: Expr, variables: Sequence[tirx.Var]) -> list[int] | None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import tvm
+from tvm import tirx
 from tvm.s_tir.schedule import SBlockRV
+
+from felix import errors
+from felix.tir import validate
+
+_LOGGER = logging.getLogger(__name__)
 
 #: What a rule makes of one block of a schedule, which it may change.
 Rule = Callable[[tvm.s_tir.Schedule, SBlockRV], Sequence[tvm.s_tir.Schedule]]
@@ -102,3 +109,13 @@ class Prefix:
 
 def nothing(schedule: tvm.s_tir.Schedule) -> None:
     """What is left to primitives of a program that was made anew."""
+
+
+def remade(variant: Variant, func: tirx.PrimFunc) -> list[Prefix]:
+    """The variant that is a function made anew; none where that is not proved."""
+    try:
+        checked = validate.normalise(func)
+    except errors.WorkloadError as error:
+        _LOGGER.debug("%s is refused: %s", variant, error)
+        return []
+    return [Prefix(variant, nothing, mod=tvm.IRModule({"main": checked}))]

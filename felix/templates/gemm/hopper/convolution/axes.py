@@ -10,22 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 from felix.launch_plan import Im2col, TensorMap
 from felix.templates.gemm.hopper import instructions, layout
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand
-
-
-class Source(Protocol):
-    """Where an operand lies: parameter or workspace, dtype, elements before its first."""
-
-    @property
-    def tensor(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +75,7 @@ def are_aligned(dtype: str, strides: Sequence[int]) -> bool:
 
 
 def tensor_map(
-    source: Source,
+    source: layout.ConvolutionOperand,
     first: tuple[int, int],
     others: Sequence[tuple[int, int]],
     box: tuple[int, ...],

@@ -108,7 +108,7 @@ def _read_back(
     per_instruction = 32 // tile.element_bytes
     result = np.empty((tile.lines, tile.step), memory.dtype)
     for first in range(0, tile.step, per_instruction):
-        start = tile.k_offset(first)
+        start = hopper_stage.k_offset(tile, first)
         for i in range(tile.lines):
             for j in range(per_instruction):
                 place = hopper_stage.address(tile, tile.descriptor, start, i, j)

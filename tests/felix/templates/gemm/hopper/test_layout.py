@@ -61,7 +61,7 @@ def test_tensor_cores_find_what_tma_wrote(
     assert max(written) < tile.total_bytes
     per_instruction = 32 // tile.element_bytes
     for k in range(0, step, per_instruction):
-        start = tile.k_offset(k)
+        start = hopper_stage.k_offset(tile, k)
         for line in range(lines):
             for inside in range(per_instruction):
                 y, x = line0 + line, k0 + k + inside
@@ -77,8 +77,8 @@ def test_subtiles_begin_where_their_lines_do() -> None:
         source = layout.matrix(Operand(0, "bfloat16", strides), 1, 256, 256)
         tile = layout.Tile(source, 256, 128, 1)
         for line in range(64, 256, 64):
-            start = tile.line_offset(line) + tile.k_offset(16)
-            whole = tile.k_offset(16)
+            start = hopper_stage.line_offset(tile, line) + hopper_stage.k_offset(tile, 16)
+            whole = hopper_stage.k_offset(tile, 16)
             for inside in (0, 1, 9, 63):
                 moved = hopper_stage.address(tile, tile.descriptor, start, inside, 3)
                 at_once = hopper_stage.address(tile, tile.descriptor, whole, line + inside, 3)
