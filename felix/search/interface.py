@@ -9,7 +9,7 @@ Units: latencies in microseconds; a cost model predicts ln(latency_us).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -21,9 +21,9 @@ from felix.features.kind import FeatureKind
 if TYPE_CHECKING:
     import torch
 
-    from felix.autodiff import program as autodiff_program
-    from felix.sketch import coordinates
-    from felix.sketch.variables import Variable
+    from felix.sketch.formulas import StructureFormulas as StructureFormulas
+    from felix.sketch.sketch import Sketch as Sketch
+    from felix.symbolic.interpret import Instruction as Instruction
 
 Array = NDArray[np.float64]
 #: Decisions, one row a candidate, one column a variable.
@@ -53,74 +53,6 @@ class Measured(Protocol):
     @property
     def latency_us(self) -> float | None:
         """Median latency, or None if the candidate failed."""
-        ...
-
-
-class StructureFormulas(Protocol):
-    """The compiled formulas of a sketch under one structural choice."""
-
-    @property
-    def program(self) -> autodiff_program.Program:
-        """Features, rows-major: n_rows x n_features outputs."""
-        ...
-
-    @property
-    def constraint_program(self) -> autodiff_program.Program:
-        """Constraints, legal where <= 0."""
-        ...
-
-    @property
-    def n_rows(self) -> int: ...
-
-
-class Formulas(Protocol):
-    """The formulas of a sketch."""
-
-    @property
-    def kind(self) -> FeatureKind:
-        """Which table the features are of: it says which cost model reads them."""
-        ...
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Feature names in column order."""
-        ...
-
-    @property
-    def n_features(self) -> int: ...
-    def of_structure(self, structural_values: coordinates.Structure, /) -> StructureFormulas: ...
-
-
-class Instruction(Protocol):
-    """An instruction of a sketch's trace, with plain operands."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def inputs(self) -> tuple[Any, ...]: ...
-    @property
-    def attrs(self) -> tuple[Any, ...]: ...
-
-
-class Sketch(Protocol):
-    """What a search needs of `felix.Sketch`, a trace's or a template's."""
-
-    @property
-    def is_gpu(self) -> bool: ...
-    @property
-    def variant(self) -> Hashable: ...
-    @property
-    def instructions(self) -> Sequence[Instruction]:
-        """Of its trace; a template has none."""
-        ...
-
-    @property
-    def variables(self) -> Sequence[Variable]: ...
-    @property
-    def formulas(self) -> Formulas: ...
-    def sample(self, n: int, seed: int, max_structures: int = ...) -> Decisions: ...
-    def is_applicable(self, decisions: Sequence[int], /) -> bool:
-        """Whether decisions that meet the constraints give a program: TVM may refuse a trace's."""
         ...
 
 

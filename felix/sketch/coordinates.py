@@ -13,8 +13,7 @@ too, so that a point is complete, but no gradient. All of it is one affine map: 
 
 The bounds (1 <= v_i, the innermost part's limit, choices within their domain, sum x_i <= ln L)
 are linear, so `project` restores them exactly after a step, and formulas are never evaluated
-outside their domain, where products of factors below 1 mean nothing. `bounds` gives the same
-conditions as g(x) <= 0 for optimisers that prefer a penalty.
+outside their domain, where products of factors below 1 mean nothing.
 """
 
 from __future__ import annotations
@@ -95,16 +94,6 @@ class Space:
             )
         )
 
-    @property
-    def n_free(self) -> int:
-        """Number of coordinates."""
-        return len(self.coordinates.lower)
-
-    @property
-    def n_variables(self) -> int:
-        """Number of values of a point."""
-        return len(self.coordinates.offset)
-
     def encode(self, decisions: NDArray[np.int64] | Array) -> torch.Tensor:
         """Coordinates [batch, n_free] of values [batch, n_variables]."""
         scaled = self.scale(np.asarray(decisions, np.float64))
@@ -133,11 +122,6 @@ class Space:
         spread = (x - self._lower) @ self._tilings.T
         share = torch.clamp(self._room / torch.clamp(spread, min=1e-12), max=1.0)
         return self._lower + (x - self._lower) * (1.0 + (share - 1.0) @ self._tilings)
-
-    def bounds(self, x: torch.Tensor) -> torch.Tensor:
-        """g(x) [batch, n_bounds], inside where <= 0: the same conditions as `project`."""
-        spread = (x - self._lower) @ self._tilings.T
-        return torch.cat([self._lower - x, x - self._upper, spread - self._room], dim=1)
 
 
 def structure(variables: Sequence[Variable], decisions: Sequence[int]) -> Structure:

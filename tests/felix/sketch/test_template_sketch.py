@@ -46,7 +46,7 @@ def test_parameters_are_independent_choices() -> None:
     assert [v.log_scale for v in SKETCH.variables] == [True, True, False, False]
     assert len({v.group for v in SKETCH.variables}) == 4
     assert SKETCH.variables[2].label == "parts of the sum"
-    assert SKETCH.formulas.space.n_free == 4
+    assert len(SKETCH.formulas.space.trainable) == 4
     assert (SKETCH.is_gpu, SKETCH.variant) == (True, "naive-gemm")
 
 
