@@ -3,7 +3,7 @@
 manifest.json      versions, device, task, best decisions, latencies, sha256 of each file
 kernel.so          the compiled library (kernel.ll, LLVM IR, where there is no linker)
 run.py             loads the library, checks it against TVM and numpy, times it
-calm.py            tells `run.py` when the cores are at full speed (`felix.measure.cpu.timing`)
+calm.py            tells `run.py` when the cores are at full speed (`felix.measure.cpu.contention`)
 oracle.py          the numpy reference, where the program is plain (`felix.tir.to_numpy`)
 workload.json      the unscheduled program as TVM reads it
 schedule.py        TVMScript of the scheduled program
@@ -38,7 +38,7 @@ import tvm
 from felix import errors, files, records, target
 from felix.artifact import convergence, generated, run_common, run_script
 from felix.measure import build, task_program
-from felix.measure.cpu import timing
+from felix.measure.cpu import contention
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import nvrtc
 from felix.tir import to_numpy
@@ -143,7 +143,7 @@ def export(
         _history(result, folder, notes)
         (folder / "run.py").write_text(standalone(run_script))
         if result.best.generated is None:
-            shutil.copyfile(timing.__file__, folder / "calm.py")
+            shutil.copyfile(contention.__file__, folder / "calm.py")
         manifest = _manifest(result, time.time() if created_s is None else created_s)
         manifest |= dict(about or {})
         if result.best.generated is not None:

@@ -14,7 +14,6 @@ from tvm import tirx
 from tvm_ffi import structural
 
 from felix.measure import payload
-from felix.search import rounding
 from felix.tir import grammar
 
 if TYPE_CHECKING:
@@ -158,6 +157,8 @@ def _is_alike(sketch: Sketch, schedule: Schedule) -> bool:
 
 def _nearest(sketch: Sketch, schedule: Schedule) -> list[tuple[int, ...]]:
     """Legal rows of decisions of a sketch that are nearest to those of another one."""
+    from felix.search import rounding  # loads torch, which who reads what is known may not have
+
     values = np.asarray([float(each.value) for each in schedule.decisions])
     for position, variable in enumerate(sketch.variables):
         known = schedule.decisions[position]

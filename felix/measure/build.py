@@ -27,14 +27,14 @@ import tvm
 from tvm.support import cc
 
 from felix import target as targets
-from felix.measure import description, task_program
+from felix.measure import description, protocol, task_program
 from felix.measure import payload as payloads
 from felix.measure.checking import reference
 from felix.measure.cpu import preparation
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import embedded, launches, tvm_module
-from felix.measure.description import OUTPUTS, Description
+from felix.measure.description import Description
 from felix.templates.generated import GeneratedProgram
 
 if TYPE_CHECKING:
@@ -285,8 +285,9 @@ def _for_gpu(mod: tvm.IRModule, target: tvm.target.Target, task: Description, st
         return stem + ".cubin"
     _check_size(task.arguments)
     run = task_program.on_cpu(mod, target, task.arguments)
-    reference.write_expected(stem + OUTPUTS, reference.compute(run, task.arguments, task.seed))
-    return stem + OUTPUTS
+    path = stem + protocol.OUTPUTS
+    reference.write_expected(path, reference.compute(run, task.arguments, task.seed))
+    return path
 
 
 def _check_size(args: Sequence[reference.Argument]) -> None:

@@ -5,7 +5,7 @@ with the task's reference, whose suffix says what it holds:
 
 - ".cubin": launch plan and cubin of the reference (`write_program`), for GPUs;
 - ".so", ".ll": its library, or LLVM IR, for CPUs;
-- ".outputs": the expected outputs (`expected`), where the builder has computed them.
+- ".outputs" (`protocol.OUTPUTS`): the expected outputs, where the builder has computed them.
 
 Without a file, outputs are not checked.
 """
@@ -28,8 +28,6 @@ from felix.measure.checking import reference
 VERSION = 1
 #: Of a description as text: some hundred bytes an argument.
 MAX_BYTES = 256 << 10
-#: Suffix of expected outputs that a builder has computed.
-OUTPUTS = ".outputs"
 _DTYPE = re.compile(r"bool|u?int\d+|b?float\d+\w*")
 _ARCH = re.compile(r"sm_\d+[a-z]?")
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from felix.measure.payload import Submitted
 
 
+#: Suffix of expected outputs that a builder has computed.
+OUTPUTS = ".outputs"
+
+
 class ErrorClass(enum.StrEnum):
     """Why a candidate has no latency."""
 

@@ -22,12 +22,13 @@ import hashlib
 import json
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tvm
-
-from felix import errors, target
+from felix import errors
 from felix.measure import protocol
+
+if TYPE_CHECKING:
+    import tvm
 
 # Kinds of devices: whose latencies may be compared at all, and whom a program may be sent to.
 
@@ -37,6 +38,8 @@ RESOURCE_PREFIX = "felix-device:"
 
 def of(built_for: tvm.target.Target) -> str:
     """The kind of device that a target's programs run on, like "nvidia-h200" or "znver4"."""
+    from felix import target  # loads TVM, which a server does not have
+
     return slug(target.hardware(built_for).name)
 
 

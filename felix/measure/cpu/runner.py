@@ -18,7 +18,7 @@ from felix import target
 from felix.measure import description as descriptions
 from felix.measure import protocol, timing
 from felix.measure.checking import reference
-from felix.measure.cpu import preparation
+from felix.measure.cpu import contention, preparation
 from felix.measure.cpu import timing as cpu_timing
 from felix.measure.description import Description
 
@@ -51,7 +51,7 @@ class Runner:
         self._quiet = quiet
         self._rest = rest
         self._task: _Prepared | None = None
-        self._contention: cpu_timing.ContentionGuard | None = None
+        self._contention: contention.ContentionGuard | None = None
         self._places: collections.deque[list[tvm.runtime.Tensor]] = collections.deque(
             maxlen=N_PLACES
         )
@@ -116,7 +116,7 @@ class Runner:
                 best_us=best_us,
             ),
             lambda latencies_us: timing.could_lead(
-                latencies_us, settings, best_us, cpu_timing.MAX_SLOWDOWN
+                latencies_us, settings, best_us, contention.MAX_SLOWDOWN
             ),
         )
         return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
@@ -134,11 +134,11 @@ class Runner:
         self._task = dataclasses.replace(task, tensors=tensors)
         return self._task
 
-    def _guard(self, task: Description) -> cpu_timing.ContentionGuard:
+    def _guard(self, task: Description) -> contention.ContentionGuard:
         """One for all candidates, so that it knows how fast the cores can be."""
         if self._contention is None:
-            self._contention = cpu_timing.ContentionGuard(
-                cpu_timing.multiply_adds(target.parse(task.target), self._threads),
+            self._contention = contention.ContentionGuard(
+                contention.multiply_adds(target.parse(task.target), self._threads),
                 self._rest,
             )
         return self._contention

@@ -251,7 +251,7 @@ class Runner:
     ) -> reference.Expected:
         """What the outputs have to be."""
         args = task.arguments
-        if binary.endswith(descriptions.OUTPUTS):
+        if binary.endswith(protocol.OUTPUTS):
             return reference.read_expected(binary, args)
         program = descriptions.read_program(binary)
 

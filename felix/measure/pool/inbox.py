@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix.measure import description, protocol
+from felix.measure import protocol
 
 #: The longest message that a worker may send.
 MAX_BYTES = 1 << 20
@@ -104,7 +104,7 @@ _MAX_CHARACTERS = 1000
 #: Suffixes of what builds make.
 SUFFIXES = (".so", ".ll", ".cubin")
 #: And of references; a task whose outputs are not checked has no file.
-REFERENCE_SUFFIXES = (*SUFFIXES, description.OUTPUTS)
+REFERENCE_SUFFIXES = (*SUFFIXES, protocol.OUTPUTS)
 _ERRORS = frozenset(error.value for error in protocol.ErrorClass)
 
 
@@ -146,6 +146,8 @@ def _check_library(
 
 
 def _check_description(text: Any) -> None:
+    from felix.measure import description  # loads numpy, which a server does not have
+
     try:
         description.Description.from_json(text)
     except (TypeError, ValueError):

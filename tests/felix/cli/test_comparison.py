@@ -186,7 +186,9 @@ def test_inputs_are_flushed_before_each_call_and_the_median_counts(
     log: list[str] = []
     # A timed call, the end of timing, then a look at the clock before each further call.
     clock = iter([0.0, 9e-6, 0.0, 0.0, 1.0, 1.0 + 5e-6, 0.0, 2.0, 2.0 + 4e-6, 99.0])
-    monkeypatch.setattr(cpu_calls.timing, "flusher", lambda size: lambda *a: log.append(f"{a}"))
+    monkeypatch.setattr(
+        cpu_calls.cpu_timing, "flusher", lambda size: lambda *a: log.append(f"{a}")
+    )
     fake = types.SimpleNamespace(
         perf_counter=lambda: next(clock), sleep=lambda seconds: log.append("pause")
     )

@@ -183,7 +183,7 @@ def test_memory_that_tvm_allocates_and_never_touches_is_loose_not_wrong() -> Non
 
 def test_smaller_than_touched_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch = gemm()
-    true = compare.allocation.allocations
+    true = compare.kernels.allocations
 
     def halved(program: ir.Program) -> Any:
         return [
@@ -195,7 +195,7 @@ def test_smaller_than_touched_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> 
 
     rows = one_row(sketch)
     sketch.formulas.raw(rows)
-    monkeypatch.setattr(compare.allocation, "allocations", halved)
+    monkeypatch.setattr(compare.kernels, "allocations", halved)
     report = compare.check_rows(sketch, rows)
     assert {m.where for m in report.mismatches if m.kind == "buffers"} == {"A_shared dimension 1"}
     assert report.loose == ()

@@ -149,6 +149,7 @@ def is_confined(pid: int) -> bool:
     return (fields["Seccomp"], fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("2", "1", 0)
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.timeout(900)
 def test_a_killed_tuner_is_followed_by_another(place: Place) -> None:
     """It ends the job of the killed one, and then a network's."""

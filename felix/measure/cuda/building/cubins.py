@@ -120,7 +120,7 @@ def _is_constant(text: str, name: str, size: int) -> bool:
 # Cubins on disk, so that a network or a program that was built before is not compiled again.
 #
 # One file a source under `$FELIX_CACHE_DIR` or `~/.cache/felix`, in `cubins`, named by a digest
-# of the source, the architecture, the options and NVRTC's version. It begins with the digest of
+# of the source, the architecture, the options and NVRTC's build. It begins with the digest of
 # the rest; a damaged one is made anew. Beyond `MOST_BYTES` those unused for longest are deleted.
 # Candidates of a search are not kept: no second one has their source.
 
@@ -157,7 +157,7 @@ def compiled(source: Source, arch: str) -> bytes:
 
 
 def _path(source: Source, arch: str) -> pathlib.Path:
-    key = repr((nvrtc.version(), arch, nvrtc.FAST, source.headers, source.text))
+    key = repr((nvrtc.build(), arch, nvrtc.FAST, source.headers, source.text))
     return folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.bin"
 
 

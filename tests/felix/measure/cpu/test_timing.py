@@ -19,6 +19,7 @@ from felix import target
 from felix.measure import protocol, timing
 from felix.measure import testing as measure_testing
 from felix.measure.calls import cpu_calls
+from felix.measure.cpu import contention
 from felix.measure.cpu import timing as cpu_timing
 from felix.measure.pool import locks
 
@@ -237,14 +238,14 @@ class _Cores:
 
     def probe(self) -> float:
         """The script's next value every `_CALLS` calls; the last one for ever."""
-        value = self.script[min(self.calls // cpu_timing._CALLS, len(self.script) - 1)]
+        value = self.script[min(self.calls // contention._CALLS, len(self.script) - 1)]
         self.calls += 1
         return value
 
 
-def _guarded(*script: float) -> tuple[_Cores, cpu_timing.ContentionGuard]:
+def _guarded(*script: float) -> tuple[_Cores, contention.ContentionGuard]:
     cores = _Cores(*script)
-    return cores, cpu_timing.ContentionGuard(
+    return cores, contention.ContentionGuard(
         cores.probe, cores.pauses.append, patience=2, _full_us=50.0
     )
 
@@ -312,7 +313,7 @@ def test_the_first_look_is_several() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_probe_takes_microseconds(threads: int) -> None:
-    probe = cpu_timing.multiply_adds(target.parse("llvm"), threads)
+    probe = contention.multiply_adds(target.parse("llvm"), threads)
     probe()
     assert 1.0 < min(probe() for _ in range(20)) < 5_000.0
 

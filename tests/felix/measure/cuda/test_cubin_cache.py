@@ -22,7 +22,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[st
         return f"{text} {arch} {headers}".encode()
 
     monkeypatch.setattr(nvrtc, "compile_cubin", compile_cubin)
-    monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
+    monkeypatch.setattr(nvrtc, "build", lambda: "13.0.88")
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
     return texts
 
@@ -45,7 +45,7 @@ def test_another_architecture_version_or_header_is_another_cubin(
     assert cubins.compiled(SOURCE, "sm_80") != cubins.compiled(SOURCE, "sm_90")
     cubins.compiled(cubins.Source(SOURCE.text, headers=True), "sm_90")
     assert len(compiled) == 3
-    monkeypatch.setattr(nvrtc, "version", lambda: (12, 8))
+    monkeypatch.setattr(nvrtc, "build", lambda: "13.0.48")
     cubins.compiled(SOURCE, "sm_90")
     assert len(compiled) == 4
 
