@@ -105,6 +105,7 @@ def test_without_records_stock_runs_as_tvm_schedules_it(tmp_path: pathlib.Path) 
         torch.testing.assert_close(call(), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow("tunes a whole network twice and times it")
 def test_a_tiny_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "curves.svg"
     command = ["compare", "--small", "--target", "llvm", "--networks", "dcgan", "--dtypes",
@@ -167,6 +168,7 @@ CASE = {
 MIB = 1 << 20
 
 
+@pytest.mark.slow("tunes a whole network three times")
 def test_the_same_network_is_known_and_another_batch_is_similar(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from felix import frontend, target
 from felix.measure.cuda.building import tvm_module
 from felix.network import assembly, groups, imported, judging
 from felix.templates.generated import GeneratedProgram
-from tests.support import networks
+from tests.support import networks, share
 from tests.support.cuda import generated_programs
 
 
@@ -77,7 +77,7 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
 # The groups of networks and their tasks.
 
 
-@pytest.mark.parametrize("name", catalogue.NETWORKS)
+@pytest.mark.parametrize("name", share.of(catalogue.NETWORKS, 2))
 def test_tasks_are_read_back_from_json(name: str) -> None:
     """Other processes and machines tune them."""
     model, inputs = catalogue.make(name, small=True)

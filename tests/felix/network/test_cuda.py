@@ -24,7 +24,7 @@ from felix.network.backend import entry, partition, queued
 from felix.network.contenders import shipping
 from felix.templates.generated import GeneratedProgram
 from felix.torch_calls.form import TorchForm
-from tests.support import networks, run_py
+from tests.support import networks, run_py, share
 
 ARCH = "cuda -arch sm_80"
 _HAS_GPU = tvm.runtime.device("cuda", 0).exist
@@ -59,7 +59,7 @@ def test_compiles_without_a_gpu() -> None:
     assert built.stats()
 
 
-@pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
+@pytest.mark.parametrize("name", share.of(["llama", "vit_b32", "bert_base"], 1))
 def test_planned_groups_have_default_schedules(name: str) -> None:
     """Products that read one tensor twice, where a rule of TVM's fails, among them."""
     full = target.parse("cuda -arch sm_90a")
@@ -219,7 +219,7 @@ def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
+@pytest.mark.parametrize("name", share.of(["llama", "vit_b32", "bert_base"], 1))
 def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> None:
     """Buffers on the GPU, norms folded, products merged, operands that are parts of one tensor."""
     model, args = catalogue.make(name, dtype=torch.bfloat16, small=True)

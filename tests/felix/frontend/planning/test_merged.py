@@ -17,6 +17,7 @@ from tests.felix.frontend.planning.test_norms import (
     n_calls,
 )
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.support import share
 
 
 class Heads(nn.Module):
@@ -64,8 +65,8 @@ def test_merged_products_agree_with_pytorch(dtype, bias, eager):
     assert not n_calls(module, "merged_weights")  # once, when the network is loaded
 
 
-@pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", share.of([16, 1], 1))
+@pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 def test_merged_llama_agrees_with_pytorch(dtype, batch):
     model, args = catalogue.make("llama", batch=batch, dtype=dtype, small=True)
     imported, module = lowered(model, args)

@@ -13,6 +13,7 @@ from felix.frontend.programs.planning import planner
 from felix.network import assembly, groups
 from felix.torch_calls.form import TorchForm
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.support import share
 
 LLVM = "llvm"
 
@@ -43,8 +44,8 @@ def _by_pytorch(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[str]:
     return [form.functions for _, form in known]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
+@pytest.mark.parametrize("batch", share.of([1, 16], 1))
 def test_a_network_with_rms_norms(dtype: torch.dtype, batch: int) -> None:
     model, args = catalogue.make("llama", batch=batch, dtype=dtype, small=True)
     known = _by_pytorch(model, args)

@@ -15,6 +15,7 @@ from felix.frontend.programs.planning import merged, norms, planner
 from felix.frontend.programs.planning.graph import Judgement
 from felix.tir import grammar
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.support import share
 
 PLANNED = Grouping(Fusion.PLANNED)
 
@@ -65,8 +66,8 @@ def eager(monkeypatch):
     monkeypatch.setattr(planner, "NEW", 0.5)
 
 
-@pytest.mark.parametrize("batch", [1, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", share.of([1, 16], 1))
+@pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 @pytest.mark.parametrize(
     ("name", "n_products", "n_norms"), [("vit_b32", 4, 4), ("llama", 10, 4), ("bert_base", 0, 0)]
 )

@@ -23,7 +23,8 @@ PLANNED = Grouping(Fusion.PLANNED)
 
 
 @pytest.mark.parametrize(
-    "name, dtype", share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32])
+    "name, dtype",
+    share.of(share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32]), 3),
 )
 def test_planned_networks_agree_with_pytorch(name, dtype):
     model, args = catalogue.make(name, dtype=dtype, small=True)
@@ -33,7 +34,7 @@ def test_planned_networks_agree_with_pytorch(name, dtype):
         assert_agrees(run(imported, module, args), model(*args), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", ["vit_b32", "bert_base", "llama"])
+@pytest.mark.parametrize("name", share.of(["vit_b32", "bert_base", "llama"], 1))
 @pytest.mark.parametrize("rules", [lowering.by_rules, relax.transform.FuseOps()])
 def test_planned_transformers_call_fewer_programs(name, rules):
     model, args = catalogue.make(name, small=True)
@@ -132,7 +133,7 @@ def test_programs_that_read_in_place_are_modelled_exactly(target):
         assert totals["checked"] and not totals["mismatches"] and not totals["invalid"]
 
 
-@pytest.mark.parametrize("name", catalogue.NETWORKS)
+@pytest.mark.parametrize("name", share.of(catalogue.NETWORKS, 2))
 def test_groups_of_fuseops_are_candidates(name, monkeypatch):
     readings = []
     read = reading.read

@@ -17,7 +17,7 @@ from felix.network import executable, groups
 from felix.network.attentions import finding, rewiring, whole
 from felix.network.contenders.shipping import Contender
 from felix.torch_calls import functions
-from tests.support import networks, run_py
+from tests.support import networks, run_py, share
 from tests.support.modules import Called
 
 FULL = target.parse(networks.TARGET)
@@ -101,11 +101,14 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "fusion"),
-    [
-        ("bert_base", torch.bfloat16, "rules"),
-        ("bert_base", torch.float32, "planned"),
-        ("llama", torch.bfloat16, "planned"),
-    ],
+    share.of(
+        [
+            ("bert_base", torch.bfloat16, "rules"),
+            ("bert_base", torch.float32, "planned"),
+            ("llama", torch.bfloat16, "planned"),
+        ],
+        1,
+    ),
 )
 def test_networks_with_attention_as_a_whole(
     tmp_path: pathlib.Path,

@@ -19,7 +19,7 @@ from felix.known_results import store
 from felix.network import cuda_graph, executable, groups, imported
 from felix.network.contenders import contest
 from felix.network.contenders.shipping import Contender
-from tests.support import networks, run_py
+from tests.support import networks, run_py, share
 
 
 def _close(actual: Any, expected: Any) -> None:
@@ -78,7 +78,7 @@ def test_slower_or_wrong_pytorch_does_not_ship(
 
 
 @pytest.mark.parametrize("pytorch_us", [1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", share.of([torch.float32, torch.bfloat16], 1))
 def test_transformer(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, pytorch_us: float, dtype: torch.dtype
 ) -> None:
