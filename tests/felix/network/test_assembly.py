@@ -1,6 +1,9 @@
-"""Putting programs back into a network."""
+"""Programs put back into a network, what it prepares when loaded, what the same output is."""
 
 from __future__ import annotations
+
+import json
+import pathlib
 
 import pytest
 import torch
@@ -13,9 +16,10 @@ import felix
 from benchmarks.networks import catalogue
 from felix import frontend, target
 from felix.measure.cuda.building import tvm_module
-from felix.network import assembly, groups, imported, judging
+from felix.network import agreement, assembly, executable, groups, imported, judging
+from felix.network.passes import prepacking
 from felix.templates.generated import GeneratedProgram
-from tests.support import networks, share
+from tests.support import networks, run_py, share
 from tests.support.cuda import generated_programs
 
 
@@ -89,3 +93,153 @@ def test_tasks_are_read_back_from_json(name: str) -> None:
     for task in tasks:
         again = felix.Task.from_json(task.to_json(), trusted=True)
         assert again.key == task.key and tvm_ffi.structural_equal(again.func, task.func)
+
+
+# ----------------------------------- what a network computes and allocates once, when it is loaded
+
+
+LLVM = target.parse("llvm")
+
+
+def _loaded(mod: tvm.IRModule, network: imported.Network) -> executable.Executable:
+    return executable.Executable(
+        executable.compile_network(mod, LLVM), network.imported.parameters, executable.device(LLVM)
+    )
+
+
+def _packed(model: nn.Module, x: torch.Tensor) -> tuple[imported.Network, tvm.IRModule]:
+    """A network of one product, scheduled with its weight in panels."""
+    network = imported.read(model, (x,), {}, LLVM)
+    (group,) = groups.of(network.lowered, LLVM)
+    assert group.task is not None
+    every = felix.sketches(group.task)
+    sketch = next(each for each in every if str(each.variant).startswith("packed_operand"))
+    (row,) = sketch.sample(1, seed=1)
+    return network, assembly.assemble(network.lowered, [(group, sketch.program(row))])
+
+
+def test_a_packed_weight_is_packed_when_the_network_is_loaded() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(1024, 512, bias=False).requires_grad_(False)
+    network, mod = _packed(model, torch.randn(64, 1024))
+    prepacked = prepacking.prepack(mod)
+    called = set(frontend.calls(prepacked))
+    assert [name.endswith("_rest") for name in called] == [True]
+    built, as_it_was = _loaded(prepacked, network), _loaded(mod, network)
+    (panels,) = built.parameters  # the weight itself is read by nothing
+    expected = model.weight.reshape(512 // panels.shape[2], -1, 1024).permute(0, 2, 1)
+    assert torch.equal(torch.from_dlpack(panels), expected)
+    for _ in range(2):
+        (y,), (same,) = built(list(network.examples)), as_it_was(list(network.examples))
+        assert torch.equal(y, same)
+        torch.testing.assert_close(y, model(network.examples[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_an_operand_that_is_an_input_is_packed_in_each_call() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 1024))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight @ x.T
+
+    _, mod = _packed(Product(), torch.randn(512, 1024))
+    called = set(frontend.calls(prepacking.prepack(mod)))
+    assert not any(name.endswith("_rest") for name in called)
+
+
+def test_calls_of_parameters_alone_are_lifted(tmp_path: pathlib.Path) -> None:
+    """BERT looks up the embeddings of its places and its kinds: both are constants."""
+    model, inputs = catalogue.make("bert_base", small=True)
+    fast = networks.optimize(model, inputs, tmp_path, trials=1)
+    constant = [
+        shape
+        for shape in (tuple(p.shape) for p in fast.executable.parameters)
+        if shape in ((1, 8, 32), (8, 32))
+    ]
+    assert constant
+    folder = fast.export(tmp_path / "net")
+    done = run_py.run(folder, "--json", "--repeats", "1", check=True)
+    assert json.loads(done.stdout)["max_error"] < 1e-3
+
+
+def test_a_network_without_parameters(tmp_path: pathlib.Path) -> None:
+    x = torch.randn(4, 8)
+    fast = networks.optimize(nn.Softmax(-1), (x,), tmp_path, trials=1)
+    torch.testing.assert_close(fast(x), torch.softmax(x, -1))
+    assert fast.executable.parameters == []
+
+
+def test_intermediate_values_have_memory_of_their_own(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1), nn.Linear(16, 16))
+    x = torch.randn(4, 16)
+    network = imported.read(model, (x,), {}, LLVM)
+    compiled = executable.compile_network(network.lowered, LLVM)
+    parts = compiled.as_text().split("@")
+    allocations = {part.split(":")[0]: part.count("alloc_storage") for part in parts[1:]}
+    assert allocations["main"] == 1  # the output
+    assert allocations["workspace"] == 2
+    first, second = (
+        executable.Executable(compiled, network.imported.parameters, executable.device(LLVM))
+        for _ in range(2)
+    )
+    outputs = [built([each]) for each in (x, x + 1) for built in (first, second)]
+    with torch.no_grad():
+        for (output,), each in zip(outputs, (x, x, x + 1, x + 1), strict=True):
+            torch.testing.assert_close(output, model(each))
+
+
+def test_a_parameter_that_is_an_output_is_copied(tmp_path: pathlib.Path) -> None:
+    class WithWeight(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            weight = torch.softmax(self.weight, dim=-1)
+            return torch.relu(x @ weight), weight
+
+    model, x = WithWeight().eval(), torch.randn(3, 8)
+    fast = networks.optimize(model, (x,), tmp_path)
+    with torch.no_grad():
+        product, weight = model(x)
+    fast(x)[1].add_(1.0)
+    outputs = fast(x)
+    torch.testing.assert_close(outputs[0], product, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs[1], weight, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- what counts as the same output
+
+
+INTEGERS = torch.arange(1000, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("n_off", "by", "is_exact", "is_right"),
+    [
+        (10, 1, False, True),
+        (11, 1, False, False),
+        (10, 2, False, False),
+        (1, 1, True, False),
+        (0, 0, True, True),
+    ],
+)
+def test_few_integers_beside_floats_may_be_off_by_one(
+    n_off: int, by: int, is_exact: bool, is_right: bool
+) -> None:
+    output = INTEGERS.clone()
+    output[:n_off] += by
+    assert (agreement.difference(output, INTEGERS, is_exact) == 0.0) == is_right
+
+
+def test_bools_and_far_integers_are_exact() -> None:
+    bools = torch.zeros(1000, dtype=torch.bool)
+    other = bools.clone()
+    other[3] = True
+    assert agreement.difference(other, bools, is_exact=False) == float("inf")
+    far = torch.zeros(1000, dtype=torch.int64)
+    far[3] = torch.iinfo(torch.int64).min
+    assert agreement.difference(far, torch.zeros_like(far), is_exact=False) == float("inf")

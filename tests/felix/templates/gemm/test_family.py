@@ -1,18 +1,34 @@
-"""Which GEMM templates a program gets, and the reasons where it gets none."""
+"""Which GEMM templates a program gets, or why none; sketches of convolutions; scales."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from tvm import te, topi
 
 import felix
+from benchmarks.support import fuzzing
 from felix import target, workloads
-from felix.templates import registry
+from felix.features.kind import FeatureKind
+from felix.measure import task_program
+from felix.measure.checking import reference
+from felix.measure.cuda.building import nvrtc
+from felix.sketch import sketch as sketching
+from felix.sketch.template_sketch import TemplateSketch
+from felix.templates import registry, spec
+from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.recognise import recognise
+from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Matching
+from felix.tuning.opening import task_search
+from tests.support import share, tuning_fakes
+from tests.support.templates import host_gpu
 
 TARGET = target.parse("cuda -arch sm_86")
 
@@ -141,3 +157,153 @@ def test_other_architectures_have_none_and_no_reason(monkeypatch: pytest.MonkeyP
     assert _matching(monkeypatch, _generator("sm_90", "it is odd", [])) == Matching()
     task = workloads.gemm(32, 48, 64, target="llvm")
     assert registry.templates_of(task.mod, task.target, target.hardware(task.target)) == Matching()
+
+
+# -------------------------------------------------- convolutions from the task to compiled kernels
+
+
+def _sketch(text: str) -> TemplateSketch:
+    """Of the templates of a convolution on sm_86."""
+    task = workloads.parse(text, "cuda -arch sm_86")
+    lines: list[str] = []
+    (made,) = [
+        each
+        for each in sketching.sketches(task, on_left_out=lines.append)
+        if each.formulas.kind is FeatureKind.TEMPLATE
+    ]
+    assert isinstance(made, TemplateSketch) and not lines
+    return made
+
+
+@pytest.mark.parametrize(
+    "text, n_rows",
+    [
+        ("conv2d:2,14,14,32,48,3,padding=1,epilogue=bias+relu,dtype=bfloat16", 2),
+        ("conv2d:1,28,28,3,32,7,padding=3,stride=2,dtype=float16", 3),
+        ("conv2d:2,14,14,32,48,3,padding=1,layout=NCHW,dtype=bfloat16", 3),
+        ("conv_transpose2d:2,7,7,32,48,epilogue=bias+relu,dtype=bfloat16", 3),
+        ("conv_transpose2d:2,7,7,32,48,3,layout=NCHW,dtype=float16", 3),
+    ],
+)
+def test_sketches_have_formulas_and_programs_that_compile(
+    text: str,
+    n_rows: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path_factory.getbasetemp()))
+    made = _sketch(text)
+    rows = made.sample(6, seed=0)
+    values = made.formulas.raw(rows)
+    assert values.shape == (6, n_rows, len(spec.NAMES))
+    assert np.isfinite(values).all() and (values >= 0).all()
+    analytic = values[:, :, spec.NAMES.index("analytic_us")].sum(axis=1)
+    assert (analytic > 1).all() and (analytic < 10_000).all()
+    for row in rows[:2]:
+        program = made.program(row.tolist())
+        assert nvrtc.compile_cubin(program.source, program.arch)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:2,14,14,32,48,3,padding=1,stride=2,epilogue=bias,dtype=bfloat16",
+        "conv_transpose2d:2,7,7,32,48,epilogue=bias,dtype=bfloat16",
+    ],
+)
+def test_a_run_measures_generated_convolutions(
+    text: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Search, generator, records: measured here by a function of the program's launches."""
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
+    made = _sketch(text)
+    task = workloads.parse(text, "cuda -arch sm_86")
+    monkeypatch.setattr(task_search, "sketches_of", lambda *_: [made])
+
+    def latency_us(program: object) -> float:
+        if not isinstance(program, GeneratedProgram):
+            return 1000.0
+        return 10.0 + abs(program.plan.launches[-1].extents[0] - 16)
+
+    result = felix.tune(
+        task, trials=48, options=tuning_fakes.small(tuning_fakes.Pool(latency_us)), seed=0
+    )
+    assert isinstance(result, felix.TuneResult) and result.best is not None
+    assert {record.variant for record in result.records} == {"gemm-mma"}
+    assert result.best.template_text.startswith("gemm-mma: warp_m=")
+    assert result.best.latency_us < 16
+
+
+@pytest.mark.parametrize(
+    "text, reason", [("depthwise_conv2d:1,14,14,32,3,padding=1,dtype=float16", "one channel")]
+)
+def test_what_is_left_to_traces_is_said(text: str, reason: str) -> None:
+    task = workloads.parse(text, "cuda -arch sm_86")
+    matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
+    assert not matching.templates
+    (sentence,) = matching.reasons
+    assert reason in sentence
+
+
+# ---------------------------------------------------------------- scales of quantised products
+
+
+A100 = target.hardware(target.parse("cuda -arch sm_80"))
+TEXTS = [
+    "gemm:33,40,64,transpose_b=true,dtype=int8,epilogue=scale+bias+gelu",
+    "gemm:17,24,64,batch=2,transpose_b=true,dtype=int8,epilogue=bias+scale+relu,out_dtype=float16",
+    "gemm:33,40,96,transpose_b=true,dtype=int8,epilogue=scalar_scale,out_dtype=float32",
+    "conv2d:1,5,6,16,24,3,padding=1,dtype=int8,epilogue=scale+bias+relu,out_dtype=float32",
+    "conv2d:2,4,5,16,24,3,padding=1,groups=2,layout=NCHW,dtype=int8,epilogue=scale+residual",
+    "conv_transpose2d:2,4,3,16,24,4,dtype=int8,epilogue=scalar_scale+scale+bias",
+    "gemm:33,24,40,dtype=bfloat16,epilogue=scale+bias+gelu+scalar_scale",
+]
+FLOAT8 = [
+    "gemm:33,40,64,transpose_b=true,dtype=float8_e4m3fn,epilogue=scalar_scale+scale+bias",
+    "gemm:64,40,64,dtype=float8_e5m2,epilogue=scale,out_dtype=float16",
+    "conv2d:2,8,9,16,24,3,padding=1,dtype=float8_e4m3fn,epilogue=scale+bias+relu",
+]
+
+
+@pytest.mark.parametrize("text", share.of(TEXTS, 4))
+def test_text_of_a_kernel_computes_the_program(text: str, tmp_path: pathlib.Path) -> None:
+    """With a split sum and without; `on_cpu` is what TVM builds of the program."""
+    task = workloads.parse(text, "cuda -arch sm_80")
+    problem = recognise(task.mod)
+    assert isinstance(problem, GemmProblem) and template.unsuited(problem) is None
+    made = template.AmpereGemm(problem, A100, "sm_80")
+    args = task_program.arguments(task.mod)
+    (expected,) = task_program.on_cpu(task.mod, task.target, args)(1, False).values()
+    settings = fuzzing.legal(made, 200, random.Random(1))
+    small = [each for each in settings if each[0]["warps_m"] * each[0]["warps_n"] <= 2]
+    whole = next(program for values, program in small if values["split_k"] == 1)
+    split = next((program for values, program in small if values["split_k"] > 1), whole)
+    for number, program in enumerate((whole, split)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        library = host_gpu.build(program, problem, folder)
+        arrays = reference.inputs(args, 1, positive=False)
+        assert host_gpu.run(library, program, arrays, late=True) == 0
+        limit = task_program.tolerance(task.mod)
+        assert reference.mismatch(arrays[-1].reshape(expected.shape), expected, limit) is None
+
+
+@pytest.mark.parametrize("text", share.of([*TEXTS, *FLOAT8], 5))
+def test_templates_take_scales_and_compile(text: str) -> None:
+    task = workloads.parse(text, "h200")
+    templates, reasons = fuzzing.suited(task, target.hardware(task.target))
+    names = {made.name for made in templates}
+    assert "gemm-wgmma" in names or "transposed convolutions" in reasons[0]
+    for made in templates:
+        for _, program in fuzzing.legal(made, 1, random.Random(2)):
+            assert nvrtc.compile_cubin(program.source, program.arch)
+
+
+def test_inputs_of_a_float16_output_do_not_overflow() -> None:
+    text = "gemm:64,64,512,dtype=int8,epilogue=scale,out_dtype={}"
+    for out, is_full in (("float16", False), ("bfloat16", True)):
+        args = task_program.arguments(workloads.parse(text.format(out)).mod)
+        assert args[0].is_full_range is is_full
+        task = workloads.parse(text.format(out))
+        (values,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
+        assert np.isfinite(values.astype(np.float64)).all()
