@@ -18,10 +18,15 @@ _WAITING = str(pathlib.Path(__file__).parent / "server" / "tuner")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files, those that wait first; a test marked slow says why."""
+    """Order the files, those that wait first; skip what needs a GPU; what is slow says why."""
     if unexplained := share.without_reason(items):
         raise pytest.UsageError(f"marked slow without a reason: {', '.join(unexplained)}")
     items.sort(key=lambda item: not str(item.path).startswith(_WAITING))
+    if on_gpu := [item for item in items if item.get_closest_marker("gpu") is not None]:
+        from tests.support import gpu
+
+        for item in on_gpu if not gpu.IS_HERE else ():
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 #: New objects after which Python looks for garbage; its own 700 cost several per cent of all time.

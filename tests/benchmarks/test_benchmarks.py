@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import (
-    cpu_tuning,
-    cuda_build_time,
-    fusion,
-    search_cost,
-)
+from benchmarks import cpu_tuning, cuda_build_time, fusion, search_cost
 from benchmarks.support import common, corpus_table, cpu_pieces, model_tables
 from benchmarks.support.service import polling as service_polling
 from felix.target import cpu

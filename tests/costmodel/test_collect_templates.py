@@ -12,12 +12,7 @@ import pytest
 
 from benchmarks.support import subgraphs
 from costmodel import __main__ as cli
-from costmodel.data import (
-    dataset,
-    felix_bridge,
-    workloads_few_channels,
-    workloads_tensor_cores,
-)
+from costmodel.data import dataset, felix_bridge, workloads_few_channels, workloads_tensor_cores
 from costmodel.data import features as task_features
 from felix import errors
 from felix.features.kind import FeatureKind

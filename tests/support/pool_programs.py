@@ -18,12 +18,13 @@ OPTIONS = local.LocalOptions(
 )
 
 
+def Square() -> T.Buffer:
+    """The annotation of a parameter."""
+    return T.Buffer((N, N), "float32")
+
+
 @tir_programs.prim_func(s_tir=True)
-def gemm(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def gemm(a: Square, b: Square, c: Square):
     T.func_attr({"tirx.noalias": True})
     for i, j, k in T.grid(N, N, N):
         with T.sblock("c"):
@@ -34,11 +35,7 @@ def gemm(
 
 
 @tir_programs.prim_func(s_tir=True)
-def other_sum(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def other_sum(a: Square, b: Square, c: Square):
     for i, j, k in T.grid(N, N, N):
         with T.sblock("c"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
@@ -48,11 +45,7 @@ def other_sum(
 
 
 @tir_programs.prim_func(s_tir=True)
-def unwritten_row(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def unwritten_row(a: Square, b: Square, c: Square):
     for i, j, k in T.grid(N - 1, N, N):
         with T.sblock("c"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
@@ -62,11 +55,7 @@ def unwritten_row(
 
 
 @tir_programs.prim_func(s_tir=True)
-def null_pointer(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def null_pointer(a: Square, b: Square, c: Square):
     for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
@@ -76,11 +65,7 @@ def null_pointer(
 
 
 @tir_programs.prim_func(s_tir=True)
-def abort(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def abort(a: Square, b: Square, c: Square):
     for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
@@ -90,11 +75,7 @@ def abort(
 
 
 @tir_programs.prim_func(s_tir=True)
-def hang(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def hang(a: Square, b: Square, c: Square):
     for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
@@ -105,11 +86,7 @@ def hang(
 
 
 @tir_programs.prim_func(s_tir=True)
-def unknown_function(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def unknown_function(a: Square, b: Square, c: Square):
     for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()

@@ -240,10 +240,7 @@ class Result:
 
 
 def two_sketches() -> list[FakeSketch]:
-    return [
-        FakeSketch(structural=(-1, 0, 2)),
-        FakeSketch(extents=(512, 197, 64)),
-    ]
+    return [FakeSketch(structural=(-1, 0, 2)), FakeSketch(extents=(512, 197, 64))]
 
 
 def programs_of_a_task() -> list[FakeSketch]:

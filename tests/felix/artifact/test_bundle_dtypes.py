@@ -144,7 +144,6 @@ def test_what_a_bundle_says_is_of_the_task() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not test_generated_bundle.HAS_GPU, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("text", [text for text, _ in ON_A_GPU])
 def test_run_py_checks_generated_kernels_of_narrow_types(
     text: str, tmp_path: pathlib.Path

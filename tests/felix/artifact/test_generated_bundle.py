@@ -23,11 +23,9 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import nvrtc
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
-from tests.support import run_py
+from tests.support import gpu, run_py
 from tests.support.cuda import fakes
 from tests.support.cuda import generated_programs as programs
-
-HAS_GPU = tvm.runtime.device("cuda", 0).exist
 
 
 @dataclasses.dataclass
@@ -62,7 +60,7 @@ class _Result:
 def _export(
     folder: pathlib.Path, program: GeneratedProgram, func: Any = programs.double
 ) -> pathlib.Path:
-    task = programs.task(func, "cuda" if HAS_GPU else "h200")
+    task = programs.task(func, "cuda" if gpu.IS_HERE else "h200")
     return export.export(_Result(task, _Best(program, task.mod)), folder, created_s=0.0)
 
 
@@ -133,7 +131,7 @@ def test_a_schedule_s_bundle_takes_its_place(tmp_path: pathlib.Path) -> None:
     assert not any((tmp_path / name).exists() for name in names)
 
 
-@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.skipif(gpu.IS_HERE, reason="there is a GPU")
 def test_run_py_says_that_it_needs_a_gpu(bundle: pathlib.Path) -> None:
     done = _run(bundle)
     assert done.returncode == 1 and "needs a cuda device" in done.stderr
@@ -223,7 +221,6 @@ def test_run_py_tells_what_the_driver_refuses(script: Callable[..., dict[str, An
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
     ("func", "make"),
     [

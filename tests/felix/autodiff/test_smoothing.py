@@ -83,12 +83,7 @@ def test_error_shrinks_with_the_temperature(operator: type) -> None:
     assert worst[-1] <= worst[-2] <= worst[-3] <= max(worst[:3])
 
 
-def _difference(
-    operator: type,
-    args: tuple[float, ...],
-    position: int,
-    t: float,
-) -> float:
+def _difference(operator: type, args: tuple[float, ...], position: int, t: float) -> float:
     """The partial of a smooth operator by central differences of two steps (Richardson)."""
 
     def central(step: float) -> float:

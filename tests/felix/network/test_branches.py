@@ -56,13 +56,7 @@ def test_a_chain_is_one_branch() -> None:
 def test_paths_part_and_meet() -> None:
     source, a, b, c, end = map(_buffer, range(5))
     places = _placed(
-        [
-            ([], [source]),
-            ([source], [a]),
-            ([source], [b]),
-            ([a], [c]),
-            ([b, c], [end]),
-        ]
+        [([], [source]), ([source], [a]), ([source], [b]), ([a], [c]), ([b, c], [end])]
     )
     assert [place.branch for place in places] == [0, 0, 1, 0, 0]
     assert [place.waits_for for place in places] == [(), (), (0,), (), (2,)]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from collections.abc import Callable
 
 import pytest
 import torch
-import tvm
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch.fx.experimental import proxy_tensor
@@ -27,13 +25,6 @@ from felix.torch_calls.form import TorchForm
 from tests.support import networks, run_py, share
 
 ARCH = "cuda -arch sm_80"
-_HAS_GPU = tvm.runtime.device("cuda", 0).exist
-
-
-def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    """A test that runs kernels: skipped where there is no GPU."""
-    reason = "needs an NVIDIA GPU"
-    return pytest.mark.gpu(pytest.mark.skipif(not _HAS_GPU, reason=reason)(test))
 
 
 def _scheduled(network: imported.Network) -> list[tuple[groups.Group, assembly.Runs]]:
@@ -94,7 +85,7 @@ class _Paths(nn.Module):
         return torch.cat([path(x) for path in self.paths], dim=1).softmax(dim=1)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("runs_torch", [False, True])
 def test_independent_kernels_run_in_branches(
     runs_torch: bool, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +114,7 @@ def test_independent_kernels_run_in_branches(
             torch.testing.assert_close(y, model(x), rtol=2e-3, atol=1e-5)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
     full, x = target.parse("cuda"), torch.randn(4, 64, device="cuda")
     network = imported.read(_Sorts().cuda(), (x,), {}, full)
@@ -138,7 +129,7 @@ def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
     torch.testing.assert_close(y, x.sort(dim=1)[0])
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_tuned_and_captured(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = networks.Convolutions(8).cuda().eval()
@@ -188,7 +179,7 @@ def test_parts_of_a_compiled_graph_build_for_a_gpu() -> None:
     assert executable.compile_network(mod, full).stats()
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -218,7 +209,7 @@ def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
             torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", share.of(["llama", "vit_b32", "bert_base"], 1))
 def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> None:
     """Buffers on the GPU, norms folded, products merged, operands that are parts of one tensor."""
@@ -235,7 +226,7 @@ def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> 
         torch.testing.assert_close(output, reference, rtol=0.06, atol=0.06)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda().eval()
@@ -252,7 +243,7 @@ def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
         torch.testing.assert_close(output, model(other) + 1, rtol=1e-3, atol=1e-4)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_an_artifact_of_several_generated_kernels_runs_without_felix(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -112,9 +112,7 @@ def test_a_gpu_s_network_is_built_without_a_gpu(tmp_path: pathlib.Path) -> None:
         assert done.returncode == 1 and "needs a cuda device" in done.stderr
 
 
-def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(tmp_path: pathlib.Path) -> None:
     """Of groups that are planned for a GPU, with norms and products in other ways."""
     torch.manual_seed(0)
     full, model = target.parse("cuda -arch sm_90a"), networks.Block().eval()

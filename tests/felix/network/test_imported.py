@@ -1,4 +1,4 @@
-"""Where models and inputs are, and what is built for them."""
+"""Where models and inputs are, what is built for them, and changes of a model afterwards."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import types
 
 import pytest
 import torch
-import tvm
 from torch import nn
 
 import felix
 from felix import errors, target
-from felix.network import imported, optimize
-from tests.support import networks
+from felix.network import executable, imported, optimize
+from tests.support import networks, run_py
 
 
 def test_the_target_follows_the_tensors() -> None:
@@ -51,7 +50,6 @@ def test_what_comes_from_files_is_moved() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
 def test_models_on_a_gpu_are_built_for_it(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), torch.randn(8, 64)
@@ -104,3 +102,60 @@ def test_a_padding_mask_of_a_transformer(tmp_path: pathlib.Path) -> None:
     with torch.no_grad():
         expected = model(x, **keywords)
     torch.testing.assert_close(fast(x, **keywords)[~mask], expected[~mask], rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- a network is the model as it was
+
+
+class _Stored(nn.Module):
+    """Parameters that are folded, passed on and returned, and a buffer that is a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("scale", torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.norm(self.convolution(x)).mean((2, 3))
+        return self.linear(y) * self.scale, self.linear.weight
+
+
+def test_later_changes_are_not_seen(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model, x = _Stored().eval(), torch.randn(1, 3, 5, 5)
+    given = x.clone()
+    fast = networks.optimize(model, (x,), tmp_path, trials=2)
+    before = [each.clone() for each in fast(given)]
+    with torch.no_grad():
+        other = {name: value + 1 for name, value in model.state_dict().items()}
+    model.load_state_dict(other)
+    x.zero_()
+    assert all(map(torch.equal, fast(given), before))
+    folder = fast.export(tmp_path / "net")
+    done = run_py.run(folder, "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_large_parameters_are_shared_and_their_changes_are_told(tmp_path: pathlib.Path) -> None:
+    """A copy would take a network's memory twice."""
+    model, x = nn.Linear(512, 600).eval(), torch.randn(1, 512)
+    assert model.weight.nbytes >= executable.SHARED_BYTES > model.bias.nbytes
+    fast = networks.optimize(model, (x,), tmp_path, trials=2)
+    addresses = {torch.from_dlpack(each).data_ptr() for each in fast.executable.parameters}
+    assert model.weight.data_ptr() in addresses and model.bias.data_ptr() not in addresses
+    before = fast(x)
+    with torch.no_grad():
+        model.bias.add_(1)
+    assert torch.equal(fast(x), before)
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+    for action in (lambda: fast(x), lambda: fast.export(tmp_path / "net")):
+        with pytest.raises(errors.WorkloadError, match="were changed after"):
+            action()
+
+
+def test_the_memory_of_parameters_may_go(tmp_path: pathlib.Path) -> None:
+    model = nn.Linear(8, 8)
+    fast = networks.optimize(model, torch.randn(2, 8), tmp_path, trials=2)
+    tolerance = fast._network.tolerance
+    assert tolerance == 1e-3 and not any(map(torch.numel, fast._network.imported.parameters))

@@ -47,11 +47,7 @@ def test_any_extent_rounds_to_a_factorization(extent: int) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    extent=st.integers(1, 600),
-    parts=st.integers(2, 4),
-    data=st.data(),
-)
+@given(extent=st.integers(1, 600), parts=st.integers(2, 4), data=st.data())
 def test_the_nearest_comes_first(extent: int, parts: int, data: st.DataObject) -> None:
     domains = domains_of(extent, parts, 16)
     target = np.asarray([data.draw(st.floats(-1.0, 7.0)) for _ in range(parts)])

@@ -18,11 +18,7 @@ from felix import errors
 from felix.search import base, descent, gradient, scoring, selection
 from felix.search.interface import Suggestion
 from tests.support import synthetic
-from tests.support.synthetic import (
-    Result,
-    gradient_search,
-    two_sketches,
-)
+from tests.support.synthetic import Result, gradient_search, two_sketches
 
 torch.set_num_threads(1)
 SEARCHES = ["local", "gradient", "evolutionary", "random"]

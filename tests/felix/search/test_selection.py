@@ -15,10 +15,7 @@ from felix.search import build_time, scoring, selection
 from felix.search import history as history_module
 from felix.search.interface import Suggestion
 from tests.support import synthetic
-from tests.support.synthetic import (
-    Result,
-    programs_of_a_task,
-)
+from tests.support.synthetic import Result, programs_of_a_task
 
 torch.set_num_threads(1)
 

@@ -1,7 +1,4 @@
-"""Legal rows where random decisions are hardly ever legal, and structures that do not fit.
-
-One tolerance decides legality, in sampling, in scoring and for callers.
-"""
+"""Legal rows where random ones are hardly ever legal; structures that do not fit or differ."""
 
 from __future__ import annotations
 
@@ -11,10 +8,12 @@ from tvm import te, topi
 
 import felix
 from felix.search import scoring
-from felix.sketch import legality, sampling
+from felix.sketch import diversity, legality, sampling
+from felix.sketch import sketch as sketching
 from felix.sketch.variables import Variable
 from felix.symbolic import interpret
 from felix.task import Task
+from tests.corpus import outcome
 from tests.support import synthetic
 
 
@@ -88,3 +87,46 @@ def test_constraints_that_fail_are_counted_a_row() -> None:
     constraints = np.array([[-1.0, 0.0, 1e-12], [1.0, 0.0, np.nan]])
     assert legality.n_failed(constraints).tolist() == [0, 2]
     assert legality.is_legal(constraints).tolist() == [True, False]
+
+
+# ---------------------------------------------------------------- structures differ
+
+
+@pytest.fixture(scope="module")
+def short_chain() -> list[sketching.Sketch]:
+    """Of 81: two products on a CPU, each with three places of its result, and two sums."""
+    return sketching.sketches(Task.from_te(outcome.PROGRAMS["attention"](), "llvm", "attention"))
+
+
+def places(sketch: sketching.Sketch) -> tuple[int, int, int]:
+    """How often a sketch caches a result, moves one, and factors a sum."""
+    kinds = [inst.kind for inst in sketch.instructions]
+    return kinds.count("CacheWrite"), kinds.count("ReverseComputeAt"), kinds.count("RFactor")
+
+
+def test_a_chain_of_products_has_a_limited_number_of_sketches(
+    short_chain: list[sketching.Sketch],
+) -> None:
+    indices = [sketch.index for sketch in short_chain]
+    assert len(indices) == diversity.MAX_STOCK
+    assert indices == sorted(set(indices)) and indices[0] == 0
+    assert 16 < indices[-1] <= 80  # numbers are those of the whole space
+
+
+def test_the_sketches_that_are_used_differ(short_chain: list[sketching.Sketch]) -> None:
+    assert {factored for _, _, factored in map(places, short_chain)} == {0, 1, 2}
+    assert len({places(sketch) for sketch in short_chain}) > 4
+
+
+def test_what_is_chosen_is_far_apart(short_chain: list[sketching.Sketch]) -> None:
+    instructions = [sketch.instructions for sketch in short_chain]
+    effects = [diversity._effects(each) for each in instructions]
+    chosen = diversity.diverse(instructions, 3)
+    assert chosen[0] == 0 and len(chosen) == 3
+    differences = [len(effects[0] ^ each) for each in effects]
+    assert differences.index(max(differences)) in chosen
+
+
+def test_few_sketches_are_all_used(short_chain: list[sketching.Sketch]) -> None:
+    instructions = [sketch.instructions for sketch in short_chain[:4]]
+    assert diversity.diverse(instructions, 4) == [0, 1, 2, 3]

@@ -12,11 +12,7 @@ import tvm
 from felix import errors, target
 from felix.target import cpu, gpu
 
-CUDA_LIMITS = {
-    "max_threads_per_block": 1024,
-    "thread_warp_size": 32,
-    "registers_per_block": 65536,
-}
+CUDA_LIMITS = {"max_threads_per_block": 1024, "thread_warp_size": 32, "registers_per_block": 65536}
 
 
 def test_llvm_is_this_machine():

@@ -161,6 +161,15 @@ def test_from_te_takes_its_name_and_target():
         Task.from_te([x, "y"])
 
 
+def _filled(loop: str) -> str:
+    return f"""
+for i in {loop}:
+    with T.sblock("x"):
+        v = T.axis.spatial(4, i)
+        A[v] = T.float32(0)
+"""
+
+
 REFUSED = {
     "a dynamic shape": (
         """
@@ -201,46 +210,18 @@ for i in range(4):
         "unsupported statement 'Evaluate'",
     ),
     "a pragma": (
-        """
-for i in T.serial(4, annotations={"pragma_import_c": "int x;"}):
-    with T.sblock("x"):
-        v = T.axis.spatial(4, i)
-        A[v] = T.float32(0)
-""",
+        _filled('T.serial(4, annotations={"pragma_import_c": "int x;"})'),
         [A4],
         "pragma_import_c",
     ),
     "a bound loop": (
-        """
-for i in T.thread_binding(4, thread="threadIdx.x"):
-    with T.sblock("x"):
-        v = T.axis.spatial(4, i)
-        A[v] = T.float32(0)
-""",
+        _filled('T.thread_binding(4, thread="threadIdx.x")'),
         [A4],
         "already scheduled",
     ),
-    "a parallel loop": (
-        """
-for i in T.parallel(4):
-    with T.sblock("x"):
-        v = T.axis.spatial(4, i)
-        A[v] = T.float32(0)
-""",
-        [A4],
-        "already scheduled",
-    ),
+    "a parallel loop": (_filled("T.parallel(4)"), [A4], "already scheduled"),
     "plain loops": ("for i in range(4):\n    A[i] = T.float32(0)", [A4], "no root block"),
-    "a loop of no iterations": (
-        """
-for i in range(0):
-    with T.sblock("x"):
-        v = T.axis.spatial(4, i)
-        A[v] = T.float32(0)
-""",
-        [A4],
-        "extent",
-    ),
+    "a loop of no iterations": (_filled("range(0)"), [A4], "extent"),
 }
 
 

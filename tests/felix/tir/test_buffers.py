@@ -41,8 +41,7 @@ def sums(options: str = "") -> Any:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [", offset_factor=1", ", offset_factor=4", ", strides=(20, 1)", ", elem_offset=0"],
+    "options", [", offset_factor=1", ", offset_factor=4", ", strides=(20, 1)", ", elem_offset=0"]
 )
 def test_what_says_that_a_buffer_is_plain_changes_nothing(options: str) -> None:
     task, plain = Task.from_prim_func(sums(options)), Task.from_prim_func(sums())

@@ -130,9 +130,7 @@ def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch)
     assert result.reason == "trials" and len(result.records) == 96
 
 
-def test_a_duplicate_learns_the_measurement_of_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_duplicate_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "fingerprint", lambda mod: str(mod.decisions[4:]))
     updates: list[tuple[Any, Any]] = []
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tvm
 
 import felix
 from felix import errors, events, workloads
@@ -27,7 +26,7 @@ from felix.measure import payload, protocol
 from felix.measure.pool import locks
 from felix.processes import child
 from felix.search import gradient
-from felix.tuning import online_model, pacing, task_run
+from felix.tuning import online_model, pacing, results, task_run
 from felix.tuning import options as options_module
 from felix.tuning.opening import task_search
 from felix.tuning.searching import exchange, messages, process_main, processes
@@ -36,6 +35,11 @@ from tests.support import tuning_fakes as fakes
 LOCAL = gradient.GradientOptions(n_structures=0)
 maker = options_module.TuneOptions().maker
 TEXTS = ("softmax:64x96", "gemm:64,64,64,dtype=bfloat16", "layer_norm:96x64")
+
+
+Ready = list[processes.SearchProcesses]
+#: (task, candidates) of each round that a process searched and the run took over.
+Adopted = list[tuple[int, int]]
 
 
 def tasks() -> list[felix.Task]:
@@ -69,9 +73,8 @@ def _formulas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def adopted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(task, candidates) of each round that a process searched and the run took over."""
-    found = []
+def adopted(monkeypatch: pytest.MonkeyPatch) -> Adopted:
+    found: Adopted = []
     adopt = exchange.Exchange.adopt
 
     def noted(ours: Any, run: task_run.TaskRun, *arguments: Any) -> Any:
@@ -84,17 +87,23 @@ def adopted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-def until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run wait for its processes, so that it searches nothing itself."""
-    make = processes.SearchProcesses
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> list[processes.SearchProcesses]:
+    """A run waits for its processes, so that it searches nothing itself; they are in this list."""
+    make, every = processes.SearchProcesses, []
 
     def started(count: int) -> processes.SearchProcesses:
-        made = make(count)
-        while not all(process.is_ready for process in made._processes):
+        every.append(make(count))
+        while not all(process.is_ready for process in every[-1]._processes):
             time.sleep(0.05)
-        return made
+        return every[-1]
 
     monkeypatch.setattr(processes, "SearchProcesses", started)
+    return every
+
+
+def n_trials(network: results.NetworkResult) -> int:
+    return sum(len(result.records) for result in network.results)
 
 
 def learner(seed: int = 0) -> online_model.Learner:
@@ -205,9 +214,8 @@ def test_copies_for_processes_do_not_yield_to_kernels() -> None:
 
 @pytest.mark.fresh_processes
 def test_a_job_is_searched_in_processes(
-    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]], tmp_path: pathlib.Path
+    ready: Ready, adopted: Adopted, tmp_path: pathlib.Path
 ) -> None:
-    until_ready(monkeypatch)
     emitted: list[events.Event] = []
     network = felix.tune(
         tasks(),
@@ -236,40 +244,31 @@ def test_a_job_is_searched_in_processes(
     again = felix.tune(
         tasks(), 56, seed=3, strategy="gradient", options=small(), out=tmp_path, resume=True
     )
-    assert sum(len(r.records) for r in again.results) == 56
+    assert n_trials(again) == 56
     for result in again.results:
         keys = [record.key for record in result.records]
         assert len(set(keys)) == len(keys)
 
 
 def test_a_process_that_is_killed_costs_nothing_but_time(
-    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+    ready: Ready, monkeypatch: pytest.MonkeyPatch, adopted: Adopted
 ) -> None:
-    until_ready(monkeypatch)
-    started: list[processes.SearchProcesses] = []
-    make = processes.SearchProcesses
-    monkeypatch.setattr(
-        processes, "SearchProcesses", lambda count: started.append(make(count)) or started[0]
-    )
     trials = []
 
     def kill(event: events.Event) -> None:
         if isinstance(event, events.Trial):
             trials.append(event)
             if len(trials) in (8, 20):
-                child = started[0]._processes[len(trials) // 20]._child
+                child = ready[0]._processes[len(trials) // 20]._child
                 os.kill(child.pid, signal.SIGKILL)
 
     network = felix.tune(tasks(), 40, seed=3, options=small(), on_event=kill)
-    assert sum(len(r.records) for r in network.results) == 40
+    assert n_trials(network) == 40
     assert 0 < sum(n for _, n in adopted) < 40  # the run searched the rest
-    assert not started[0].is_ready
+    assert not ready[0].is_ready
 
 
-def test_a_process_that_ends_while_it_is_idle_is_not_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    until_ready(monkeypatch)
+def test_a_process_that_ends_while_it_is_idle_is_not_ready(ready: Ready) -> None:
     with contextlib.closing(processes.SearchProcesses(2)) as both:
         first = both._processes[0]._child
         os.kill(first.pid, signal.SIGKILL)
@@ -277,10 +276,7 @@ def test_a_process_that_ends_while_it_is_idle_is_not_ready(
         assert both.n_ready == 1 and both.is_idle
 
 
-def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    until_ready(monkeypatch)
+def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(ready: Ready) -> None:
     request = messages.Request(
         task_index=0,
         task="{}",
@@ -325,9 +321,8 @@ class Unreadable(fakes.Model):
     ("model", "why"), [(Unsendable, "cannot be sent"), (Unreadable, "cannot search: ValueError")]
 )
 def test_a_model_that_cannot_be_sent_is_used_here(
-    monkeypatch: pytest.MonkeyPatch, model: type[fakes.Model], why: str
+    ready: Ready, model: type[fakes.Model], why: str
 ) -> None:
-    until_ready(monkeypatch)
     emitted: list[events.Event] = []
     network = felix.tune(
         tasks()[::2],
@@ -336,7 +331,7 @@ def test_a_model_that_cannot_be_sent_is_used_here(
         on_event=emitted.append,
         options=small(search_processes=1, learn=False),
     )
-    assert sum(len(r.records) for r in network.results) == 24
+    assert n_trials(network) == 24
     (warned,) = (
         e.message
         for e in emitted
@@ -345,38 +340,37 @@ def test_a_model_that_cannot_be_sent_is_used_here(
     assert why in warned
 
 
-def test_other_sketches_of_a_process_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    until_ready(monkeypatch)
-    adopt, results = exchange.Exchange.adopt, []
+def test_other_sketches_of_a_process_are_not_taken(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt, taken = exchange.Exchange.adopt, []
 
     def other(ours: Any, run: Any, answer: messages.Searched, *rest: Any) -> Any:
         if run.index == 0:
             renamed = tuple((index, f"{key}-other") for index, key in answer.sketches)
             answer = dataclasses.replace(answer, sketches=renamed)
-        results.append((run.index, adopt(ours, run, answer, *rest)))
-        return results[-1][1]
+        taken.append((run.index, adopt(ours, run, answer, *rest)))
+        return taken[-1][1]
 
     monkeypatch.setattr(exchange.Exchange, "adopt", other)
     network = felix.tune(tasks()[::2], 32, options=small())
-    assert sum(len(r.records) for r in network.results) == 32
-    assert [chosen for index, chosen in results if index == 0] == [None]  # it is asked once
-    assert any(chosen for index, chosen in results if index == 1)
+    assert n_trials(network) == 32
+    assert [chosen for index, chosen in taken if index == 0] == [None]  # it is asked once
+    assert any(chosen for index, chosen in taken if index == 1)
 
 
-def test_no_round_is_asked_for_beyond_the_trials(
-    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
-) -> None:
-    until_ready(monkeypatch)
+def test_no_round_is_asked_for_beyond_the_trials(ready: Ready, adopted: Adopted) -> None:
     emitted: list[events.Event] = []
     network = felix.tune(tasks(), 22, options=small(search_processes=3), on_event=emitted.append)
-    assert sum(len(r.records) for r in network.results) == 22
+    assert n_trials(network) == 22
     sizes = [e.n_candidates for e in emitted if isinstance(e, events.RoundStarted)]
     assert min(sizes) > 0 and min(n for _, n in adopted) > 0
 
 
-def test_trials_of_first_rounds_are_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_of_first_rounds_are_kept_for_them(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the only process is busy, the run has a task that it could search once more."""
-    until_ready(monkeypatch)
     refused: list[int] = []
     adopt = exchange.Exchange.adopt
 
@@ -392,9 +386,8 @@ def test_trials_of_first_rounds_are_kept_for_them(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_task_that_cannot_be_opened_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+    ready: Ready, monkeypatch: pytest.MonkeyPatch, adopted: Adopted
 ) -> None:
-    until_ready(monkeypatch)
     sketches_of = task_search.sketches_of
 
     def some(task: felix.Task, *arguments: Any) -> Any:
@@ -407,13 +400,10 @@ def test_a_task_that_cannot_be_opened_is_skipped(
     network = felix.tune(tasks(), 24, options=small())
     assert [bool(r.skipped) for r in network.results] == [True, False, False]
     assert network.results[0].skipped == "no rule fits"
-    assert sum(len(r.records) for r in network.results) == 24 and adopted
+    assert n_trials(network) == 24 and adopted
 
 
-def test_first_schedules_are_measured_first(
-    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
-) -> None:
-    until_ready(monkeypatch)
+def test_first_schedules_are_measured_first(ready: Ready, adopted: Adopted) -> None:
     known = felix.tune(tasks(), 24, options=small(search_processes=0))
     best = {r.task.key: (r.records[-1].sketch_key, r.records[-1].decisions) for r in known.results}
     network = felix.tune(
@@ -425,13 +415,9 @@ def test_first_schedules_are_measured_first(
     assert adopted
 
 
-def test_a_run_that_is_stopped_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    until_ready(monkeypatch)
-    started: list[processes.SearchProcesses] = []
-    make = processes.SearchProcesses
-    monkeypatch.setattr(
-        processes, "SearchProcesses", lambda count: started.append(make(count)) or started[0]
-    )
+def test_a_run_that_is_stopped_ends_its_processes(
+    ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
     n_checks = 0
 
     def stop() -> bool:
@@ -441,15 +427,14 @@ def test_a_run_that_is_stopped_ends_its_processes(monkeypatch: pytest.MonkeyPatc
 
     network = felix.tune(tasks(), 10_000, options=small(should_stop=stop))
     assert network.reason == "interrupted"
-    assert all(each._child.poll() is not None for each in started[0]._processes)
+    assert all(each._child.poll() is not None for each in ready[0]._processes)
 
 
 def test_time_that_is_up_still_gives_each_task_its_first_candidates(
-    monkeypatch: pytest.MonkeyPatch,
+    ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = fakes.Clock()
     monkeypatch.setattr(pacing, "Clock", lambda: clock)
-    until_ready(monkeypatch)
     pool = fakes.Pool(latency_us)
     options = small(pool)
 
@@ -478,24 +463,22 @@ def test_processes_pay_for_several_tasks_on_a_gpu() -> None:
 
 
 def test_where_no_process_starts_the_run_searches_itself(
-    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+    monkeypatch: pytest.MonkeyPatch, adopted: Adopted
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no more processes")
 
     monkeypatch.setattr(child.subprocess, "Popen", fail)
     network = felix.tune(tasks(), 24, options=small())
-    assert sum(len(r.records) for r in network.results) == 24 and not adopted
+    assert n_trials(network) == 24 and not adopted
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
-def test_a_job_on_a_gpu(monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]) -> None:
-    until_ready(monkeypatch)
+def test_a_job_on_a_gpu(ready: Ready, adopted: Adopted) -> None:
     some = [workloads.parse(text, target="cuda") for text in TEXTS]
     options = options_module.TuneOptions(search_processes=2)
     network = felix.tune(some, 64, seed=1, options=options)
-    assert sum(len(r.records) for r in network.results) == 64 and adopted
+    assert n_trials(network) == 64 and adopted
     for result in network.results:
         measured = [r.measurement for r in result.records]
         assert result.best.latency_us > 0 and any(each.checked for each in measured)

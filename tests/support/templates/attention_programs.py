@@ -59,12 +59,7 @@ def masked_heads() -> tvm.IRModule:
 
 
 def fused_qkv(
-    which: str,
-    batch: int = 2,
-    rows: int = 6,
-    heads: int = 4,
-    dim: int = 8,
-    dtype: str = "float16",
+    which: str, batch: int = 2, rows: int = 6, heads: int = 4, dim: int = 8, dtype: str = "float16"
 ) -> tvm.IRModule:
     """Scores of heads of queries and keys, or mixed values, that lie side by side in a tensor.
 

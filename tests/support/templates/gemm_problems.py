@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.measure.checking import reference
-from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Tensor
+from felix.templates.gemm.problem import (
+    Epilogue,
+    GemmProblem,
+    Operand,
+    Output,
+    Place,
+    Read,
+    Tensor,
+)
 
 Array: TypeAlias = NDArray[Any]
 Function: TypeAlias = Callable[[Array, Sequence[Array]], Array]
@@ -22,6 +30,45 @@ _PRELUDE = """
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 """
+GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
+
+
+def dense(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "bfloat16",
+    *,
+    batch: int = 1,
+    layouts: str = "kk",
+    out: str | None = None,
+    fused: bool | str = False,
+    places: tuple[Place, ...] = (),
+    shared: bool = False,
+    offset: int = 0,
+) -> GemmProblem:
+    """A product of compact tensors.
+
+    Args:
+        layouts: for A and B, "k" contiguous along k, else along rows or columns.
+        fused: with bias, GELU and residual, or with another expression of `x` and these reads.
+        shared: one B for all batches.
+        offset: of A, in elements.
+    """
+    is_integer = dtype == "int8"
+    out = out or ("int32" if is_integer else dtype)
+
+    def operand(param: int, rows: int, along: str, is_shared: bool = False) -> Operand:
+        strides = (0 if is_shared else rows * k, *((k, 1) if along == "k" else (1, rows)))
+        return Operand(param, dtype, strides, offset=0 if param else offset)
+
+    a, b = operand(0, m, layouts[0]), operand(1, n, layouts[1], shared)
+    accumulator, c = "int32" if is_integer else "float32", (m * n, n, 1)
+    if not fused:
+        return GemmProblem(batch, m, n, k, a, b, accumulator, Output(2, out, c), Epilogue(), 3)
+    reads = (Read("read0", 2, dtype, (0, 0, 1)), Read("read1", 3, out, c))
+    epilogue = Epilogue(GELU if fused is True else fused, reads, places)
+    return GemmProblem(batch, m, n, k, a, b, accumulator, Output(4, out, c), epilogue, 5)
 
 
 def compile_epilogues(problems: Sequence[GemmProblem], folder: pathlib.Path) -> list[Function]:

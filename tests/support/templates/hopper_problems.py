@@ -12,12 +12,18 @@ from felix import target
 from felix.templates.gemm.hopper.decisions import Decisions
 from felix.templates.gemm.hopper.template import HopperGemm, constraints
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read, Strides
+from tests.support.templates import kernels
 
 _ACCUMULATORS = {"int8": "int32"}
 _EPILOGUES = (
     ("x", ()),
     ("x + read0", ((0, 0, 1),)),
     ("fmaxf(x * read0, 0.0f) + read1", ((0, 1, 0), (1, 1, 1))),
+)
+#: Decisions that every problem of whole tiles takes.
+PLAIN = kernels.decisions(
+    "block_m=128 block_n=128 block_k=64 stages=4 consumers=2 tiles_at_once=1 blocks_per_sm=1"
+    " cluster_m=1 cluster_n=1 cluster_k=1 split_k=1 group_m=1 persistent=1 tma_store=1"
 )
 
 

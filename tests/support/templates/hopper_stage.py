@@ -142,10 +142,7 @@ def _noted(asm: re.Match[str]) -> str:
 
 
 def stage(
-    tile: layout.Tile,
-    tensor_map: TensorMap,
-    instructions: list[Instruction],
-    memory: NDArray[Any],
+    tile: layout.Tile, tensor_map: TensorMap, instructions: list[Instruction], memory: NDArray[Any]
 ) -> NDArray[Any]:
     """Bytes of a tile in shared memory after copies; -1 where nothing was written.
 

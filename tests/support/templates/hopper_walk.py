@@ -12,7 +12,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
+from felix import launch_plan
+from felix.templates.gemm.hopper.template import HopperGemm
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand
+from tests.support.templates.template_rows import rows_of
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "int32": 4, "float8_e4m3fn": 1}
 
@@ -42,6 +45,34 @@ class _Tile:
     row: int
     column: int
     rank: int
+
+
+def check_counts(template: HopperGemm, decisions: Mapping[str, int]) -> None:
+    """The features of a kernel are what a walk of its schedule counts."""
+    walked = walk(template.problem, decisions, template.design(decisions).grid.clusters)
+    row = rows_of(template, decisions)["gemm"]
+    assert row["grid_blocks"] == walked.blocks
+    assert row["tensor_instructions"] == walked.instructions
+    assert row["copy_instructions"] == walked.copies
+    assert row["copied_bytes"] == walked.copied_bytes
+    assert row["shared_traffic"] == walked.copied_bytes + walked.read_by_tensor_cores
+    assert row["l2_bytes"] == walked.l2_bytes
+    assert row["steps"] == walked.steps
+    assert row["tiles_per_block"] == walked.tiles
+
+
+def check_launches(template: HopperGemm, decisions: Mapping[str, int]) -> None:
+    """A launch has the blocks, threads and bytes of its row; the plan is read as it is written."""
+    rows = rows_of(template, decisions)
+    plan = template.generate(decisions).plan
+    assert launch_plan.LaunchPlan.from_json(plan.to_json()) == plan
+    launched = [name for name, row in rows.items() if row["grid_blocks"] > 0]
+    assert [launch.kernel for launch in plan.launches] == launched
+    for launch in plan.launches:
+        row = rows[launch.kernel]
+        assert launch.extents == (row["grid_blocks"], 1, 1, row["block_threads"], 1, 1)
+        assert launch.shared_bytes == row.get("shared_bytes", 0)
+        assert launch.cluster == (row["cluster_blocks"], 1, 1)
 
 
 def ceil_div(a: int, b: int) -> int:

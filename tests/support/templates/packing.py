@@ -33,10 +33,7 @@ extern "C" void run(const {kind}* a, {kind}* a_copy, const {kind}* b, {kind}* b_
 
 
 def run(
-    packs: list[helpers.Pack],
-    sources: Sequence[NDArray[Any]],
-    storage: type,
-    folder: pathlib.Path,
+    packs: list[helpers.Pack], sources: Sequence[NDArray[Any]], storage: type, folder: pathlib.Path
 ) -> list[NDArray[Any]]:
     """The copies of both operands."""
     copies = [_aligned(layout.packed_bytes(pack.copy)).view(storage) for pack in packs]

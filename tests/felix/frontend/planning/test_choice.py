@@ -163,10 +163,7 @@ def test_only_cheap_operators_are_computed_twice():
 
 def test_a_projection_counts_bytes_launches_and_operations():
     graph = Graph(
-        (
-            operator(Role.ELEMENTWISE, -1, -2),
-            operator(Role.CONTRACTION, 0, -3, flops=10**10),
-        ),
+        (operator(Role.ELEMENTWISE, -1, -2), operator(Role.CONTRACTION, 0, -3, flops=10**10)),
         frozenset({1}),
     )
     plain = cost.Judgement(n_kernels=1, has_template=False)

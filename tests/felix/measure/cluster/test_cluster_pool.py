@@ -124,9 +124,7 @@ def test_a_dead_node_gives_what_it_had_to_one_that_comes(cluster: nodes.Cluster)
         assert all(future.result(60).ok for future in futures)
 
 
-def test_a_candidate_that_loses_every_node_fails_as_infrastructure(
-    cluster: nodes.Cluster,
-) -> None:
+def test_a_candidate_that_loses_every_node_fails_as_infrastructure(cluster: nodes.Cluster) -> None:
     flaky = cluster.part("builds", "first")
     with pool.ClusterPool(contract.task(), flaky, QUICK) as over:
         assert _results(over, 1)[0].ok

@@ -170,13 +170,7 @@ def test_flushed_kernel_is_slower_than_a_warm_one() -> None:
     for flush in (True, False):
         options = timing.TimingOptions(flush=flush, min_repeat_ms=1, max_total_s=0.3)
         times_us = cpu_timing.latencies(
-            library,
-            tvm.cpu(),
-            tensors,
-            options,
-            cache_bytes=1 << 25,
-            first_us=1.0,
-            best_us=None,
+            library, tvm.cpu(), tensors, options, cache_bytes=1 << 25, first_us=1.0, best_us=None
         )
         fastest[flush] = min(times_us)
     assert fastest[True] > 1.2 * fastest[False]

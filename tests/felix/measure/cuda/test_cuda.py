@@ -24,19 +24,13 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import cubins, launches, nvrtc
 from felix.measure.pool import local, locks
 from felix.task import Task
-from tests.support import tir_programs
-from tests.support.pool_programs import N, gemm
-
-HAS_GPU = tvm.runtime.device("cuda", 0).exist
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+from tests.support import pool_programs, tir_programs
+from tests.support.cuda import on_gpu
+from tests.support.pool_programs import N, Square, gemm
 
 
 @tir_programs.prim_func(s_tir=True)
-def other_sum(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def other_sum(a: Square, b: Square, c: Square):
     for i in T.thread_binding(N, thread="blockIdx.x"):
         for j in T.thread_binding(N, thread="threadIdx.x"):
             for k in range(N):
@@ -48,11 +42,7 @@ def other_sum(
 
 
 @tir_programs.prim_func(s_tir=True)
-def unwritten_row(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def unwritten_row(a: Square, b: Square, c: Square):
     for i in T.thread_binding(N - 1, thread="blockIdx.x"):
         for j in T.thread_binding(N, thread="threadIdx.x"):
             for k in range(N):
@@ -64,11 +54,7 @@ def unwritten_row(
 
 
 @tir_programs.prim_func(s_tir=True)
-def out_of_bounds(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def out_of_bounds(a: Square, b: Square, c: Square):
     for i in T.thread_binding(N, thread="blockIdx.x"):
         for j in T.thread_binding(N, thread="threadIdx.x"):
             with T.sblock("c"):
@@ -77,11 +63,7 @@ def out_of_bounds(
 
 
 @tir_programs.prim_func(s_tir=True)
-def endless(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def endless(a: Square, b: Square, c: Square):
     for i in T.thread_binding(N, thread="blockIdx.x"):
         for j in T.thread_binding(N, thread="threadIdx.x"):
             with T.sblock("c"):
@@ -92,11 +74,7 @@ def endless(
 
 
 @tir_programs.prim_func(s_tir=True)
-def much_shared(
-    a: T.Buffer((N, N), "float32"),
-    b: T.Buffer((N, N), "float32"),
-    c: T.Buffer((N, N), "float32"),
-):
+def much_shared(a: Square, b: Square, c: Square):
     for i in T.thread_binding(N, thread="blockIdx.x"):
         with T.sblock("outer"):
             vo = T.axis.spatial(N, i)
@@ -112,12 +90,8 @@ def much_shared(
                     c[vo, vj] = tile[(vj + 1) % N, (vj * 7) % 4096] + b[vo, vj]
 
 
-def _mod(func: tvm.tirx.PrimFunc) -> tvm.IRModule:
-    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-
-
 def _bound() -> tvm.IRModule:
-    mod = _mod(gemm)
+    mod = pool_programs.module(gemm)
     sch = tvm.s_tir.Schedule(mod)
     i, j, _ = sch.get_loops(sch.get_sblock("c"))
     sch.bind(i, "blockIdx.x")
@@ -157,7 +131,9 @@ def test_launch_extents_are_those_of_the_schedule() -> None:
 
 
 def test_host_loops_are_refused() -> None:
-    mod = _mod(gemm)  # a name of its own: TVM schedules a temporary module in place, `gemm` too
+    mod = pool_programs.module(
+        gemm
+    )  # a name of its own: TVM schedules a temporary module in place, `gemm` too
     sch = tvm.s_tir.Schedule(mod)
     _, j, _ = sch.get_loops(sch.get_sblock("c"))
     sch.bind(j, "threadIdx.x")
@@ -375,7 +351,7 @@ def pool() -> Iterator[local.LocalPool]:
 class TestOnGpu:
     """Candidates in a real pool."""
 
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     def test_a_good_candidate_is_checked_and_timed(self, pool: local.LocalPool) -> None:
         (result,) = pool.measure([_bound()])
@@ -400,7 +376,7 @@ class TestOnGpu:
         kind: protocol.ErrorClass,
         pattern: str,
     ) -> None:
-        bad, good = pool.measure([_mod(func), _bound()])
+        bad, good = pool.measure([pool_programs.module(func), _bound()])
         assert bad.error is kind, (bad.error, bad.message)
         assert re.search(pattern, bad.message), bad.message
         assert "Unload" not in bad.message
@@ -424,12 +400,7 @@ class TestOnGpu:
             for sketch in felix.trace_sketches(task)
             for row in sketch.sample(3, seed=3)
         ]
-        patient = local.LocalOptions(builders=4, build_timeout_s=60.0, max_source_bytes=1 << 30)
-        with local.LocalPool(task, patient) as opened:  # chance makes long sources too
-            results = opened.measure(mods)
-        assert all(result.ok and result.checked for result in results), [
-            result.message for result in results if not result.ok
-        ]
+        on_gpu.measured(task, mods)
 
     def test_warm_times_are_no_longer_than_cold_ones(self) -> None:
         task, mods = _schedules("elementwise:1024x1024", 4)

@@ -23,11 +23,10 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import launches, nvrtc, tvm_module
 from felix.measure.pool import local
 from felix.templates.generated import GeneratedProgram
+from tests.support import gpu
 from tests.support.cuda import fakes
 from tests.support.cuda import generated_programs as programs
 
-HAS_GPU = tvm.runtime.device("cuda", 0).exist
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 H200 = target.parse("h200")
 
 # ---------------------------------------------------------------- payloads
@@ -359,7 +358,7 @@ def test_tvm_is_given_the_cubin_in_place_of_what_it_would_compile(
     )  # each in a declaration and in a definition
 
 
-@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.skipif(gpu.IS_HERE, reason="there is a GPU")
 def test_a_module_of_a_generated_program_needs_a_driver() -> None:
     task = programs.task(programs.square_sum)
     with pytest.raises(errors.MeasureError, match="GPU's driver"):
@@ -380,7 +379,7 @@ CASES = [
 class TestOnGpu:
     """On an sm_90 device: measured in a pool, and called by TVM's runtime."""
 
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize(("func", "make"), CASES)
     def test_it_is_checked_and_timed(

@@ -24,12 +24,10 @@ from felix.launch_plan import Im2col, Launch, LaunchPlan, TensorMap
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda.building import nvrtc, tvm_module
 from felix.network.bundle import run_script as network_run_script
+from tests.support import gpu
 from tests.support.cuda import fakes, tma
 from tests.support.cuda import generated_programs as programs
 from tests.support.cuda.im2col_copies import Copy
-
-HAS_GPU = tvm.runtime.device("cuda", 0).exist
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
 
 def image_map(**changed: Any) -> TensorMap:
@@ -309,7 +307,7 @@ def test_single_copies_are_launched_and_read_back(
         np.testing.assert_array_equal(brought, expected)
 
 
-@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.skipif(gpu.IS_HERE, reason="there is a GPU")
 def test_a_copy_that_fails_says_why() -> None:
     text = next(iter(COPIES.values())).run(_memory())
     assert isinstance(text, str) and "no CUDA driver here" in text
@@ -318,7 +316,7 @@ def test_a_copy_that_fails_says_why() -> None:
 class TestOnGpu:
     """On an sm_90 device: what a copy leaves in shared memory is what the emulation says."""
 
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize("name", COPIES)
     def test_a_copy_brings(self, name: str) -> None:

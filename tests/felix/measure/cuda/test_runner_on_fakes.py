@@ -284,8 +284,7 @@ def test_a_first_run_that_the_host_may_have_held_up_is_not_believed(bench: Bench
 
 
 @pytest.mark.parametrize(
-    ("kernel", "message"),
-    [("wrong", "64 of 64"), ("partial", "4 of 64"), ("nothing", "64 of 64")],
+    ("kernel", "message"), [("wrong", "64 of 64"), ("partial", "4 of 64"), ("nothing", "64 of 64")]
 )
 def test_a_wrong_output_is_told_and_costs_the_worker(
     bench: Bench, kernel: str, message: str

@@ -1,25 +1,24 @@
-"""Schedules are right on a GPU: row chains, groups of rows, more than 48 KiB of shared memory."""
+"""Schedules are right on a GPU: row chains, groups of rows, much shared memory, narrow types."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import tvm
 
 import felix
 from felix import workloads
-from felix.measure import build
-from felix.measure.pool import local
+from felix.cli.comparison import torch_child
+from felix.measure import build, task_program
+from felix.measure.checking import reference
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
+from felix.workloads import catalogue, torch_forms
 from tests.support import row_chains
+from tests.support.cuda import on_gpu
 
-HAS_GPU = tvm.runtime.device("cuda", 0).exist
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU"),
-]
-PATIENT = local.LocalOptions(builders=4, build_timeout_s=60.0, max_source_bytes=1 << 30)
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -31,11 +30,7 @@ def test_random_schedules_of_row_chains_are_right(
     task = row_chains.PROGRAMS[name](*shape, "cuda", dtype)
     (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "row_chain")
     mods = [sketch.schedule(row).mod for row in sketch.sample(16, seed=3)]
-    with local.LocalPool(task, PATIENT) as opened:
-        results = opened.measure(mods)
-    assert all(result.ok and result.checked for result in results), [
-        result.message for result in results if not result.ok
-    ]
+    on_gpu.measured(task, mods)
 
 
 # Groups of rows on a GPU: every kind of reduction over threads gives the right results.
@@ -57,11 +52,7 @@ def test_random_schedules_of_row_groups_are_right(text: str) -> None:
     task = felix.workloads.parse(text, target="cuda")
     (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "row_groups")
     mods = [sketch.schedule(row).mod for row in sketch.sample(24, seed=3)]
-    with local.LocalPool(task, PATIENT) as opened:
-        results = opened.measure(mods)
-    assert all(result.ok and result.checked for result in results), [
-        result.message for result in results if not result.ok
-    ]
+    on_gpu.measured(task, mods)
 
 
 # Kernels with more than 48 KiB of shared memory on a GPU: measured, compiled and shipped.
@@ -82,21 +73,13 @@ def _large(sketch: TraceSketch, n: int) -> list[tvm.IRModule]:
 def test_products_are_right_in_every_sketch(dtype: str) -> None:
     task = workloads.gemm(512, 512, 512, dtype=dtype, target="cuda")
     mods = [mod for sketch in felix.trace_sketches(task) for mod in _large(sketch, 3)]
-    with local.LocalPool(task, PATIENT) as opened:
-        results = opened.measure(mods)
-    assert all(result.ok and result.checked for result in results), [
-        result.message for result in results if not result.ok
-    ]
+    on_gpu.measured(task, mods)
 
 
 def test_a_convolution_is_right() -> None:
     task: Task = workloads.conv2d(1, 28, 28, 128, 128, 3, padding=1, target="cuda")
     mods = [mod for sketch in felix.trace_sketches(task)[:3] for mod in _large(sketch, 2)]
-    with local.LocalPool(task, PATIENT) as opened:
-        results = opened.measure(mods)
-    assert all(result.ok and result.checked for result in results), [
-        result.message for result in results if not result.ok
-    ]
+    on_gpu.measured(task, mods)
 
 
 def test_what_ships_runs_by_tvm_s_runtime() -> None:
@@ -107,3 +90,55 @@ def test_what_ships_runs_by_tvm_s_runtime() -> None:
     tensors = [tvm.runtime.tensor(x, tvm.cuda(0)) for x in (a, b, np.zeros_like(a))]
     build.module(mod, task.target)["main"](*tensors)
     np.testing.assert_allclose(tensors[2].numpy(), a @ b, rtol=1e-4)
+
+
+# ---------------------------------------------------------------- types of 8 and 16 bits
+
+
+#: Products that PyTorch has calls for on a GPU.
+PRODUCTS = (
+    "gemm:128,192,256,dtype=bfloat16,epilogue=bias+gelu",
+    "gemm:128,192,256,dtype=bfloat16,out_dtype=float32,epilogue=bias",
+    "gemm:64,48,80,dtype=float16,out_dtype=float32,batch=3",
+    "gemm:128,192,256,dtype=int8,epilogue=bias+relu",
+    "gemm:128,192,256,dtype=int8,transpose_b=true",
+    "gemm:128,192,4096,dtype=float8_e4m3fn,epilogue=bias",
+    "gemm:128,192,4096,dtype=float8_e4m3fn,transpose_a=true,transpose_b=true,out_dtype=float32",
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *PRODUCTS[:6],
+        "gemm:47,49,51,dtype=float8_e5m2,out_dtype=float16",
+        "conv2d:1,14,14,32,48,3,padding=1,dtype=bfloat16",
+        "conv2d:1,14,14,32,48,3,padding=1,dtype=int8,epilogue=bias",
+        "conv2d:1,14,14,32,48,3,padding=1,dtype=float8_e4m3fn,out_dtype=float32",
+        "pool2d:1,28,28,32,3,padding=1,dtype=int8",
+        "softmax:96x197,dtype=bfloat16",
+    ],
+)
+def test_random_schedules_are_right(text: str) -> None:
+    task = felix.workloads.parse(text, target="cuda")
+    schedules = [
+        sketch.schedule(row).mod
+        for sketch in felix.trace_sketches(task)
+        for row in sketch.sample(6, 3)
+    ]
+    on_gpu.measured(task, schedules)
+
+
+@pytest.mark.parametrize("text", PRODUCTS)
+def test_pytorch_agrees_within_the_tolerance(text: str) -> None:
+    """Its kernels are of tensor cores, which the tolerance allows for."""
+    task = felix.workloads.parse(text, target="cuda")
+    form = torch_forms.form(*catalogue.parse_params(text))
+    args = task_program.arguments(task.mod)
+    torch_child.use_full_precision()
+    output = form.call(*torch_child.random_inputs(form, args, "cuda")).cpu()
+    (expected,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
+    assert output.dtype == torch_forms.tensor(expected).dtype
+    wide = torch.int32 if output.dtype == torch.int32 else torch.float32
+    got = output.to(wide).numpy().astype(expected.dtype)
+    assert reference.mismatch(got, expected, task_program.tolerance(task.mod)) is None

@@ -229,7 +229,6 @@ def test_a_gpu_gets_references_and_candidates_that_builders_made(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
 def test_a_confined_worker_times_kernels_on_a_gpu_and_gets_nothing(
     place: besieged.Besieged,
 ) -> None:

@@ -57,10 +57,7 @@ def test_good_candidates_have_latency_and_are_checked(pool: local.LocalPool) -> 
     ],
 )
 def test_a_bad_candidate_costs_only_itself(
-    pool: local.LocalPool,
-    func: tvm.tirx.PrimFunc,
-    kind: protocol.ErrorClass,
-    message: str,
+    pool: local.LocalPool, func: tvm.tirx.PrimFunc, kind: protocol.ErrorClass, message: str
 ) -> None:
     before, bad, after = pool.measure(
         [programs.module(programs.gemm), programs.module(func), programs.parallel()]

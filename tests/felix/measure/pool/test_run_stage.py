@@ -14,9 +14,7 @@ from tvm.script import tirx as T
 from felix import errors
 from felix.measure import protocol
 from felix.measure.pool import candidates, local, locks, worker_main
-from felix.measure.pool import (
-    worker as pool_worker,
-)
+from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task

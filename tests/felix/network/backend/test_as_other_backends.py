@@ -1,6 +1,7 @@
 """What PyTorch's own tests ask of a backend (its test/dynamo/test_backends.py, with this backend).
 
-Those that are about one backend of PyTorch's or about registering one are left out.
+Those that are about one backend of PyTorch's or about registering one are left out, and those
+that other tests of this folder hold: of modules, modes, nested inputs and numbers.
 """
 
 from __future__ import annotations
@@ -20,38 +21,6 @@ from felix.network.backend import entry
 from tests.support import backend, networks
 
 
-class ConvolutionNormRelu(nn.Module):
-    """As in PyTorch's tests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, bias=False)
-        self.bn = nn.BatchNorm2d(4, eps=0.001)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.bn(self.conv(x)))
-
-
-@pytest.mark.parametrize("needs_gradients", [True, False])
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (
-            lambda: nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Sigmoid()),
-            (2, 10),
-        ),
-        (ConvolutionNormRelu, (1, 3, 8, 8)),
-    ],
-)
-def test_evaluation(
-    make: Any, shape: tuple[int, ...], needs_gradients: bool, everything_known: pathlib.Path
-) -> None:
-    model, x = make().eval(), torch.randn(shape)
-    with torch.set_grad_enabled(needs_gradients):
-        assert testing.same(model(x), backend.compiled(model, everything_known)(x), tol=0.01)
-    assert bool(backend.tuned_operators()) == (not needs_gradients)
-
-
 def test_the_name_finds_it(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,17 +30,6 @@ def test_the_name_finds_it(
     fast = torch.compile(torch.cos, backend="felix", options={"never_slower": False})
     x = torch.randn(5)
     assert testing.same(fast(x), torch.cos(x)) and backend.tuned_operators() == {"cos"}
-
-
-def test_nested_inputs_and_numbers(everything_known: pathlib.Path) -> None:
-    def call(a: torch.Tensor, pair: tuple[torch.Tensor, ...], d: int) -> torch.Tensor:
-        b, c = pair
-        return a / d - b / c
-
-    inputs = (torch.full((2,), 1.0), (torch.full((2,), 2.0), torch.full((2,), 3.0)), 4)
-    out, expected = backend.compiled(call, everything_known)(*inputs), call(*inputs)
-    assert testing.same(out, expected) and out.stride() == expected.stride()
-    assert backend.tuned_operators() == {"div", "sub"}
 
 
 def test_types_that_differ(everything_known: pathlib.Path) -> None:

@@ -39,8 +39,7 @@ def test_transformer_takes_the_tasks_of_optimize(tmp_path: pathlib.Path) -> None
     for task in tasks:
         results.add(task, backend.outcome(task))
     fast = backend.compiled(model, tmp_path)
-    with torch.no_grad():
-        backend.assert_close(fast(tokens.flip(1)), model(tokens.flip(1)))
+    backend.assert_same(fast, model, tokens.flip(1))
     (only,) = backend.parts()
     assert only.is_tuned and all(each.is_known for each in only.groups)
     assert len(only.groups) == len(tasks)
@@ -81,8 +80,7 @@ def test_unsupported_operator_stays_in_pytorch(everything_known: pathlib.Path) -
 
     model, x = Model(), torch.randn(4, 8)
     fast = backend.compiled(model, everything_known)
-    with torch.no_grad():
-        backend.assert_close(fast(x), model(x))
+    backend.assert_same(fast, model, x)
     (graph,) = entry.backend_report().graphs
     assert list(graph.sizes[0].pytorch) == ["aten.kthvalue.default"]
     assert "aten.kthvalue.default: PyTorch: TVM does not import it" in str(entry.backend_report())
@@ -142,8 +140,7 @@ class TestTraining:
         fast = backend.compiled(model, everything_known)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         for _ in range(3):
-            with torch.no_grad():
-                backend.assert_close(fast(x), model(x))
+            backend.assert_same(fast, model, x)
             optimizer.zero_grad()
             fast(x).square().sum().backward()
             optimizer.step()
@@ -224,8 +221,7 @@ class TestStructure:
             return second(x)
 
         fast, x = backend.compiled(call, everything_known), torch.randn(3, 4)
-        with torch.no_grad():
-            backend.assert_close(fast(x), call(x))
+        backend.assert_same(fast, call, x)
         assert len(entry.backend_report().graphs) == 2
         assert [each.is_tuned for each in backend.parts()] == [True, True]
 
@@ -305,10 +301,7 @@ class TestModes:
 class TestWhoIsFaster:
     @pytest.mark.parametrize("felix_us", [10.0, 30.0])
     def test_the_faster_runs(
-        self,
-        everything_known: pathlib.Path,
-        monkeypatch: pytest.MonkeyPatch,
-        felix_us: float,
+        self, everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch, felix_us: float
     ) -> None:
         latencies_us = itertools.chain([felix_us, 20.0], itertools.repeat(99.0))
         monkeypatch.setattr(part.optimized, "median_us", lambda *args: next(latencies_us))

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import tvm
 from torch import nn
 
 import felix
@@ -107,7 +106,6 @@ def test_improving_tunes_known_tasks(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
 def test_pytorch_in_a_captured_graph(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,59 +15,11 @@ from felix.templates import spec
 from felix.templates.gemm import epilogue as gemm_epilogue
 from felix.templates.gemm.ampere import decisions, layout, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
-from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read
+from felix.templates.gemm.problem import Epilogue, GemmProblem
 from tests.support import share
 from tests.support.templates import kernels, template_rows
+from tests.support.templates.gemm_problems import dense as problem
 from tests.support.templates.kernels import A100, BIG, SMALL, features
-
-GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
-
-
-def problem(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str = "bfloat16",
-    *,
-    batch: int = 1,
-    layouts: str = "kk",
-    out: str | None = None,
-    fused: bool = False,
-    shared: bool = False,
-) -> GemmProblem:
-    """A product of compact tensors.
-
-    Args:
-        layouts: for A and B, "k" contiguous along k, else along rows or columns.
-        fused: with bias, GELU and residual.
-        shared: one B for all batches.
-    """
-    is_integer = dtype == "int8"
-    out = out or ("int32" if is_integer else dtype)
-
-    def operand(param: int, rows: int, along: str, is_shared: bool = False) -> Operand:
-        strides = (0 if is_shared else rows * k, *((k, 1) if along == "k" else (1, rows)))
-        return Operand(param, dtype, strides)
-
-    reads = (
-        (Read("read0", 2, dtype, (0, 0, 1)), Read("read1", 3, dtype, (m * n, n, 1)))
-        if fused
-        else ()
-    )
-    n_params = 3 + len(reads)
-    return GemmProblem(
-        batch,
-        m,
-        n,
-        k,
-        operand(0, m, layouts[0]),
-        operand(1, n, layouts[1], shared),
-        "int32" if is_integer else "float32",
-        Output(n_params - 1, out, (m * n, n, 1)),
-        Epilogue(GELU, reads) if fused else Epilogue(),
-        n_params,
-    )
-
 
 CASES: dict[str, tuple[GemmProblem, str]] = {
     "plain": (problem(32, 32, 96), ""),

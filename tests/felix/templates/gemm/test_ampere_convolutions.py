@@ -15,9 +15,8 @@ from felix.measure.checking import reference
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.recognise import recognise
 from tests.support import share
-from tests.support.templates import host_gpu, kernels
+from tests.support.templates import host_gpu, kernels, recognised
 from tests.support.templates.kernels import A100, BIG, SMALL, features
 
 CONV = {1: workloads.conv1d, 2: workloads.conv2d, 3: workloads.conv3d}
@@ -26,8 +25,7 @@ CONV = {1: workloads.conv1d, 2: workloads.conv2d, 3: workloads.conv3d}
 def problem(n_axes: int, *sizes: int, dtype: str = "bfloat16", **options: Any) -> GemmProblem:
     """Of a convolution of `felix.workloads`."""
     task = CONV[n_axes](*sizes, dtype=dtype, target="llvm", **options)
-    made = recognise(task.mod)
-    assert isinstance(made, GemmProblem), made
+    made = recognised.problem(task.mod)
     assert template.unsuited(made) is None
     return made
 
@@ -191,6 +189,4 @@ def test_features_of_copies() -> None:
 
 def test_wide_padded_windows_are_unsuited() -> None:
     task = workloads.conv1d(1, 200, 8, 16, 64, padding=10, dtype="bfloat16", target="llvm")
-    made = recognise(task.mod)
-    assert isinstance(made, GemmProblem)
-    assert "more than 63 taps" in str(template.unsuited(made))
+    assert "more than 63 taps" in str(template.unsuited(recognised.problem(task.mod)))

@@ -17,35 +17,17 @@ from felix.templates.gemm.hopper import helpers, layout
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.gemm.problem import GemmProblem
 from tests.support.templates import attention_problems as attention
-from tests.support.templates import cubin, gemm_problems, hopper_problems, host_gpu, packing
-
-_AMPERE = {
-    "warp_m": 16,
-    "warp_n": 16,
-    "warps_m": 2,
-    "warps_n": 2,
-    "block_k": 32,
-    "stages": 3,
-    "split_k": 1,
-    "group_m": 1,
-    "blocks_per_sm": 1,
-}
-_HOPPER = dict(
-    block_m=64,
-    block_n=64,
-    block_k=64,
-    stages=3,
-    consumers=1,
-    tiles_at_once=1,
-    blocks_per_sm=1,
-    cluster_m=1,
-    cluster_n=1,
-    cluster_k=1,
-    split_k=1,
-    group_m=1,
-    persistent=1,
-    tma_store=1,
+from tests.support.templates import (
+    cubin,
+    gemm_problems,
+    hopper_problems,
+    host_gpu,
+    kernels,
+    packing,
 )
+
+_AMPERE = kernels.decisions("warps_m=2 warps_n=2 stages=3", kernels.SMALL)
+_HOPPER = kernels.decisions("block_m=64 block_n=64 stages=3 consumers=1", hopper_problems.PLAIN)
 
 
 def _inside(problem: GemmProblem, array: np.ndarray) -> np.ndarray:

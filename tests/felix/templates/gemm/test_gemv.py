@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 import random
+from typing import Any
 
 import pytest
 
@@ -15,43 +16,22 @@ from felix.measure.checking import reference
 from felix.templates import registry, spec
 from felix.templates.gemm.gemv import decisions, template
 from felix.templates.gemm.gemv.decisions import Decisions
-from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
+from felix.templates.gemm.problem import GemmProblem, Place
 from tests.support import share
-from tests.support.templates import host_gpu, kernels, template_rows
+from tests.support.templates import gemm_problems, host_gpu, kernels, template_rows
 
 H200 = target.hardware(target.parse("cuda -arch sm_90"))
 SMALL = kernels.decisions("lanes=4 columns=1 warps_n=1 warps_k=1 unroll=1")
 
 
-def problem(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str = "bfloat16",
-    *,
-    batch: int = 1,
-    a_along: str = "k",
-    out: str | None = None,
-    fused: bool = False,
-    shared: bool = False,
-) -> GemmProblem:
+def problem(*args: Any, a_along: str = "k", fused: bool = False, **options: Any) -> GemmProblem:
     """A product of compact tensors; `fused`: with a bias, a residual and the column's number."""
-    out = out or ("int32" if dtype == "int8" else dtype)
-    reads = (Read("read0", 2, dtype, (0, 0, 1)), Read("read1", 3, dtype, (m * n, n, 1)))
-    epilogue = Epilogue("(x + read0) * 0.5f + read1 + place0", reads, (Place("place0", 2, 2, 3),))
-    n_params = 5 if fused else 3
-    return GemmProblem(
-        batch,
-        m,
-        n,
-        k,
-        Operand(0, dtype, (m * k, *((k, 1) if a_along == "k" else (1, m)))),
-        Operand(1, dtype, (0 if shared else n * k, k, 1)),
-        "int32" if dtype == "int8" else "float32",
-        Output(n_params - 1, out, (m * n, n, 1)),
-        epilogue if fused else Epilogue(),
-        n_params,
-    )
+    if fused:
+        options |= {
+            "fused": "(x + read0) * 0.5f + read1 + place0",
+            "places": (Place("place0", 2, 2, 3),),
+        }
+    return gemm_problems.dense(*args, layouts=f"{a_along}k", **options)
 
 
 CASES: dict[str, tuple[GemmProblem, str]] = {

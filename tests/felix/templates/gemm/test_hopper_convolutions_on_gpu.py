@@ -129,7 +129,7 @@ def test_problems_are_those_of_the_workloads(name: str) -> None:
 class TestOnGpu:
     """On an sm_90 device."""
 
-    pytestmark = on_gpu.MARKS
+    pytestmark = pytest.mark.gpu
 
     def test_random_decisions_compute_the_program(self, name: str) -> None:
         task = _task(name, "cuda")

@@ -17,7 +17,7 @@ from felix.templates.registry import Generator
 from tests.support.templates import attention_programs, on_gpu, transposed_programs
 from tests.support.templates.transposed_programs import Dimension
 
-pytestmark = on_gpu.MARKS
+pytestmark = pytest.mark.gpu
 
 GENERATORS = dict(zip(("hopper", "mma", "threads"), registry.GENERATORS, strict=True))
 GENERATORS["few_rows"] = registry.BESIDE

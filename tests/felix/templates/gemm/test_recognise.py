@@ -18,16 +18,10 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support import tir_programs
-from tests.support.templates import attention_programs, gemm_problems
-
-
-def _te(*tensors: te.Tensor) -> tvm.IRModule:
-    return felix.Task.from_te(list(tensors), "llvm", name="program").mod
+from tests.support.templates import attention_programs, recognised
+from tests.support.templates.recognised import problem, program
 
 
 def _dense(dtype: str, out_dtype: str) -> tvm.IRModule:
@@ -35,13 +29,13 @@ def _dense(dtype: str, out_dtype: str) -> tvm.IRModule:
         te.placeholder((rows, 32), name=name, dtype=dtype) for name, rows in (("x", 6), ("w", 10))
     )
     bias = te.placeholder((10,), name="bias", dtype=out_dtype)
-    return _te(x, w, bias, topi.nn.dense(x, w, bias, out_dtype=out_dtype))
+    return program(x, w, bias, topi.nn.dense(x, w, bias, out_dtype=out_dtype))
 
 
 def _batch_matmul(shared: bool) -> tvm.IRModule:
     x = te.placeholder((4, 5, 8), name="x")
     y = te.placeholder((1 if shared else 4, 7, 8), name="y")
-    return _te(x, y, topi.nn.batch_matmul(x, y))
+    return program(x, y, topi.nn.batch_matmul(x, y))
 
 
 def _einsum(spec: str, **extents: int) -> tvm.IRModule:
@@ -50,7 +44,7 @@ def _einsum(spec: str, **extents: int) -> tvm.IRModule:
         te.placeholder([extents[c] for c in axes], name=name)
         for name, axes in (("x", left), ("y", right))
     )
-    return _te(x, y, topi.einsum(spec, x, y))
+    return program(x, y, topi.einsum(spec, x, y))
 
 
 def _quantised(kind: str) -> tvm.IRModule:
@@ -63,19 +57,19 @@ def _quantised(kind: str) -> tvm.IRModule:
         (9, 11), lambda i, j: te.sum(x[i, k].astype("int32") * w[j, k].astype("int32"), k), "y"
     )
     if kind == "plain":
-        return _te(x, w, y)
+        return program(x, w, y)
     if kind == "int32":
         z = te.compute((9, 11), lambda i, j: te.max(te.min(y[i, j] * 3 - 7, 900), -500), "z")
-        return _te(x, w, z)
+        return program(x, w, z)
     z = te.compute((9, 11), lambda i, j: y[i, j].astype("float32") * scale[j], "z")
     if kind == "float":
-        return _te(x, w, scale, z)
+        return program(x, w, scale, z)
     r = te.compute(
         (9, 11),
         lambda i, j: te.max(te.min(te.round(z[i, j] * 0.01), 127.0), -128.0).astype("int8"),
         "r",
     )
-    return _te(x, w, scale, r)
+    return program(x, w, scale, r)
 
 
 def _activated(name: str) -> tvm.IRModule:
@@ -103,13 +97,13 @@ def _activated(name: str) -> tvm.IRModule:
 
     z = te.compute((6, 5), lambda i, j: value(y[i, j]) * rows[i], "z")
     again = te.compute((6, 5), lambda i, j: z[i, j] * z[i, j] + y[i, j], "again")
-    return _te(a, b, rows, again)
+    return program(a, b, rows, again)
 
 
 def _conv1x1() -> tvm.IRModule:
     x = te.placeholder((2, 4, 4, 8), name="x", dtype="float16")
     w = te.placeholder((1, 1, 8, 6), name="w", dtype="float16")
-    return _te(x, w, topi.nn.conv2d_nhwc(x, w, 1, 0, 1, out_dtype="float32"))
+    return program(x, w, topi.nn.conv2d_nhwc(x, w, 1, 0, 1, out_dtype="float32"))
 
 
 class _Attention(torch.nn.Module):
@@ -141,7 +135,7 @@ def _reshaped(rows: tuple[int, int]) -> tvm.IRModule:
     bias = te.placeholder((24,), name="bias")
     y = topi.add(topi.nn.dense(x, w), bias)
     heads = topi.transpose(topi.reshape(y, (*rows, 4, 6)), (0, 2, 1, 3))
-    return _te(x, w, bias, topi.nn.relu(heads))
+    return program(x, w, bias, topi.nn.relu(heads))
 
 
 def _prologue_reshape() -> tvm.IRModule:
@@ -152,7 +146,7 @@ def _prologue_reshape() -> tvm.IRModule:
     right = topi.cast(topi.transpose(w), "float32")
     k = te.reduce_axis((0, 16), name="k")
     y = te.compute((3, 4, 10), lambda b, i, j: te.sum(left[b, i, k] * right[j, k], k), "y")
-    return _te(x, w, y)
+    return program(x, w, y)
 
 
 def _attention_parts() -> dict[str, tvm.IRModule]:
@@ -228,36 +222,15 @@ def programs() -> dict[str, tvm.IRModule]:
     return {**_gemms(), **_programs(), **_attention_parts(), **_models()}
 
 
-@pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, gemm_problems.Function]:
-    problems = {name: recognise(mod) for name, mod in programs().items()}
-    known = {name: p for name, p in problems.items() if isinstance(p, GemmProblem)}
-    folder: pathlib.Path = tmp_path_factory.mktemp("epilogues")
-    return dict(
-        zip(known, gemm_problems.compile_epilogues([*known.values()], folder), strict=True)
-    )
+def of(name: str) -> GemmProblem:
+    return problem(programs()[name])
 
 
-def test_problems_compute_what_the_programs_compute(
-    functions: dict[str, gemm_problems.Function],
-) -> None:
-    for name, mod in programs().items():
-        problem = recognise(mod)
-        assert isinstance(problem, GemmProblem), (name, problem)
-        arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
-        tvm.tirx.build(mod, "llvm")["main"](*tensors)
-        param, values = gemm_problems.evaluate(problem, arrays, functions[name])
-        tolerance = 1e-3 if name == "activated_narrow" else task_program.tolerance(mod)
-        assert reference.mismatch(values, tensors[param].numpy(), tolerance) is None, name
+def test_problems_compute_what_the_programs_compute(tmp_path: pathlib.Path) -> None:
+    recognised.check(programs(), tmp_path, {"activated_narrow": 1e-3})
 
 
 def test_orders_and_merged_axes() -> None:
-    def of(name: str) -> GemmProblem:
-        problem = recognise(programs()[name])
-        assert isinstance(problem, GemmProblem)
-        return problem
-
     rows = of("einsum_rows")
     assert (rows.batch, rows.m, rows.n, rows.k) == (1, 12, 5, 8)
     heads = of("einsum_heads")
@@ -277,18 +250,18 @@ def _combined() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
     y = te.compute((6, 6), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
-    return _te(a, b, te.compute((6, 6), lambda i, j: y[i, j] + y[j, i], "z"))
+    return program(a, b, te.compute((6, 6), lambda i, j: y[i, j] + y[j, i], "z"))
 
 
 def _activated_operand() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
-    return _te(a, b, topi.matmul(topi.nn.relu(a), b))
+    return program(a, b, topi.matmul(topi.nn.relu(a), b))
 
 
 def _flipped() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
-    return _te(a, b, te.compute((6, 6), lambda i, j: te.sum(a[5 - i, k] * b[k, j], k), "y"))
+    return program(a, b, te.compute((6, 6), lambda i, j: te.sum(a[5 - i, k] * b[k, j], k), "y"))
 
 
 def _guarded() -> tvm.IRModule:
@@ -299,21 +272,16 @@ def _guarded() -> tvm.IRModule:
     def value(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
         return y[i, j] + tirx.if_then_else(j < 4, bias[j], 0.0)
 
-    return _te(a, b, bias, te.compute((6, 6), value, "z"))
+    return program(a, b, bias, te.compute((6, 6), value, "z"))
 
 
 def _two_outputs() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     y = topi.matmul(a, b)
-    return _te(a, b, y, topi.nn.relu(y))
+    return program(a, b, y, topi.nn.relu(y))
 
 
 def test_offsets_and_batch_axes() -> None:
-    def of(name: str) -> GemmProblem:
-        problem = recognise(programs()[name])
-        assert isinstance(problem, GemmProblem)
-        return problem
-
     scores = of("fused_qkv_scores")
     assert (scores.batch, scores.inner_batch, scores.m, scores.n) == (8, 4, 6, 6)
     assert (scores.a.outer_stride, scores.a.strides) == (6 * 96, (8, 96, 1))
@@ -349,9 +317,7 @@ def test_offsets_and_batch_axes() -> None:
     ],
 )
 def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None:
-    result = recognise(mod)
-    assert isinstance(result, NotRecognised)
-    assert reason in result.reason
+    assert reason in recognised.reason(mod)
 
 
 def test_each_element_is_computed_once() -> None:
@@ -359,8 +325,7 @@ def test_each_element_is_computed_once() -> None:
     b = te.placeholder((8, 6), name="b")
     y = topi.matmul(a, b)
     repeated = te.compute((3, 6, 6), lambda _, i, j: y[i, j], "repeated")
-    result = recognise(_te(a, b, repeated))
-    assert isinstance(result, NotRecognised) and "more than once" in result.reason
+    assert "more than once" in recognised.reason(program(a, b, repeated))
 
 
 def test_hand_written_program_with_another_order_of_iterators() -> None:
@@ -384,8 +349,7 @@ for j, i in T.grid(5, 6):
         'B: T.Buffer((8, 5), "float32")',
         'D: T.Buffer((5, 6), "float32")',
     )
-    problem = recognise(mod)
-    assert isinstance(problem, GemmProblem)
-    assert (problem.a.param, problem.b.param, problem.m, problem.n) == (1, 0, 5, 6)
-    assert problem.epilogue.expression == "(x * 2.0f)"
-    assert np.prod(problem.output.strides[1:]) == 6
+    made = problem(mod)
+    assert (made.a.param, made.b.param, made.m, made.n) == (1, 0, 5, 6)
+    assert made.epilogue.expression == "(x * 2.0f)"
+    assert np.prod(made.output.strides[1:]) == 6

@@ -18,11 +18,9 @@ from tvm.relax.frontend.torch import from_exported_program
 
 import felix
 from felix import workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
-from felix.templates.gemm.problem import GemmProblem, Window
-from felix.templates.gemm.recognise import NotRecognised, recognise
-from tests.support.templates import gemm_problems
+from felix.templates.gemm.problem import Window
+from tests.support.templates import recognised
+from tests.support.templates.recognised import problem, program
 
 
 def _conv(n_axes: int, *sizes: int, **options: Any) -> tvm.IRModule:
@@ -94,10 +92,6 @@ def _channels_last() -> dict[str, tvm.IRModule]:
     }
 
 
-def _te(*tensors: te.Tensor) -> tvm.IRModule:
-    return felix.Task.from_te(list(tensors), "llvm", name="program").mod
-
-
 def _padded(condition: Any, value: float = 0.0, move: int = 1) -> tvm.IRModule:
     """A 1-D convolution of 8 cells whose padding has a condition of the padded index."""
     x, w = te.placeholder((2, 8, 4), name="x"), te.placeholder((3, 4, 5), name="w")
@@ -113,7 +107,7 @@ def _padded(condition: Any, value: float = 0.0, move: int = 1) -> tvm.IRModule:
     y = te.compute(
         (2, 8, 5), lambda n, i, j: te.sum(cell[n, i + r, c] * w[r, c, j], axis=[r, c]), "y"
     )
-    return _te(x, w, y)
+    return program(x, w, y)
 
 
 def _padded_at(axis: int) -> tvm.IRModule:
@@ -133,7 +127,7 @@ def _padded_at(axis: int) -> tvm.IRModule:
         lambda i, p, j: te.sum(cell[i, p + r, c] * w[r, c, j], axis=[r, c]),
         "y",
     )
-    return _te(x, w, y)
+    return program(x, w, y)
 
 
 def _diagonal() -> tvm.IRModule:
@@ -141,31 +135,27 @@ def _diagonal() -> tvm.IRModule:
     x, w = te.placeholder((8, 8, 4), name="x"), te.placeholder((3, 4, 5), name="w")
     r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, 4), name="c")
     y = te.compute((6, 5), lambda i, j: te.sum(x[i + r, i + r, c] * w[r, c, j], axis=[r, c]), "y")
-    return _te(x, w, y)
+    return program(x, w, y)
 
 
 def _padded_groups() -> tvm.IRModule:
     """The channels of all groups are filled up behind the last one."""
     x, w = te.placeholder((9, 7), name="x"), te.placeholder((2, 3, 4, 5), name="w")
     cell = te.compute(
-        (9, 8),
-        lambda i, c: tirx.if_then_else(c < 7, x[i, c], tirx.const(0.0, "float32")),
-        "pad",
+        (9, 8), lambda i, c: tirx.if_then_else(c < 7, x[i, c], tirx.const(0.0, "float32")), "pad"
     )
     r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, 4), name="c")
     y = te.compute(
-        (2, 7, 5),
-        lambda g, i, j: te.sum(cell[i + r, g * 4 + c] * w[g, r, c, j], axis=[r, c]),
-        "y",
+        (2, 7, 5), lambda g, i, j: te.sum(cell[i + r, g * 4 + c] * w[g, r, c, j], axis=[r, c]), "y"
     )
-    return _te(x, w, y)
+    return program(x, w, y)
 
 
 def _turned_result() -> tvm.IRModule:
     """Pixels of the result are not in the order of any rows."""
     x, w = te.placeholder((2, 8, 9, 4), name="x"), te.placeholder((3, 3, 4, 5), name="w")
     y = topi.nn.conv2d_nhwc(x, w, 1, 1, 1)
-    return _te(x, w, topi.transpose(y, (2, 0, 1, 3)))
+    return program(x, w, topi.transpose(y, (2, 0, 1, 3)))
 
 
 def _everywhere(i: Any, x: te.Tensor, n: Any) -> Any:
@@ -185,38 +175,15 @@ def programs() -> dict[str, tvm.IRModule]:
     }
 
 
-@pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, gemm_problems.Function]:
-    problems = {name: recognise(mod) for name, mod in programs().items()}
-    known = {name: p for name, p in problems.items() if isinstance(p, GemmProblem)}
-    folder: pathlib.Path = tmp_path_factory.mktemp("epilogues")
-    compiled = gemm_problems.compile_epilogues([*known.values()], folder)
-    return dict(zip(known, compiled, strict=True))
-
-
-def test_problems_compute_what_the_programs_compute(
-    functions: dict[str, gemm_problems.Function],
-) -> None:
+def test_problems_compute_what_the_programs_compute(tmp_path: pathlib.Path) -> None:
+    recognised.check(programs(), tmp_path, {})
     for name, mod in programs().items():
-        problem = recognise(mod)
-        assert isinstance(problem, GemmProblem), (name, problem)
-        assert problem.a.gather or problem.b.gather, name
-        arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
-        tvm.tirx.build(mod, "llvm")["main"](*tensors)
-        param, values = gemm_problems.evaluate(problem, arrays, functions[name])
-        actual = tensors[param].numpy()
-        assert reference.mismatch(values, actual, task_program.tolerance(mod)) is None, name
-
-
-def _problem(mod: tvm.IRModule) -> GemmProblem:
-    problem = recognise(mod)
-    assert isinstance(problem, GemmProblem), problem
-    return problem
+        made = problem(mod)
+        assert made.a.gather or made.b.gather, name
 
 
 def test_windows_of_a_convolution() -> None:
-    made = _problem(programs()["uneven"])
+    made = problem(programs()["uneven"])
     assert (made.batch, made.m, made.n, made.k) == (1, 2 * 4 * 5, 7, 3 * 2 * 5)
     assert made.a.gather is not None and made.b.gather is None
     assert (made.a.gather.images, made.a.gather.image_stride) == (2, 9 * 6 * 5)
@@ -226,7 +193,7 @@ def test_windows_of_a_convolution() -> None:
 
 
 def test_groups_are_batches() -> None:
-    made = _problem(programs()["groups"])
+    made = problem(programs()["groups"])
     assert (made.batch, made.m, made.n, made.k) == (2, 98, 3, 36)
     assert (made.a.strides, made.b.strides) == ((4, 0, 0), (3, 1, 6))
     assert [read.strides for read in made.epilogue.reads] == [(3, 0, 1), (3, 6, 1)]
@@ -234,12 +201,12 @@ def test_groups_are_batches() -> None:
 
 def test_weights_of_channels_last_are_one_axis_of_k() -> None:
     (name,) = (name for name in programs() if name.startswith("last_") and "add_relu" in name)
-    made = _problem(programs()[name])
+    made = problem(programs()[name])
     assert made.b.gather is None and made.b.strides == (0, 36, 1)
 
 
 def test_channels_first_has_pixels_as_columns_and_images_as_batches() -> None:
-    made = _problem(programs()["first"])
+    made = problem(programs()["first"])
     assert made.a.gather is not None and made.b.gather is not None
     assert (made.batch, made.m, made.n, made.k) == (2, 6, 49, 36)
     assert (made.b.strides, made.b.gather.channel_stride) == ((196, 0, 0), 49)
@@ -248,7 +215,7 @@ def test_channels_first_has_pixels_as_columns_and_images_as_batches() -> None:
 
 
 def test_unpadded_1x1_is_an_ordinary_product() -> None:
-    made = _problem(_conv(2, 2, 8, 8, 4, 6, 1))
+    made = problem(_conv(2, 2, 8, 8, 4, 6, 1))
     assert made.a.gather is None and (made.m, made.n, made.k) == (128, 6, 4)
 
 
@@ -270,13 +237,11 @@ def test_unpadded_1x1_is_an_ordinary_product() -> None:
     ],
 )
 def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None:
-    result = recognise(mod)
-    assert isinstance(result, NotRecognised)
-    assert reason in result.reason
+    assert reason in recognised.reason(mod)
 
 
 def test_padding_of_one_side_alone() -> None:
-    made = _problem(_padded(_everywhere, move=2))
+    made = problem(_padded(_everywhere, move=2))
     assert made.a.gather is not None
     assert made.a.gather.windows == (Window(8, 3, 1, 1, 2, 8, 4),)
 
@@ -284,5 +249,4 @@ def test_padding_of_one_side_alone() -> None:
 def test_pooling_is_no_product() -> None:
     x = te.placeholder((2, 8, 8, 4), name="x")
     pooled = topi.nn.pool2d(x, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), "avg", layout="NHWC")
-    result = recognise(_te(x, pooled))
-    assert isinstance(result, NotRecognised) and "products of two tensors" in result.reason
+    assert "products of two tensors" in recognised.reason(program(x, pooled))

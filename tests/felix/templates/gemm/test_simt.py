@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import random
 
@@ -12,9 +13,9 @@ from felix import errors, target
 from felix.templates import spec
 from felix.templates.gemm.ampere import decisions, simt, simt_program, template
 from felix.templates.gemm.ampere.simt import Decisions
-from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Place
 from tests.support import share
-from tests.support.templates import host_gpu, kernels, template_rows
+from tests.support.templates import gemm_problems, host_gpu, kernels, template_rows
 
 SMALL = kernels.decisions(
     "thread_m=4 thread_n=4 lanes_m=4 warps_m=1 warps_n=1 block_k=8 stages=2 split_k=1 group_m=1"
@@ -23,54 +24,9 @@ SMALL = kernels.decisions(
 BIG = kernels.decisions(
     "thread_m=8 thread_n=8 warps_m=4 warps_n=2 stages=4 group_m=8 blocks_per_sm=2", SMALL
 )
-GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
 MASK = "place1 <= place0 ? x : -1.0f"
+problem = functools.partial(gemm_problems.dense, dtype="float32")
 H100 = target.hardware(target.parse("cuda -arch sm_90"))
-
-
-def problem(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    batch: int = 1,
-    layouts: str = "kk",
-    out: str = "float32",
-    fused: bool = False,
-    shared: bool = False,
-    offset: int = 0,
-) -> GemmProblem:
-    """A product of compact tensors in float32.
-
-    Args:
-        layouts: for A and B, "k" contiguous along k, else along rows or columns.
-        fused: with bias, GELU and residual.
-        shared: one B for all batches.
-        offset: of A, in elements.
-    """
-
-    def operand(param: int, rows: int, along: str, is_shared: bool = False) -> Operand:
-        strides = (0 if is_shared else rows * k, *((k, 1) if along == "k" else (1, rows)))
-        return Operand(param, "float32", strides, offset=0 if param else offset)
-
-    reads = (
-        (Read("read0", 2, "float32", (0, 0, 1)), Read("read1", 3, out, (m * n, n, 1)))
-        if fused
-        else ()
-    )
-    n_params = 3 + len(reads)
-    return GemmProblem(
-        batch,
-        m,
-        n,
-        k,
-        operand(0, m, layouts[0]),
-        operand(1, n, layouts[1], shared),
-        "float32",
-        Output(n_params - 1, out, (m * n, n, 1)),
-        Epilogue(GELU, reads) if fused else Epilogue(),
-        n_params,
-    )
 
 
 CASES: dict[str, tuple[GemmProblem, str]] = {

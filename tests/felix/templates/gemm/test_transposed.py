@@ -26,9 +26,8 @@ from felix.templates import registry
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support import share
-from tests.support.templates import host_gpu, kernels, transposed_programs
+from tests.support.templates import host_gpu, kernels, recognised, transposed_programs
 from tests.support.templates.kernels import A100, BIG, SMALL, features
 from tests.support.templates.transposed_programs import Dimension
 
@@ -104,8 +103,7 @@ CASES: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
 
 
 def _problem(mod: tvm.IRModule) -> GemmProblem:
-    made = recognise(mod)
-    assert isinstance(made, GemmProblem), made
+    made = recognised.problem(mod)
     assert made.phases is not None and template.unsuited(made) is None
     return made
 
@@ -149,9 +147,7 @@ def test_random_programs_and_decisions(seed: int, tmp_path: pathlib.Path) -> Non
 
 def _has_phases(mod: tvm.IRModule) -> bool:
     """Not where data are neither spread nor flipped, as of one tap."""
-    made = recognise(mod)
-    assert isinstance(made, GemmProblem), made
-    return made.phases is not None
+    return recognised.problem(mod).phases is not None
 
 
 def test_phases_of_four_taps() -> None:
@@ -204,8 +200,8 @@ def test_bytes() -> None:
 
 def test_other_problems_have_the_keys_that_they_had() -> None:
     task = workloads.conv2d(1, 6, 6, 16, 16, 3, dtype="bfloat16", target="llvm")
-    made = recognise(task.mod)
-    assert isinstance(made, GemmProblem) and made.phases is None
+    made = recognised.problem(task.mod)
+    assert made.phases is None
     assert made.identity == repr(made) and "phases" not in made.identity
     p = _problem(_workload(1, 4, 4, 8, 8))
     other = dataclasses.replace(p, phases=dataclasses.replace(p.phases, images=2))  # type: ignore[type-var]
@@ -259,8 +255,7 @@ def _upsampled() -> tvm.IRModule:
     ids=["dilation", "depthwise", "upsampled"],
 )
 def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None:
-    made = recognise(mod)
-    assert isinstance(made, NotRecognised) and reason in made.reason
+    assert reason in recognised.reason(mod)
 
 
 DCGAN = {

@@ -185,32 +185,12 @@ def test_pixels_have_a_map_of_their_windows() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_are_those_of_a_walk(seed: int) -> None:
-    template, decisions = _random(seed)
-    design = template.design(decisions)
-    walked = hopper_walk.walk(template.problem, decisions, design.grid.clusters)
-    row = rows_of(template, decisions)["gemm"]
-    assert row["tensor_instructions"] == walked.instructions
-    assert row["copy_instructions"] == walked.copies
-    assert row["copied_bytes"] == walked.copied_bytes
-    assert row["shared_traffic"] == walked.copied_bytes + walked.read_by_tensor_cores
-    assert row["l2_bytes"] == walked.l2_bytes
-    assert row["steps"] == walked.steps
-    assert row["tiles_per_block"] == walked.tiles
+    hopper_walk.check_counts(*_random(seed))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_launches_are_those_of_the_rows(seed: int) -> None:
-    template, decisions = _random(50 + seed)
-    rows = rows_of(template, decisions)
-    plan = template.generate(decisions).plan
-    assert launch_plan.LaunchPlan.from_json(plan.to_json()) == plan
-    assert [launch.kernel for launch in plan.launches] == [
-        name for name, row in rows.items() if row["grid_blocks"] > 0
-    ]
-    for launch in plan.launches:
-        row = rows[launch.kernel]
-        assert launch.extents == (row["grid_blocks"], 1, 1, row["block_threads"], 1, 1)
-        assert launch.shared_bytes == row.get("shared_bytes", 0)
+    hopper_walk.check_launches(*_random(50 + seed))
 
 
 def test_unique_bytes_leave_out_what_no_window_reads() -> None:
@@ -238,22 +218,8 @@ def test_unaligned_channels_have_a_kernel_that_packs_both_operands() -> None:
 
 # ---------------------------------------------------------------- programs
 
-_PLAIN: dict[str, int] = dict(
-    block_m=128,
-    block_n=64,
-    block_k=64,
-    stages=4,
-    consumers=2,
-    tiles_at_once=1,
-    blocks_per_sm=1,
-    cluster_m=1,
-    cluster_n=1,
-    cluster_k=1,
-    split_k=1,
-    group_m=1,
-    persistent=1,
-    tma_store=1,
-)
+_PLAIN = hopper_problems.PLAIN | {"block_n": 64}
+
 #: Convolutions and decisions that between them have every part of the generator.
 _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int], bool]] = {
     "one dimension": (dict(dimensions=[Dimension(500, 3, 2, 1, 1)]), {}, False),

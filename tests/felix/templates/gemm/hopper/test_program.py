@@ -22,22 +22,6 @@ from tests.support.templates.conv_problems import Dimension
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
 
-_PLAIN: dict[str, int] = dict(
-    block_m=128,
-    block_n=128,
-    block_k=64,
-    stages=4,
-    consumers=2,
-    tiles_at_once=1,
-    blocks_per_sm=1,
-    cluster_m=1,
-    cluster_n=1,
-    cluster_k=1,
-    split_k=1,
-    group_m=1,
-    persistent=1,
-    tma_store=1,
-)
 #: Kernels that between them have every part of the generator: problem, and decisions that differ.
 _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "largest tile": ({}, dict(block_n=256, tma_store=2, cluster_m=2)),
@@ -67,11 +51,11 @@ def _template(name: str) -> HopperGemm:
 
 
 def _program(name: str) -> GeneratedProgram:
-    return _template(name).generate(_PLAIN | _KERNELS[name][1])
+    return _template(name).generate(hopper_problems.PLAIN | _KERNELS[name][1])
 
 
 def _rows(name: str) -> dict[str, dict[str, float]]:
-    return template_rows.rows_of(_template(name), _PLAIN | _KERNELS[name][1])
+    return template_rows.rows_of(_template(name), hopper_problems.PLAIN | _KERNELS[name][1])
 
 
 @needs_nvrtc
@@ -124,11 +108,11 @@ def test_tensor_maps_are_what_the_driver_takes(seed: int) -> None:
 def test_illegal_decisions_are_refused() -> None:
     template = HopperGemm(hopper_problems.problem(512, 768, 1024), hopper_problems.hardware())
     with pytest.raises(errors.DecisionError, match="stages is one of"):
-        template.generate(_PLAIN | dict(stages=9))
+        template.generate(hopper_problems.PLAIN | dict(stages=9))
     with pytest.raises(errors.DecisionError, match="shared memory of a block"):
-        template.generate(_PLAIN | dict(block_n=256, stages=12))
+        template.generate(hopper_problems.PLAIN | dict(block_n=256, stages=12))
     with pytest.raises(errors.DecisionError, match="rows of a tile per warpgroup"):
-        template.generate(_PLAIN | dict(block_m=64))
+        template.generate(hopper_problems.PLAIN | dict(block_m=64))
 
 
 def test_equal_decisions_make_equal_programs() -> None:
