@@ -206,6 +206,12 @@ def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -
     return taken
 
 
+def claimed(db: database.Database, **changes: Any) -> tuple[rows.Job, leases.Fence]:
+    """A new job, and the fence of who claims it."""
+    job = create(db, **changes)
+    return job, claim(db).fence
+
+
 def claim_next(db: database.Database) -> claimed_job.ClaimedJob:
     """The next job as a tuner has it, also of the device of `service_kill_child`."""
     with db.write() as tx:

@@ -173,8 +173,7 @@ def test_a_failed_attempt_waits_before_the_next(db: database.Database) -> None:
 
 
 def test_a_cancelled_job_cannot_succeed(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     with db.write() as tx:
         control.cancel(tx, job.id)
         assert leases.succeed(tx, fence, "trials") is State.CANCELLED
@@ -262,8 +261,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
 
 
 def test_readers_miss_no_event_while_writers_write(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     done = threading.Event()
 
     def write(first: int) -> None:

@@ -25,8 +25,7 @@ from tests.support import service_fakes
 
 
 def test_trials_make_the_curve(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     for number, latency_us in enumerate([50.0, None, 60.0, 20.0, 30.0]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us))
     service_fakes.add(db, fence, service_fakes.new_trial(5, 1.0, checked=False))
@@ -55,8 +54,7 @@ def test_trials_make_the_curve(db: database.Database) -> None:
 
 
 def test_the_curve_of_several_tasks_is_their_weighted_sum(db: database.Database) -> None:
-    job = service_fakes.create(db, n_tasks=2)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db, n_tasks=2)
     for number, (task, latency_us) in enumerate([(0, 10.0), (1, 30.0), (1, 20.0), (0, 5.0)]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us, task=task))
     with db.read() as tx:
@@ -71,8 +69,7 @@ def test_the_curve_of_several_tasks_is_their_weighted_sum(db: database.Database)
 
 
 def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     for number, latency_us in enumerate([50.0, 20.0, 21.0]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us))
     with db.write() as tx:
@@ -93,8 +90,7 @@ def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
 
 
 def test_a_schedule_is_one_trial(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     first = service_fakes.add(db, fence, service_fakes.new_trial(0, 50.0))
     again = service_fakes.add(db, fence, service_fakes.new_trial(0, 40.0))
     assert (first.is_new, again.is_new, again.number) == (True, False, first.number)
@@ -109,8 +105,7 @@ def test_a_schedule_is_one_trial(db: database.Database) -> None:
 
 
 def test_trials_are_paged_filtered_and_streamed(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     for number in range(9):
         latency_us = None if number == 4 else 10.0 - number
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us))
@@ -137,8 +132,7 @@ def test_streams_are_read_in_batches(
     db: database.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "BATCH", 3)
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     for number in range(7):
         service_fakes.add(db, fence, service_fakes.new_trial(number))
     with db.read() as tx:
@@ -146,8 +140,7 @@ def test_streams_are_read_in_batches(
 
 
 def test_events_are_numbered_without_gaps(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
         progress.append_event(tx, fence, events.Type.WARNING, {"message": "x"})
@@ -182,8 +175,7 @@ def test_a_rolled_back_event_leaves_no_gap(db: database.Database) -> None:
 
 
 def test_progress_of_a_run(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     counts = {"n_candidates": 4, "n_invalid": 1, "predicted_us": 3.0, "elapsed_s": 2.0}
     steps = [{"step": 0, "temperature": 0.5, "loss": 3.0, "penalty": 0.1}]
     with db.write() as tx:
@@ -216,8 +208,7 @@ def test_progress_of_a_run(db: database.Database) -> None:
 
 
 def test_artifacts_replace_each_other_by_name(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     new = service_fakes.artifact(blobs.Stored("0" * 64, 5), "a.zip")
     with db.write() as tx:
         artifacts.add(tx, fence, new)

@@ -157,8 +157,7 @@ def test_what_users_can_do_in_each_state(db: database.Database, verb: str) -> No
 
 
 def test_a_paused_job_with_trials_can_end_early(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
         control.pause(tx, job.id)

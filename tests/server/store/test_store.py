@@ -226,8 +226,7 @@ def test_workers(db: database.Database) -> None:
 
 @pytest.mark.parametrize("text", ["a\0b", "lone \ud800 surrogate", "\U0001f600 é"])
 def test_any_text_can_be_written(db: database.Database, text: str) -> None:
-    job = service_fakes.create(db, name=text)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db, name=text)
     service_fakes.add(db, fence, service_fakes.new_trial(0, None, message=text))
     with db.write() as tx:
         progress.append_event(tx, fence, events.Type.WARNING, {"message": text})

@@ -189,8 +189,7 @@ def test_what_a_key_had_counts_half_after_a_while(db: database.Database) -> None
 
 
 def test_a_turn_that_ends_is_no_failure(db: database.Database) -> None:
-    job = service_fakes.create(db)
-    fence = service_fakes.claim(db).fence
+    job, fence = service_fakes.claimed(db)
     with db.write() as tx:
         assert leases.release(tx, fence, {"yielded": True}) is State.QUEUED
     assert service_fakes.get(db, job.id).attempts == 0

@@ -12,7 +12,7 @@ import pytest
 
 from server import settings
 from server.database import database
-from server.store import blobs
+from server.store import blobs, rows
 from server.tuner import tuner
 from tests.support import service_fakes
 
@@ -27,6 +27,11 @@ class Bench:
     store: blobs.LocalStore
     engine: Any  # the fake one, unless a file has another
     tuner: tuner.Tuner
+
+    def worked(self, job_id: int) -> rows.Job:
+        """A job after the tuner worked on one."""
+        assert self.tuner.work_once()
+        return service_fakes.get(self.db, job_id)
 
     def meanwhile(self, act: Callable[[], None]) -> None:
         """Work on one job, and act once it has begun."""

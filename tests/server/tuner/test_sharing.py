@@ -131,15 +131,13 @@ def test_a_job_waits_for_a_device_and_says_so(at: Bench) -> None:
 def test_a_job_whose_device_goes_is_put_back_without_losing_an_attempt(at: Bench) -> None:
     job = service_fakes.create(at.db, trials=4)
     at.engine.error = engine_errors.NoDevice("the node does not answer")
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.attempts, after.n_trials) == (State.QUEUED, 0, 1)
     with at.db.read() as tx:
         last = events.after(tx, job.id, 0)[-1]
     assert last.payload["message"] == "the node does not answer"
     at.engine.error = None
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.n_trials) == (State.SUCCEEDED, 4)
 
 

@@ -88,8 +88,7 @@ def test_a_paused_job_goes_on_where_it_was(at: Bench) -> None:
     assert not at.tuner.work_once()
     with at.db.write() as tx:
         control.resume(tx, job.id)
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.n_trials) == (State.SUCCEEDED, 400)
     assert at.engine.resumed == [0, n_before]
     assert len(at.engine.measured) == len(set(at.engine.measured)) == 400
@@ -118,8 +117,7 @@ def test_a_job_to_end_early_waits_for_a_tuner(at: Bench) -> None:
         control.stop(tx, job.id)
     time.sleep(0.1)  # more than a beat: the instruction is there when the engine reads it
     at.engine.pause_s = 0.05
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.reason) == (State.SUCCEEDED, "stopped")
     assert after.n_trials < 100
 
@@ -127,8 +125,7 @@ def test_a_job_to_end_early_waits_for_a_tuner(at: Bench) -> None:
 def test_errors_of_the_workload_end_the_job(at: Bench) -> None:
     job = service_fakes.create(at.db)
     at.engine.error = engine_errors.WorkloadError("it cannot be scheduled")
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.error) == (State.FAILED, "WorkloadError")
     assert after.message == "it cannot be scheduled"
 
@@ -154,8 +151,7 @@ def test_attempts_count_from_the_last_progress(at: Bench, monkeypatch: pytest.Mo
     at.engine.error = OSError("no space left")
     for number in range(1, 7):  # twice as many attempts as without progress
         at.engine.n_before_error = number
-        assert at.tuner.work_once()
-        after = service_fakes.get(at.db, job.id)
+        after = at.worked(job.id)
         assert (after.state, after.n_trials, after.attempts) == (State.QUEUED, number, 1)
 
 
@@ -172,8 +168,7 @@ def test_without_a_schedule_the_job_fails(at: Bench) -> None:
     job = service_fakes.create(at.db, trials=3)
     at.engine.failure = "none of 3 candidates ran correctly"
     at.engine.latency_of = lambda number: None
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.error) == (State.FAILED, "no_schedule")
     assert after.n_failed == 3
 
@@ -188,8 +183,7 @@ def test_a_machine_that_measures_nothing_lets_go(
         "new_trial",
         lambda number, latency_us: broken(number, None, error="infrastructure"),
     )
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job.id)
+    after = at.worked(job.id)
     assert (after.state, after.n_trials) == (State.QUEUED, 24)
     assert after.message is not None and "none was the candidate's fault" in after.message
     assert after.not_before is not None
@@ -229,8 +223,7 @@ def test_a_failed_network_costs_its_artifact_only(at: Bench, error: Exception | 
     job_id = service_fakes.create(at.db, kind="onnx", trials=4).id
     with at.db.write() as tx:
         networks.create(tx, job_id, service_fakes.network())
-    assert at.tuner.work_once()
-    after = service_fakes.get(at.db, job_id)
+    after = at.worked(job_id)
     assert (after.state, after.error, after.n_trials) == (states.State.SUCCEEDED, None, 4)
     with at.db.read() as tx:
         kinds = [file.kind for file in artifacts.of_job(tx, job_id)]

@@ -43,6 +43,14 @@ def _guard(device: Device) -> timing.ClockGuard:
     return timing.ClockGuard(device, now=lambda: device.now_s)
 
 
+def _known() -> tuple[Device, timing.ClockGuard]:
+    """A device at full clock, and its guard after the first candidate."""
+    device = Device()
+    guard = _guard(device)
+    guard.measure_stable(device.measure)
+    return device, guard
+
+
 def _spent_s(device: Device, guard: timing.ClockGuard) -> float:
     """Time of the device for one candidate, beside that for its repeats."""
     before_s, n_timed = device.now_s, device.n_timed
@@ -68,9 +76,7 @@ def test_a_cold_device_is_warmed_up_until_it_gets_no_faster() -> None:
 
 
 def test_a_clock_that_sank_while_idle_is_waited_for() -> None:
-    device = Device()
-    guard = _guard(device)
-    guard.measure_stable(device.measure)
+    device, guard = _known()
     back_s = device.now_s + 0.02
     device.slowdown = lambda now_s: 1.3 if now_s < back_s else 1.0
     assert guard.measure_stable(device.measure) == [2.0]
@@ -79,9 +85,7 @@ def test_a_clock_that_sank_while_idle_is_waited_for() -> None:
 
 def test_what_lasts_is_not_waited_for_each_time() -> None:
     """A limit on power: the clock is 13 % lower from now on."""
-    device = Device()
-    guard = _guard(device)
-    guard.measure_stable(device.measure)
+    device, guard = _known()
     device.slowdown = lambda now_s: 1.13
     spent = [_spent_s(device, guard) for _ in range(20)]
     assert sum(seconds > 0.04 for seconds in spent) == 3
@@ -94,9 +98,7 @@ def test_what_lasts_is_not_waited_for_each_time() -> None:
 
 
 def test_one_slow_phase_is_no_reason_to_take_less_for_full() -> None:
-    device = Device()
-    guard = _guard(device)
-    guard.measure_stable(device.measure)
+    device, guard = _known()
     for _ in range(5):
         for slowdown in (1.13, 1.13, 1.0):  # too slow twice, never three times in a row
             device.slowdown = constant(slowdown)
@@ -106,9 +108,7 @@ def test_one_slow_phase_is_no_reason_to_take_less_for_full() -> None:
 
 @pytest.mark.parametrize("sunk", [1.1, 0.9])
 def test_repeats_during_which_the_clock_changed_are_timed_once_more(sunk: float) -> None:
-    device = Device()
-    guard = _guard(device)
-    guard.measure_stable(device.measure)
+    device, guard = _known()
     at_s = device.now_s + TIMING_S / 2
     device.slowdown = lambda now_s: 1.0 if now_s < at_s else sunk
     assert guard.measure_stable(device.measure) == [3.0]
@@ -116,9 +116,7 @@ def test_repeats_during_which_the_clock_changed_are_timed_once_more(sunk: float)
 
 
 def test_repeats_are_timed_once_more_at_most() -> None:
-    device = Device()
-    guard = _guard(device)
-    guard.measure_stable(device.measure)
+    device, guard = _known()
     device.slowdown = lambda now_s: 1 + now_s  # sinks for good, 0.2 % a repeat
     device.now_s = 1.0
     repeats: list[list[float]] = []
@@ -133,9 +131,7 @@ def test_repeats_are_timed_once_more_at_most() -> None:
 
 
 def test_what_decides_nothing_is_not_timed_again() -> None:
-    device = Device()
-    guard = _guard(device)
-    guard.measure_stable(device.measure)
+    device, guard = _known()
     at_s = device.now_s + TIMING_S / 2
     device.slowdown = lambda now_s: 1.0 if now_s < at_s else 1.1
     changes: list[float] = []
