@@ -102,7 +102,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> list[processes.SearchProcesses]:
     return every
 
 
-def n_trials(network: results.NetworkResult) -> int:
+def n_measured(network: results.NetworkResult) -> int:
     return sum(len(result.records) for result in network.results)
 
 
@@ -244,7 +244,7 @@ def test_a_job_is_searched_in_processes(
     again = felix.tune(
         tasks(), 56, seed=3, strategy="gradient", options=small(), out=tmp_path, resume=True
     )
-    assert n_trials(again) == 56
+    assert n_measured(again) == 56
     for result in again.results:
         keys = [record.key for record in result.records]
         assert len(set(keys)) == len(keys)
@@ -263,7 +263,7 @@ def test_a_process_that_is_killed_costs_nothing_but_time(
                 os.kill(child.pid, signal.SIGKILL)
 
     network = felix.tune(tasks(), 40, seed=3, options=small(), on_event=kill)
-    assert n_trials(network) == 40
+    assert n_measured(network) == 40
     assert 0 < sum(n for _, n in adopted) < 40  # the run searched the rest
     assert not ready[0].is_ready
 
@@ -331,7 +331,7 @@ def test_a_model_that_cannot_be_sent_is_used_here(
         on_event=emitted.append,
         options=small(search_processes=1, learn=False),
     )
-    assert n_trials(network) == 24
+    assert n_measured(network) == 24
     (warned,) = (
         e.message
         for e in emitted
@@ -354,7 +354,7 @@ def test_other_sketches_of_a_process_are_not_taken(
 
     monkeypatch.setattr(exchange.Exchange, "adopt", other)
     network = felix.tune(tasks()[::2], 32, options=small())
-    assert n_trials(network) == 32
+    assert n_measured(network) == 32
     assert [chosen for index, chosen in taken if index == 0] == [None]  # it is asked once
     assert any(chosen for index, chosen in taken if index == 1)
 
@@ -362,7 +362,7 @@ def test_other_sketches_of_a_process_are_not_taken(
 def test_no_round_is_asked_for_beyond_the_trials(ready: Ready, adopted: Adopted) -> None:
     emitted: list[events.Event] = []
     network = felix.tune(tasks(), 22, options=small(search_processes=3), on_event=emitted.append)
-    assert n_trials(network) == 22
+    assert n_measured(network) == 22
     sizes = [e.n_candidates for e in emitted if isinstance(e, events.RoundStarted)]
     assert min(sizes) > 0 and min(n for _, n in adopted) > 0
 
@@ -400,7 +400,7 @@ def test_a_task_that_cannot_be_opened_is_skipped(
     network = felix.tune(tasks(), 24, options=small())
     assert [bool(r.skipped) for r in network.results] == [True, False, False]
     assert network.results[0].skipped == "no rule fits"
-    assert n_trials(network) == 24 and adopted
+    assert n_measured(network) == 24 and adopted
 
 
 def test_first_schedules_are_measured_first(ready: Ready, adopted: Adopted) -> None:
@@ -470,7 +470,7 @@ def test_where_no_process_starts_the_run_searches_itself(
 
     monkeypatch.setattr(child.subprocess, "Popen", fail)
     network = felix.tune(tasks(), 24, options=small())
-    assert n_trials(network) == 24 and not adopted
+    assert n_measured(network) == 24 and not adopted
 
 
 @pytest.mark.gpu
@@ -478,7 +478,7 @@ def test_a_job_on_a_gpu(ready: Ready, adopted: Adopted) -> None:
     some = [workloads.parse(text, target="cuda") for text in TEXTS]
     options = options_module.TuneOptions(search_processes=2)
     network = felix.tune(some, 64, seed=1, options=options)
-    assert n_trials(network) == 64 and adopted
+    assert n_measured(network) == 64 and adopted
     for result in network.results:
         measured = [r.measurement for r in result.records]
         assert result.best.latency_us > 0 and any(each.checked for each in measured)

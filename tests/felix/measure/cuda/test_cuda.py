@@ -131,9 +131,8 @@ def test_launch_extents_are_those_of_the_schedule() -> None:
 
 
 def test_host_loops_are_refused() -> None:
-    mod = pool_programs.module(
-        gemm
-    )  # a name of its own: TVM schedules a temporary module in place, `gemm` too
+    # a name of its own: TVM schedules a temporary module in place, `gemm` too
+    mod = pool_programs.module(gemm)
     sch = tvm.s_tir.Schedule(mod)
     _, j, _ = sch.get_loops(sch.get_sblock("c"))
     sch.bind(j, "threadIdx.x")
