@@ -17,6 +17,7 @@ Contract of a measurer:
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
 import statistics
@@ -98,8 +99,12 @@ def relative_spread(values: Sequence[float]) -> float | None:
 
 
 class Measurer(Protocol):
-    """Builds, checks and times candidates; see the module docstring for the contract."""
+    """Builds, checks and times candidates; see the module docstring for the contract.
 
+    What implements it inherits from it, and has `submit` and `close`.
+    """
+
+    @abc.abstractmethod
     def submit(self, program: Submitted, thorough: bool = False) -> Future[Measurement]:
         """Queue one scheduled module or generated program, or either as text: of several tasks on
         a GPU, processes that search make programs (`payload.read` reads one).
@@ -107,16 +112,17 @@ class Measurer(Protocol):
         Raises:
             MeasureError: a program in CUDA C++ where candidates run on a CPU.
         """
-        ...
 
     def measure(self, programs: Sequence[Submitted]) -> list[Measurement]:
         """Measure all and wait; results in the order of `programs`."""
-        ...
+        return [future.result() for future in [self.submit(program) for program in programs]]
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Stop and end all processes."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc_info: object) -> None: ...
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from felix.measure import protocol
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from felix.measure.payload import Submitted
 
 
-class FunctionMeasurer:
+class FunctionMeasurer(protocol.Measurer):
     """Answers each candidate with `latency_of(program)`; `submitted` has them in order."""
 
     def __init__(self, latency_of: Callable[[Submitted], float | protocol.ErrorClass]) -> None:
@@ -33,19 +33,5 @@ class FunctionMeasurer:
         future.set_result(measurement)
         return future
 
-    def measure(self, programs: Sequence[Submitted]) -> list[protocol.Measurement]:
-        """Measure all, in order."""
-        return [self.submit(program).result() for program in programs]
-
     def close(self) -> None:
         """Nothing to end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-if TYPE_CHECKING:
-    _: protocol.Measurer = FunctionMeasurer(lambda program: 1.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from felix import errors, target, workloads
@@ -179,27 +179,17 @@ class SharedPool:
             self._had_trouble = True  # the next job gets fresh processes
 
 
-class _TrackedMeasurer:
+class _TrackedMeasurer(protocol.Measurer):
     """A measurer whose futures the pool knows."""
 
     def __init__(self, measurer: protocol.Measurer, track: Callable[[Future], None]) -> None:
         self._measurer, self._track = measurer, track
 
-    def submit(self, program: payload.Program, thorough: bool = False) -> Future:
+    def submit(self, program: payload.Submitted, thorough: bool = False) -> Future:
         """Queue one program."""
         future = self._measurer.submit(program, thorough)
         self._track(future)
         return future
 
-    def measure(self, programs: Sequence[payload.Program]) -> list[protocol.Measurement]:
-        """Measure all and wait."""
-        return [future.result() for future in [self.submit(program) for program in programs]]
-
     def close(self) -> None:
         """Nothing to end: the workers are the pool's."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from felix import errors
@@ -52,7 +51,7 @@ class Board:
     lease_s: float = 20.0
 
 
-class BoardRuns:
+class BoardRuns(run_stage.OneByOne):
     """A `device_stage.Runs` on a board.
 
     Args:
@@ -64,7 +63,6 @@ class BoardRuns:
         closed: set when the pool is closed.
     """
 
-    batch_size = 1
     broken: str | None = None
     unconfined: str | None = _UNCONFINED
 
@@ -93,22 +91,10 @@ class BoardRuns:
         """Run a task's reference on this machine; `state` holds a failure."""
         self._here.prepare(state)
 
-    def run_all(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
-        """Check and time candidates; each with its measurement as soon as that is there."""
-        for candidate, state in batch:
-            yield candidate, self.run(candidate, state)
-
-    def run(
+    def _run(
         self, candidate: candidates.Candidate, state: candidates.TaskState
     ) -> protocol.Measurement:
-        """Check and time one candidate; one that costs two sessions their lives has failed."""
-        if state.failure is not None and state.tries_left > 0:
-            self.prepare(state)
-        if state.failure is not None:
-            message = f"the unscheduled program gave no reference: {state.failure}"
-            return candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
+        """One that costs two sessions their lives has failed."""
         start = time.monotonic()
         self._lease()
         reply = self._reply(candidate, state)

@@ -69,12 +69,6 @@ class BoardPool(staged.StagedPool):
         self._start()
         self._task = self._task_of(task)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and no worker has anything to do."""
-        is_empty = self._builds.is_empty and self._queues.is_empty
-        return is_empty and not any(worker.is_called for worker in self._workers())
-
     def _reference_payload(self, task: Task) -> str:
         """References run on this machine, which may be of another kind than the boards."""
         return payloads.of(task.mod, target.parse("llvm"))
@@ -100,10 +94,6 @@ class BoardPool(staged.StagedPool):
         )
         client = self._processes.board_client(f"board-{index}", index, device)
         return board_runs.BoardRuns(board, client, here, options, device, self._stopped)
-
-    def _interrupt(self) -> None:
-        for worker in self._workers():
-            worker.interrupt()
 
     def _end(self) -> None:
         self._stopped.set()

@@ -15,14 +15,13 @@ import platform
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import tvm
 
 from felix import errors, target, version
 from felix.measure import payload as payloads
-from felix.measure import protocol, readings
+from felix.measure import readings
 from felix.measure.cluster import messages
 from felix.measure.pool import candidates, inbox, local, local_workers, locks
 from felix.measure.pool.stages import build_stage
@@ -248,9 +247,9 @@ class Node:
             return None
         name = f"candidate-{next(self._names)}"
         path = self._kept(name, fields["suffix"], content, inbox.SUFFIXES)
-        future: Future[protocol.Measurement] = Future()
+        task = candidates.PoolTask(0, [state])
         candidate = candidates.Candidate(
-            candidates.PoolTask(0, [state]), "", name, future, fields["thorough"], str(path)
+            task, "", name, thorough=fields["thorough"], binary=str(path)
         )
         try:
             return messages.of_measurement(self._runner().run(candidate, state))

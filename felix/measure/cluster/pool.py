@@ -113,11 +113,9 @@ class ClusterPool(staged.StagedPool):
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and no node runs something; one that builds soon ends."""
-        is_empty = self._builds.is_empty and self._queues.is_empty
-        return is_empty and not any(runs.is_called for runs in self._remotes)
+    def _is_working(self) -> bool:
+        """Whether a node runs something; one that builds soon ends."""
+        return any(runs.is_called for runs in self._remotes)
 
     def _place(self, index: int) -> str:
         return self._places[index]

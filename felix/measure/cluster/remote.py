@@ -158,8 +158,7 @@ class RemoteRuns:
             if state.failure is None:
                 ready.append((candidate, state))
             else:
-                message = f"the unscheduled program gave no reference: {state.failure}"
-                yield candidate, candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
+                yield candidate, candidate.without_reference(state.failure)
         yield from self._sent(ready)
 
     def interrupt(self) -> None:

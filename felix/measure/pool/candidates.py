@@ -10,7 +10,6 @@ from typing import Literal
 import tvm
 
 from felix.measure import build, protocol, timing
-from felix.measure.cuda.building import nvrtc
 from felix.processes import policy
 
 
@@ -29,7 +28,6 @@ class LocalOptions:
     #: For checking and timing one candidate together.
     run_timeout_s: float = 10.0
     reference_timeout_s: float = 120.0
-    start_timeout_s: float = 60.0
     #: Address space of one builder; a build that needs more is a build error. None: no limit.
     build_memory_bytes: int | None = 8 << 30
     #: What the workers may have on disk in all; None: as `rights.MAX_SCRATCH_BYTES` says.
@@ -47,12 +45,6 @@ class LocalOptions:
     seed: int = 0
     #: None: `timing.TimingOptions()` on a CPU, `timing.GPU` on a GPU.
     timing: timing.TimingOptions | None = None
-    #: CUDA: let TVM write unrolled loops out, instead of a pragma for the compiler.
-    explicit_unroll: bool = True
-    #: CUDA: variables for the elements of arrays in registers (`cuda.source.scalars`).
-    scalar_registers: bool = True
-    #: CUDA: options for NVRTC, beside the architecture.
-    nvrtc_options: tuple[str, ...] = nvrtc.FAST
     #: CUDA: a candidate with more source is a build error; the longest built in 6 s had 774 kB.
     max_source_bytes: int = 800_000
 
@@ -185,7 +177,7 @@ class Candidate:
     payload: str
     #: Of its files, without a suffix.
     name: str
-    future: Future[protocol.Measurement]
+    future: Future[protocol.Measurement] = dataclasses.field(default_factory=Future)
     thorough: bool = False
     binary: str = ""
     build_s: float = 0.0
@@ -197,10 +189,19 @@ class Candidate:
         """Identity of what is built."""
         return hashlib.sha256(self.payload.encode()).hexdigest()
 
+    def is_wanted(self) -> bool:
+        """Whether nobody cancelled it; it cannot be cancelled any more then."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
+
     def may_run_on(self, device: int) -> bool:
         """Whether a device that is not its task's home may run it."""
         task = self.task
         return not self.thorough and task.yardstick is not None and device not in task.refused
+
+    def without_reference(self, why: str) -> protocol.Measurement:
+        """Its measurement if its task has no reference."""
+        message = f"the unscheduled program gave no reference: {why}"
+        return self.failed(protocol.ErrorClass.INFRASTRUCTURE, message)
 
     def failed(
         self, error: protocol.ErrorClass, message: str, run_s: float = 0.0

@@ -167,18 +167,8 @@ class LocalPool(staged.StagedPool):
         pids = [server.pid for server in self._processes.fork_servers]
         return super().is_alive and all(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and no worker has anything to do."""
-        is_empty = self._builds.is_empty and self._queues.is_empty
-        return is_empty and not any(worker.is_called for worker in self._workers())
-
     def _end(self) -> None:
         self._processes.close()
-
-    def _interrupt(self) -> None:
-        for worker in self._workers():
-            worker.interrupt()
 
     def _await_opened(self) -> None:
         """Wait for the run workers; an error of `RunWorker.open` closes the pool."""

@@ -16,6 +16,8 @@ from felix.target import cpu
 
 _WITH_TVM = "felix.measure.pool.fork_server_main"
 _FOR_GPUS = "felix.measure.pool.gpu_fork_server_main"
+#: How long a fork server may take to be ready.
+_START_S = 60.0
 #: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
 #: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
 #: search for up to 0.17 s after every candidate, and from resting.
@@ -112,9 +114,7 @@ class LocalWorkers:
         """The fork server that runs a module."""
         if module not in self._servers:
             variables = {_SPIN_VARIABLE: str(_SPINS)}
-            self._servers[module] = fork_server.ForkServer(
-                module, self._options.start_timeout_s, variables
-            )
+            self._servers[module] = fork_server.ForkServer(module, _START_S, variables)
         return self._servers[module]
 
     def _worker(

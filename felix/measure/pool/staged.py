@@ -15,13 +15,14 @@ import pathlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from felix import errors, workloads
 from felix.measure import payload as payloads
 from felix.measure import protocol, readings
 from felix.measure.cuda import reference
 from felix.measure.pool import candidates, locks, rights
+from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ _REUSABLE_RATIO = 1.3
 _CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 
 
-class StagedPool(abc.ABC):
+class StagedPool(protocol.Measurer):
     """A `protocol.Measurer` of one task; `for_task` serves others as well.
 
     A subclass makes `_builds` and `_stages` around `_references` and `_queues`, starts them, then
-    sets `_task`. It ends its processes in `_end` and what they do in `_interrupt`.
+    sets `_task`. It names its processes in `_workers` and ends them in `_end`.
 
     Args:
         target_kind: "llvm" or "cuda".
@@ -76,10 +77,6 @@ class StagedPool(abc.ABC):
     ) -> Future[protocol.Measurement]:
         """Queue one program of the pool's task."""
         return self._submit(program, self._task, thorough)
-
-    def measure(self, programs: Sequence[payloads.Submitted]) -> list[protocol.Measurement]:
-        """Measure all and wait; results in the order of `programs`."""
-        return [future.result() for future in [self.submit(program) for program in programs]]
 
     def for_task(self, task: Task) -> TaskView:
         """A measurer for another task of the same target that shares this pool's workers."""
@@ -154,29 +151,32 @@ class StagedPool(abc.ABC):
             stage.join()
         self._drain()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     @property
     def is_alive(self) -> bool:
         """Whether what the pool started is there."""
         return not self._closed
 
     @property
-    @abc.abstractmethod
     def is_idle(self) -> bool:
         """Whether nothing waits and no worker has anything to do."""
+        return self._builds.is_empty and self._queues.is_empty and not self._is_working()
+
+    def _workers(self) -> Sequence[pool_worker.Worker]:
+        """Processes of this machine that build and run."""
+        return ()
+
+    def _is_working(self) -> bool:
+        """Whether a worker has something to do."""
+        return any(worker.is_called for worker in self._workers())
 
     @abc.abstractmethod
     def _end(self) -> None:
         """End the workers' processes, or let go of them."""
 
-    @abc.abstractmethod
     def _interrupt(self) -> None:
         """End what workers are doing."""
+        for worker in self._workers():
+            worker.interrupt()
 
     def _start(self) -> None:
         """Let the stages begin."""
@@ -221,15 +221,13 @@ class StagedPool(abc.ABC):
             for state in made.states:
                 state.failure = candidates.NOT_COMPUTED
             self._references.ask(made)
-        future: Future[protocol.Measurement] = Future()
-        payload = payloads.of(program, target)
-        candidate = candidates.Candidate(made, payload, "canary", future)
+        candidate = candidates.Candidate(made, payloads.of(program, target), "canary")
 
         def arm(measured: Future[protocol.Measurement]) -> None:
             if not measured.cancelled() and measured.result().ok:
                 watch.arm(made, candidate.binary)
 
-        future.add_done_callback(arm)
+        candidate.future.add_done_callback(arm)
         self._builds.put(candidate)
 
     def _add_device(self, device: candidates.Device) -> int:
@@ -250,10 +248,7 @@ class StagedPool(abc.ABC):
     ) -> Future[protocol.Measurement]:
         assert task.target is not None
         payload = payloads.of(program, task.target)
-        future: Future[protocol.Measurement] = Future()
-        candidate = candidates.Candidate(
-            task=task, payload=payload, name="", future=future, thorough=thorough
-        )
+        candidate = candidates.Candidate(task, payload, "", thorough=thorough)
         digest = candidate.digest
         with self._lock:
             if self._closed:
@@ -262,7 +257,7 @@ class StagedPool(abc.ABC):
             self._submitted += 1
             candidate.binary = task.libraries.get(digest, "")
             (self._queues if candidate.binary else self._builds).put(candidate)
-        return future
+        return candidate.future
 
     def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
         """Keep the library of a measured candidate if it is near the best, and settle it."""
@@ -300,7 +295,7 @@ class StagedPool(abc.ABC):
                 item.at_home.failure = "the pool was interrupted before it was made"
 
 
-class TaskView:
+class TaskView(protocol.Measurer):
     """A `protocol.Measurer` for one more task of a pool; closing it leaves the pool open."""
 
     def __init__(self, pool: StagedPool, task: candidates.PoolTask) -> None:
@@ -313,21 +308,5 @@ class TaskView:
         """Queue one program of this task."""
         return self._pool._submit(program, self._task, thorough)
 
-    def measure(self, programs: Sequence[payloads.Submitted]) -> list[protocol.Measurement]:
-        """Measure all and wait; results in the order of `programs`."""
-        return [future.result() for future in [self.submit(program) for program in programs]]
-
     def close(self) -> None:
         """Nothing to end: the workers are the pool's."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-if TYPE_CHECKING:
-
-    def _conforms(pool: StagedPool, view: TaskView) -> tuple[protocol.Measurer, protocol.Measurer]:
-        return pool, view

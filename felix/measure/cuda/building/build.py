@@ -13,12 +13,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm
-from tvm_ffi import structural
 
 from felix import launch_plan
 from felix.measure import description
@@ -26,7 +24,6 @@ from felix.measure import payload as payloads
 from felix.measure.cuda.building import cubins, launches, nvrtc
 from felix.templates.generated import GeneratedProgram
 
-_EXPLICIT = "pragma_unroll_explicit"
 #: TVM copies asynchronously (`cp.async`) only where this says so; without it, software-pipelined
 #: loops wait for copies that were not asynchronous.
 ASYNC_COPIES: dict[str, bool] = {"tirx.use_async_copy": True}
@@ -39,52 +36,33 @@ _PASSES: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceProgram:
-    """A program as CUDA source: its launches, its source, and the seconds that writing it took."""
+    """A program as CUDA source: its launches and its source."""
 
     plan: launch_plan.LaunchPlan
     source: cubins.Source
     arch: str
-    lower_s: float
 
 
-def handle(
-    payload: str,
-    stem: str,
-    max_source_bytes: int,
-    explicit: bool,
-    scalars: bool,
-    options: Sequence[str],
-) -> dict[str, Any]:
+def handle(payload: str, stem: str, max_source_bytes: int) -> dict[str, Any]:
     """The `build` verb for CUDA: the result goes to `stem` + ".cubin"."""
     program = payloads.read(payload)
     if isinstance(program, GeneratedProgram):
         lowered = of_generated(program)
     else:
-        mod = launches.PREPARED(program.mod)
-        lowered = lower(
-            mod if explicit or pipelined(mod) else implicit(mod), program.target, scalars
-        )
-    size = len(lowered.source.text)
-    if size > max_source_bytes:
-        raise launches.BuildError(f"{size} bytes of source would take too long to compile")
-    start = time.perf_counter()
+        lowered = lower(launches.PREPARED(program.mod), program.target)
     source = lowered.source
-    cubin = nvrtc.compile_cubin(source.text, lowered.arch, options, headers=source.headers)
-    compile_s = time.perf_counter() - start
+    if len(source.text) > max_source_bytes:
+        size = len(source.text)
+        raise launches.BuildError(f"{size} bytes of source would take too long to compile")
+    cubin = nvrtc.compile_cubin(source.text, lowered.arch, headers=source.headers)
     description.write_program(stem + ".cubin", lowered.plan, cubin)
-    return {
-        "library": stem + ".cubin",
-        "source_bytes": size,
-        "cubin_bytes": len(cubin),
-        "lower_s": lowered.lower_s,
-        "compile_s": compile_s,
-    }
+    return {"library": stem + ".cubin"}
 
 
 def of_generated(program: GeneratedProgram) -> DeviceProgram:
     """A generated program as what NVRTC compiles: its source as it is."""
     source = cubins.Source(program.source, headers="#include" in program.source)
-    return DeviceProgram(program.plan, source, program.arch, lower_s=0.0)
+    return DeviceProgram(program.plan, source, program.arch)
 
 
 def cubin_of(program: GeneratedProgram) -> bytes:
@@ -103,55 +81,6 @@ def ptx_of(program: GeneratedProgram) -> str:
     return nvrtc.compile_ptx(source.text, program.arch, headers=source.headers)
 
 
-def implicit(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with `#pragma unroll` where it would be unrolled by TVM.
-
-    MetaSchedule's spaces unroll explicitly; TVM then writes every iteration out. The compiler
-    unrolls a loop under a pragma just the same, from a tenth of the text.
-    """
-
-    def changed(loop: Any) -> Any:
-        if _EXPLICIT not in loop.annotations:
-            return loop
-        annotations = {**dict(loop.annotations), _EXPLICIT: 0}
-        return tvm.tirx.For(
-            loop.loop_var,
-            loop.min,
-            loop.extent,
-            loop.kind,
-            loop.body,
-            loop.thread_binding,
-            annotations,
-            loop.step,
-            loop.span,
-        )
-
-    func = mod["main"]
-    body = structural.structural_map(func.body, ((tvm.tirx.For, changed),))
-    return tvm.IRModule({"main": func.with_body(body)}, attrs=mod.attrs)
-
-
-def pipelined(mod: tvm.IRModule) -> bool:
-    """Whether a loop is software-pipelined: TVM's asynchronous copies need constant indices."""
-    return any(key.startswith("software_pipeline") for key, _ in _annotations(mod))
-
-
-def unrolls(mod: tvm.IRModule) -> bool:
-    """Whether some loops are to be written out."""
-    return any(key == "pragma_auto_unroll_max_step" and value for key, value in _annotations(mod))
-
-
-def _annotations(mod: tvm.IRModule) -> list[tuple[str, Any]]:
-    """Keys and values of all loop annotations of a program."""
-    annotations: list[tuple[str, Any]] = []
-
-    def note(loop: tvm.tirx.For) -> None:
-        annotations.extend((str(key), value) for key, value in loop.annotations.items())
-
-    structural.structural_walk(mod["main"].body, ((tvm.tirx.For, note),))
-    return annotations
-
-
 def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) -> DeviceProgram:
     """Lower a scheduled module and write its source, with `source.scalars` or without.
 
@@ -162,7 +91,6 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     Raises:
         BuildError: its host part does more than launch kernels in a fixed order.
     """
-    start = time.perf_counter()
     n_params = len(mod["main"].params)
     # Also the name of a function in its package, so plain import statements find that.
     build: Any = importlib.import_module("tvm.tirx.build")
@@ -175,8 +103,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     ((kernel_target, kernels),) = devices.items()
     plan = launches.plan_of(host["main"], n_params)
     text = _source(finalize()(kernels), kernel_target)
-    source = cubins.slim(text, scalars)
-    return DeviceProgram(plan, source, str(target.attrs["arch"]), time.perf_counter() - start)
+    return DeviceProgram(plan, cubins.slim(text, scalars), str(target.attrs["arch"]))
 
 
 def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
@@ -193,23 +120,14 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
 
 @contextlib.contextmanager
 def compiling(target: tvm.target.Target) -> Iterator[None]:
-    """TVM builds kernels as they are measured until the block ends.
-
-    Raises:
-        MeasureError: there is no NVRTC here, or headers are needed and there are none.
-    """
+    """TVM builds kernels as they are measured until the block ends; raises as `module`."""
     nvrtc.load()
     with compiled_by(lambda code: cubin(str(code), target)), passes():
         yield
 
 
 def cubin(code: str, target: tvm.target.Target) -> bytes:
-    """The cubin of CUDA source that TVM generated, compiled as it is measured.
-
-    Raises:
-        CompileError: NVRTC refuses it.
-        MeasureError: there is no NVRTC here, or headers are needed and there are none.
-    """
+    """The cubin of CUDA source that TVM generated, as it is measured; raises as `cubin_of`."""
     return cubins.compiled(cubins.slim(code), str(target.attrs["arch"]))
 
 
@@ -222,12 +140,7 @@ def passes() -> tvm.transform.PassContext:
 
 
 def ptx(code: str, target: tvm.target.Target) -> str:
-    """The PTX of CUDA source that TVM generated, compiled as it is measured.
-
-    Raises:
-        CompileError: NVRTC refuses it.
-        MeasureError: there is no NVRTC here, or headers are needed and there are none.
-    """
+    """The PTX of CUDA source that TVM generated; raises as `cubin_of`."""
     source = cubins.slim(code)
     return nvrtc.compile_ptx(source.text, str(target.attrs["arch"]), headers=source.headers)
 

@@ -124,7 +124,7 @@ class BuildStage:
                 if isinstance(item, candidates.PoolTask):
                     item.reference.settle(builder.reference(item.payload, item.name))
                     self._built(item)
-                elif _is_wanted(item):
+                elif item.is_wanted():
                     self._build(builder, item)
             except candidates.WorkerGone as gone:
                 self._lost[builder] = str(gone)
@@ -153,11 +153,6 @@ class BuildStage:
             self._built(item)
         else:
             self._settle(item, item.failed(error, message))
-
-
-def _is_wanted(candidate: candidates.Candidate) -> bool:
-    """Whether nobody cancelled it."""
-    return candidate.future.running() or candidate.future.set_running_or_notify_cancel()
 
 
 # A builder that is a worker process of this machine.
@@ -238,9 +233,6 @@ class LocalBuilder:
             return request | {"link": self._options.link.value}
         return request | {
             "verb": "build_cuda",
-            "explicit": self._options.explicit_unroll,
-            "scalars": self._options.scalar_registers,
-            "options": self._options.nvrtc_options,
             "max_source_bytes": self._options.max_source_bytes,
         }
 

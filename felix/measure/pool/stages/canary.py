@@ -10,7 +10,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 
 from felix.measure import protocol
 from felix.measure.pool import candidates
@@ -89,7 +88,7 @@ class Canary:
 
     def _candidate(self) -> candidates.Candidate:
         assert self._task is not None
-        return candidates.Candidate(self._task, "", "canary", Future(), binary=self._binary)
+        return candidates.Candidate(self._task, "", "canary", binary=self._binary)
 
 
 def _typical(best_us: Sequence[float]) -> float:

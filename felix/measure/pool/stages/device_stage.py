@@ -166,7 +166,7 @@ class DeviceStage:
         batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
         if self._watch is not None:
             self._watch.count(self.index, len(batch))
-        return self._measure([each for each in batch if _is_wanted(each)])
+        return self._measure([each for each in batch if each.is_wanted()])
 
     def _is_well(self) -> bool:
         """Time the canary if it is due, and rest while it is bad; False: the device ends."""
@@ -183,12 +183,7 @@ class DeviceStage:
     def _has_rested(self, fault: str) -> bool:
         """Leave candidates to others until the canary is as it should be; False: the pool ends."""
         assert self._watch is not None
-        _log.warning(
-            "device %d rests: %s",
-            self.index,
-            fault,
-            extra={"action": "device_out", "device": self.index},
-        )
+        self._warn("device_out", "rests", fault)
         self._queues.send_away(self.index, fault)
         while not self._queues.await_close(canary.AGAIN_S):
             if self._watch.fault(self.index, self.runs.run) is None:
@@ -211,12 +206,7 @@ class DeviceStage:
     def _is_back(self, why: str, left: Sequence[dispatch.Item]) -> bool:
         """Give what is `left` to others, and wait for the device; False if it never comes back."""
         if not self._queues.is_closed:
-            _log.warning(
-                "device %d is out of reach: %s",
-                self.index,
-                why,
-                extra={"action": "device_away", "device": self.index},
-            )
+            self._warn("device_away", "is out of reach", why)
         for item in left:  # before the others' share is moved, so that it goes along
             if isinstance(item, candidates.Candidate):
                 item.losses += 1
@@ -237,13 +227,13 @@ class DeviceStage:
         assert fault is not None
         is_out = self._queues.retire(self.index, fault)
         if is_out:
-            _log.warning(
-                "device %d measures nothing more: %s",
-                self.index,
-                fault,
-                extra={"action": "device_out", "device": self.index},
-            )
+            self._warn("device_out", "measures nothing more", fault)
         return is_out
+
+    def _warn(self, action: str, what: str, why: str) -> None:
+        """Say in the log what the device does."""
+        extra = {"action": action, "device": self.index}
+        _log.warning("device %d %s: %s", self.index, what, why, extra=extra)
 
     def _measure(self, batch: list[candidates.Candidate]) -> bool:
         """Measure candidates; whether the device goes on."""
@@ -314,23 +304,12 @@ class DeviceStage:
                 f"the device takes {1 / scale:.2f} times as long as the one that began the task"
             )
         task.refused[self.index] = refused
-        _log.warning(
-            "device %d does not measure a task: %s",
-            self.index,
-            refused,
-            extra={"action": "device_differs", "device": self.index},
-        )
+        self._warn("device_differs", "does not measure a task", refused)
         return False
 
     def _yardstick(self, task: candidates.PoolTask, binary: str) -> protocol.Measurement:
-        future: Future[protocol.Measurement] = Future()
-        candidate = candidates.Candidate(task, "", "yardstick", future, binary=binary)
+        candidate = candidates.Candidate(task, "", "yardstick", binary=binary)
         return self.runs.run(candidate, task.states[self.index])
-
-
-def _is_wanted(candidate: candidates.Candidate) -> bool:
-    """Whether nobody cancelled it."""
-    return candidate.future.running() or candidate.future.set_running_or_notify_cancel()
 
 
 def _scaled(measurement: protocol.Measurement, scale: float) -> protocol.Measurement:

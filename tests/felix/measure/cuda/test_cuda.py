@@ -140,21 +140,6 @@ def test_host_loops_are_refused() -> None:
         cuda_build.lower(sch.mod, felix.target.parse("h200"))
 
 
-def test_pragma_replaces_written_out_loops() -> None:
-    task = felix.workloads.parse("conv2d:1,28,28,64,64,3,padding=1", target="h200")
-    sketch = felix.trace_sketches(task)[0]
-    unroll = [i for i, v in enumerate(sketch.variables) if 1024 in v.domain][-1]
-    rows = sketch.sample(40, seed=1)
-    row = next(row for row in rows if row[unroll] >= 64)
-    mod = sketch.schedule(row).mod
-    assert not cuda_build.pipelined(mod)
-    explicit = cuda_build.lower(mod, task.target)
-    pragma = cuda_build.lower(cuda_build.implicit(mod), task.target)
-    assert len(pragma.source.text) < len(explicit.source.text) / 2
-    assert "#pragma unroll" in pragma.source.text
-    assert pragma.plan == explicit.plan
-
-
 def test_prelude_has_only_what_is_used() -> None:
     source = cuda_build.lower(_bound(), felix.target.parse("h200")).source
     assert not source.headers and "#include" not in source.text

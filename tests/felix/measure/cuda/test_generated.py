@@ -63,13 +63,7 @@ def test_cuda_code_is_not_built_for_a_cpu() -> None:
 
 
 def _built(program: GeneratedProgram, stem: pathlib.Path, **changed: Any) -> dict[str, Any]:
-    options = {
-        "max_source_bytes": 10**5,
-        "explicit": True,
-        "scalars": True,
-        "options": nvrtc.FAST,
-        **changed,
-    }
+    options = {"max_source_bytes": 10**5, **changed}
     return cuda_build.handle(payloads.of(program, H200), str(stem), **options)
 
 
@@ -83,9 +77,8 @@ def test_a_generated_program_is_built(
     reply = _built(program, tmp_path / "candidate")
     plan, cubin = description.read_program(reply["library"])
     assert plan == program.plan
-    assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
+    assert cubin.startswith(b"\x7fELF")
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
-    assert reply["source_bytes"] == len(program.source) and reply["compile_s"] > 0
     assert cuda_build.cubin_of(program) == cubin
 
 

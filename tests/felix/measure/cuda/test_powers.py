@@ -69,9 +69,6 @@ def test_candidates_and_what_ships_have_products(tmp_path: pathlib.Path) -> None
             payload.of(mod, task.target),
             str(tmp_path / str(number)),
             max_source_bytes=10**6,
-            explicit=True,
-            scalars=True,
-            options=nvrtc.FAST,
         )
         _, cubin = description.read_program(reply["library"])
         source = build.module(mod, task.target).imports[0].inspect_source()
