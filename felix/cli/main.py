@@ -16,29 +16,17 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from felix import display, errors, version
 from felix.cli import interrupts
 from felix.cli.comparison import libraries
 from felix.search import strategies
 
-if TYPE_CHECKING:
-    _Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
-
 #: New objects after which Python looks for garbage: after its own 700, that takes a fifth of the
 #: time in which TVM and torch load.
 _COLLECT_AFTER = 10_000
-
-#: Verbs for jobs of the service; one module has them all.
-_VERBS = {
-    "pause": "put jobs down; they keep everything measured",
-    "resume": "go on with paused jobs",
-    "cancel": "drop jobs",
-    "stop": "end jobs early, with their artifacts",
-    "retry": "go on with failed or cancelled jobs",
-}
 
 _EPILOG = """\
 WORKLOAD is an operator with its parameters, or a file with a task or TIR function as JSON:
@@ -86,54 +74,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"felix {version.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
-    _features(_add(commands, "features", "show, export or check the features of a program"))
-    _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
-    _known(
-        _add(
-            commands,
-            "known",
-            "write what is known of networks as a MetaSchedule database",
-            "commands.queued.known",
+    for name, (text, run, options) in _COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=_EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-    )
-    _worker(
-        _add(
-            commands,
-            "worker",
-            "build and measure for a cluster, or be a board",
-            "measuring.worker_command",
-        )
-    )
-    _add(commands, "devices", "list what this machine can tune for")
-    _serve(
-        _add(
-            commands,
-            "serve",
-            "run the service: API, dashboard and a tuner",
-            "commands.service.run_serve",
-        )
-    )
-    _tuner(_add(commands, "tuner", "work on jobs of the service", "commands.service.run_tuner"))
-    _db(_add(commands, "db", "look after the service's database", "commands.service.run_db"))
-    _remote(commands)
-    for name in set(commands.choices) - {"serve", "tuner", "worker"}:
-        commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
-    return parser
-
-
-def _add(
-    commands: _Subparsers, name: str, text: str, run: str | None = None
-) -> argparse.ArgumentParser:
-    """The parser of a command; `run` is what runs it, `commands.NAME.run` if left out."""
-    parser = commands.add_parser(
-        name,
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=f"felix.cli.{run or f'commands.{name}.run'}")
+        command.set_defaults(run=f"felix.cli.{run}")
+        options(command)
+        if run.startswith("remote."):
+            _connection(command)
+        if name not in ("serve", "tuner", "worker"):
+            command.add_argument("--json", action="store_true", help="result as JSON")
     return parser
 
 
@@ -155,9 +109,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--target", help="what to tune for (default: llvm, this CPU, or what a file says)")
     add(
         "--trials",
-        type=_positive(int),
-        default=None,
-        metavar="N",
+        **_COUNT,
         help="candidates to measure (default: 64 a workload, or until --seconds; a network: "
         "until 300 seconds)",
     )
@@ -169,13 +121,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         help="how to search (default: gradient); local takes no gradients",
     )
     add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
-    add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")
-    add(
-        "--patience",
-        type=_positive(int),
-        metavar="ROUNDS",
-        help="stop after so many rounds without an improvement of 1 %%",
-    )
+    add("--round", **_COUNT, default=24, help="candidates a round")
+    add("--patience", **_ROUNDS)
     add(
         "--devices",
         type=_devices,
@@ -201,9 +148,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--priority",
-        type=_natural,
+        **_NATURAL,
         default=1,
-        metavar="N",
         help="of requests for boards; larger ones come first (default 1)",
     )
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
@@ -263,12 +209,7 @@ def _worker(parser: argparse.ArgumentParser) -> None:
         help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
         "none: build only",
     )
-    add(
-        "--builders",
-        type=_natural,
-        metavar="N",
-        help="programs to build at a time (default: one a core)",
-    )
+    add("--builders", **_NATURAL, help="programs to build at a time (default: one a core)")
     add(
         "--tracker",
         metavar="HOST:PORT",
@@ -282,9 +223,8 @@ def _worker(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--port",
-        type=_natural,
+        **_NATURAL,
         default=9090,
-        metavar="N",
         help="first port that the board tries (default 9090)",
     )
 
@@ -303,9 +243,8 @@ def _features(parser: argparse.ArgumentParser) -> None:
     add("--sketch", type=_natural, metavar="I", help="only this sketch")
     add(
         "--samples",
-        type=_positive(int),
+        **_COUNT,
         default=1,
-        metavar="N",
         help="random legal schedules to show of each sketch (default 1)",
     )
     add("--seed", type=_natural, default=0, help="of the random schedules (default 0)")
@@ -313,8 +252,7 @@ def _features(parser: argparse.ArgumentParser) -> None:
     add("--csv", action="store_true", help="values as CSV, one line a store")
     add(
         "--check",
-        type=_positive(int),
-        metavar="N",
+        **_COUNT,
         help="compare N random schedules of every sketch with what TVM makes of them",
     )
 
@@ -334,7 +272,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
 def _tuner(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", metavar="NAME", help="how people know this tuner (default: host and process)")
-    add("--jobs", type=_positive(int), metavar="N", help="end after so many jobs")
+    add("--jobs", **_COUNT, help="end after so many jobs")
     add("--with-parent", action="store_true", help="end when the process that started it ends")
 
 
@@ -342,51 +280,35 @@ def _db(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["upgrade"], help="bring it to this version's schema")
 
 
-def _remote(commands: _Subparsers) -> None:
-    """What talks to a service that runs somewhere; see `felix.cli.remote.connection`."""
-    _submit(_add(commands, "submit", "give the service a job", "remote.jobs.submit"))
-    _ls(_add(commands, "ls", "list jobs of the service", "remote.jobs.ls"))
-    watch = _add(commands, "watch", "show the progress of a job", "remote.watch.run")
-    watch.add_argument("job", type=_natural)
-    for verb, text in _VERBS.items():
-        control = _add(commands, verb, text, "remote.jobs.control")
-        control.add_argument("job", type=_natural, nargs="+")
-    _get(_add(commands, "get", "download what a job made", "remote.jobs.get"))
-    _keys(_add(commands, "keys", "list, make and revoke API keys", "remote.teams.keys_command"))
-    _projects(
-        _add(
-            commands, "projects", "list, make and limit projects", "remote.teams.projects_command"
-        )
-    )
-    _webhooks(
-        _add(
-            commands,
-            "webhooks",
-            "report changes of jobs to others",
-            "remote.teams.webhooks_command",
-        )
-    )
-    for name in ("submit", "ls", "watch", *_VERBS, "get", "keys", "projects", "webhooks"):
-        add = commands.choices[name].add_argument
-        add("--url", help="the service (default: FELIX_URL, else this machine's, at FELIX_PORT)")
-        add("--key-file", metavar="PATH", help="file with an API key (default: FELIX_API_KEY)")
+def _no_options(parser: argparse.ArgumentParser) -> None:
+    """A command without any."""
+
+
+def _connection(parser: argparse.ArgumentParser) -> None:
+    """Of what talks to a service that runs somewhere; see `felix.cli.remote.connection`."""
+    add = parser.add_argument
+    add("--url", help="the service (default: FELIX_URL, else this machine's, at FELIX_PORT)")
+    add("--key-file", metavar="PATH", help="file with an API key (default: FELIX_API_KEY)")
+
+
+def _watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=_natural)
+
+
+def _control(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=_natural, nargs="+")
 
 
 def _submit(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", metavar="WORKLOAD", help="as for tune, or an ONNX file")
     add("--target", help="what to tune for (default: llvm)")
-    add("--trials", type=_positive(int), metavar="N", help="candidates to measure")
+    add("--trials", **_COUNT, help="candidates to measure")
     add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
     add("--seed", type=_natural, help="everything random follows from it (default 0)")
     add("--strategy", choices=strategies.NAMES, help="how to search")
-    add("--round", type=_positive(int), metavar="N", help="candidates a round")
-    add(
-        "--patience",
-        type=_positive(int),
-        metavar="ROUNDS",
-        help="stop after so many rounds without an improvement of 1 %%",
-    )
+    add("--round", **_COUNT, help="candidates a round")
+    add("--patience", **_ROUNDS)
     add("--name", help="how people know the job")
     add("--tag", action="append", metavar="TAG", help="may be given several times")
     add("--priority", type=int, help="higher goes first (default 0)")
@@ -419,7 +341,7 @@ def _ls(parser: argparse.ArgumentParser) -> None:
     add("--tag", action="append", metavar="TAG", help="several: all of them")
     add("--q", metavar="TEXT", help="part of name or operator")
     add("--mine", action="store_true", help="only jobs of this key")
-    add("--limit", type=_positive(int), default=20, metavar="N", help="newest N (default 20)")
+    add("--limit", **_COUNT, default=20, help="newest N (default 20)")
 
 
 def _get(parser: argparse.ArgumentParser) -> None:
@@ -450,9 +372,9 @@ def _keys(parser: argparse.ArgumentParser) -> None:
         "may be given several times",
     )
     add("--project", metavar="NAME", help="whose jobs a new key sees (default: default)")
-    add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
-    add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")
-    add("--max-upload-bytes", type=_natural, metavar="N", help="quota of a new key")
+    add("--max-running-jobs", **_NATURAL, help="quota of a new key")
+    add("--max-trials", **_COUNT, help="quota of a new key")
+    add("--max-upload-bytes", **_NATURAL, help="quota of a new key")
     add("--expires-s", type=_positive(float), metavar="S", help="a new key ends after this long")
     add("--local", action="store_true", help="write to this machine's database, without the API")
 
@@ -461,13 +383,12 @@ def _projects(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["ls", "create", "limit"], help="limit replaces all limits")
     add("name", nargs="?", metavar="NAME", help="of the project; permanent")
-    add("--max-running-jobs", type=_natural, metavar="N", help="unfinished jobs of all its keys")
-    add("--max-trials", type=_positive(int), metavar="N", help="of one job")
+    add("--max-running-jobs", **_NATURAL, help="unfinished jobs of all its keys")
+    add("--max-trials", **_COUNT, help="of one job")
     add("--max-bytes", type=_size, metavar="N", help="of its uploads and artifacts")
     add(
         "--retention-days",
-        type=_positive(int),
-        metavar="N",
+        **_COUNT,
         help="files of ended jobs are removed after so long, unless tagged keep",
     )
 
@@ -482,7 +403,7 @@ def _webhooks(parser: argparse.ArgumentParser) -> None:
         metavar="STATE",
         help="what a new webhook reports; several: each (default: all but queued)",
     )
-    add("--limit", type=_positive(int), default=20, metavar="N", help="newest N (default 20)")
+    add("--limit", **_COUNT, default=20, help="newest N (default 20)")
 
 
 def _positive(kind: type) -> Any:
@@ -526,3 +447,50 @@ def _natural(text: str) -> int:
     if not 0 <= value < 2**31:
         raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
     return value
+
+
+#: Numbers from 1 and from 0 on, and rounds to wait for an improvement.
+_COUNT: dict[str, Any] = {"type": _positive(int), "metavar": "N"}
+_NATURAL: dict[str, Any] = {"type": _natural, "metavar": "N"}
+_ROUNDS: dict[str, Any] = {
+    "type": _positive(int),
+    "metavar": "ROUNDS",
+    "help": "stop after so many rounds without an improvement of 1 %%",
+}
+
+#: Command -> what it does, the function of `felix.cli` that runs it, its options.
+_COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
+    "tune": ("find a fast schedule and write the artifact", "commands.tune.run", _tune),
+    "features": (
+        "show, export or check the features of a program",
+        "commands.features.run",
+        _features,
+    ),
+    "compile": ("build the best schedule of an earlier run", "commands.compile.run", _compile),
+    "known": (
+        "write what is known of networks as a MetaSchedule database",
+        "commands.queued.known",
+        _known,
+    ),
+    "worker": (
+        "build and measure for a cluster, or be a board",
+        "measuring.worker_command",
+        _worker,
+    ),
+    "devices": ("list what this machine can tune for", "commands.devices.run", _no_options),
+    "serve": ("run the service: API, dashboard and a tuner", "commands.service.run_serve", _serve),
+    "tuner": ("work on jobs of the service", "commands.service.run_tuner", _tuner),
+    "db": ("look after the service's database", "commands.service.run_db", _db),
+    "submit": ("give the service a job", "remote.jobs.submit", _submit),
+    "ls": ("list jobs of the service", "remote.jobs.ls", _ls),
+    "watch": ("show the progress of a job", "remote.watch.run", _watch),
+    "pause": ("put jobs down; they keep everything measured", "remote.jobs.control", _control),
+    "resume": ("go on with paused jobs", "remote.jobs.control", _control),
+    "cancel": ("drop jobs", "remote.jobs.control", _control),
+    "stop": ("end jobs early, with their artifacts", "remote.jobs.control", _control),
+    "retry": ("go on with failed or cancelled jobs", "remote.jobs.control", _control),
+    "get": ("download what a job made", "remote.jobs.get", _get),
+    "keys": ("list, make and revoke API keys", "remote.teams.keys_command", _keys),
+    "projects": ("list, make and limit projects", "remote.teams.projects_command", _projects),
+    "webhooks": ("report changes of jobs to others", "remote.teams.webhooks_command", _webhooks),
+}

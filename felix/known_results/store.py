@@ -56,11 +56,18 @@ def default_path() -> pathlib.Path:
     return pathlib.Path(os.environ.get(VARIABLE) or files.cache_folder() / "known-results.sqlite")
 
 
+#: Of the rows of a task (`Store.key`).
+_OF_TASK = "task_key = ? AND device = ? AND versions = ?"
+
+
 class Store:
     """Known results in a file, which is made when it is needed.
 
     Args:
         path: the file; `default_path` when left out.
+
+    Raises:
+        RecordError: by each method where the file cannot be used or what is in it is malformed.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -68,32 +75,20 @@ class Store:
         self._versions = json.dumps(_versions(), sort_keys=True)
 
     def find(self, task: Task) -> outcome.Outcome | None:
-        """What is known of a task on its device under these versions.
-
-        Raises:
-            RecordError: the file cannot be read.
-        """
-        query = "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
+        """What is known of a task on its device under these versions."""
         with self.connection() as connection:
-            row = connection.execute(query, self.key(task)).fetchone()
-        return None if row is None else _from_json(row[0])
+            return self._found(connection, task)
 
     def add(self, task: Task, result: outcome.Outcome) -> outcome.Outcome:
         """Store what tuning gave; of two results of a task the faster schedule stays.
 
         Returns:
             What the store has now.
-
-        Raises:
-            RecordError: the file cannot be written.
         """
         with self.connection() as connection:
             connection.execute("BEGIN IMMEDIATE")  # what is read may not change until the write
-            query = (
-                "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
-            )
-            row = connection.execute(query, self.key(task)).fetchone()
-            merged = result if row is None else faster(_from_json(row[0]), result)
+            known = self._found(connection, task)
+            merged = result if known is None else faster(known, result)
             values = (
                 *self.key(task),
                 outcome.family(task),
@@ -107,18 +102,19 @@ class Store:
             )
         return merged
 
+    def _found(self, connection: sqlite3.Connection, task: Task) -> outcome.Outcome | None:
+        query = f"SELECT outcome FROM outcomes WHERE {_OF_TASK}"
+        row = connection.execute(query, self.key(task)).fetchone()
+        return None if row is None else _from_json(row[0])
+
     def similar(self, task: Task, limit: int = 4) -> list[outcome.Outcome]:
         """Results of the same operator with other extents, or of this task elsewhere.
 
         The latest come first; those without a schedule are left out.
-
-        Raises:
-            RecordError: the file cannot be read.
         """
         query = (
-            "SELECT outcome FROM outcomes WHERE family = ? AND tuned_us IS NOT NULL "
-            "AND NOT (task_key = ? AND device = ? AND versions = ?) "
-            "ORDER BY updated_s DESC LIMIT ?"
+            f"SELECT outcome FROM outcomes WHERE family = ? AND tuned_us IS NOT NULL "
+            f"AND NOT ({_OF_TASK}) ORDER BY updated_s DESC LIMIT ?"
         )
         with self.connection() as connection:
             rows = connection.execute(
@@ -127,29 +123,15 @@ class Store:
         return [_from_json(text) for (text,) in rows]
 
     def entries(self) -> list[tuple[str, outcome.Outcome]]:
-        """Every task (`Task.to_json`) with what is known of it, the oldest first.
-
-        Raises:
-            RecordError: the file cannot be read.
-        """
+        """Every task (`Task.to_json`) with what is known of it, the oldest first."""
+        query = "SELECT task, outcome FROM outcomes ORDER BY updated_s"
         with self.connection() as connection:
-            rows = connection.execute(
-                "SELECT task, outcome FROM outcomes ORDER BY updated_s"
-            ).fetchall()
-        return [(task, _from_json(text)) for task, text in rows]
+            return [(task, _from_json(text)) for task, text in connection.execute(query)]
 
     def find_finding(self, task: Task, subject: str) -> dict[str, Any] | None:
-        """What was found of a task on a subject; None if nothing was.
-
-        Raises:
-            RecordError: the file cannot be read.
-        """
-        query = (
-            "SELECT finding FROM findings WHERE task_key = ? AND device = ? AND versions = ? "
-            "AND subject = ?"
-        )
-        with self.connection() as connection:
-            connection.execute(_FINDINGS)
+        """What was found of a task on a subject; None if nothing was."""
+        query = f"SELECT finding FROM findings WHERE {_OF_TASK} AND subject = ?"
+        with self.connection(_FINDINGS) as connection:
             row = connection.execute(query, (*self.key(task), subject)).fetchone()
         try:
             return None if row is None else dict(json.loads(row[0]))
@@ -157,13 +139,8 @@ class Store:
             raise errors.RecordError(f"a known finding is malformed: {error}") from error
 
     def add_finding(self, task: Task, subject: str, finding: dict[str, Any]) -> None:
-        """Store what was found of a task on a subject; the last one stays.
-
-        Raises:
-            RecordError: the file cannot be written.
-        """
-        with self.connection() as connection:
-            connection.execute(_FINDINGS)
+        """Store what was found of a task on a subject; the last one stays."""
+        with self.connection(_FINDINGS) as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO findings VALUES (?, ?, ?, ?, ?)",
                 (*self.key(task), subject, json.dumps(finding)),
@@ -174,17 +151,18 @@ class Store:
         return task.key, target.hardware(task.target).name, self._versions
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
+    def connection(self, table: str = "") -> Iterator[sqlite3.Connection]:
         """A connection whose changes are written when the block ends without an error.
 
-        Raises:
-            RecordError: the file cannot be used.
+        Args:
+            table: makes one that a file of an older version may lack.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(self.path, timeout=TIMEOUT_S, isolation_level=None)
             with contextlib.closing(connection):
                 self._prepare(connection)
+                connection.execute(table)
                 yield connection
                 if connection.in_transaction:
                     connection.execute("COMMIT")
@@ -272,19 +250,14 @@ class QueuedTask:
 
 
 def enqueue(known: Store, tasks: Iterable[tuple[Task, str | None]]) -> None:
-    """Put tasks with their forms into the queue; those that wait already are counted once more.
-
-    Raises:
-        RecordError: the file cannot be written.
-    """
+    """Put tasks with their forms into the queue; those that wait already are counted once more."""
     rows = [
         (task.key, target.hardware(task.target).name, task.to_json(), form, 1, time.time())
         for task, form in tasks
     ]
     if not rows:
         return
-    with known.connection() as connection:
-        connection.execute(_QUEUE)
+    with known.connection(_QUEUE) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(
             "INSERT INTO queue VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
@@ -294,13 +267,8 @@ def enqueue(known: Store, tasks: Iterable[tuple[Task, str | None]]) -> None:
 
 
 def queued(known: Store) -> list[QueuedTask]:
-    """What waits, the most requested first.
-
-    Raises:
-        RecordError: the file cannot be read.
-    """
-    with known.connection() as connection:
-        connection.execute(_QUEUE)
+    """What waits, the most requested first."""
+    with known.connection(_QUEUE) as connection:
         rows = connection.execute(
             "SELECT task_key, device, task, form, n_requests, first_s FROM queue "
             "ORDER BY n_requests DESC, first_s"
@@ -310,13 +278,8 @@ def queued(known: Store) -> list[QueuedTask]:
 
 
 def unqueue(known: Store, done: Sequence[QueuedTask]) -> None:
-    """Take tasks out of the queue.
-
-    Raises:
-        RecordError: the file cannot be written.
-    """
-    with known.connection() as connection:
-        connection.execute(_QUEUE)
+    """Take tasks out of the queue."""
+    with known.connection(_QUEUE) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(
             "DELETE FROM queue WHERE task_key = ? AND device = ?",
