@@ -17,10 +17,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from felix import display, errors, version
-from felix.cli import interrupts
+from felix.cli import interrupts, values
 from felix.cli.comparison import libraries
 from felix.search import strategies
 
@@ -113,8 +113,13 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         help="candidates to measure (default: 64 a workload, or until --seconds; a network: "
         "until 300 seconds)",
     )
-    add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
-    add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
+    add("--seconds", type=values.positive(float), metavar="S", help="stop after this long")
+    add(
+        "--seed",
+        type=values.natural,
+        default=0,
+        help="everything random follows from it (default 0)",
+    )
     add(
         "--strategy",
         choices=strategies.NAMES,
@@ -125,7 +130,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--patience", **_ROUNDS)
     add(
         "--devices",
-        type=_devices,
+        type=values.devices,
         metavar="GPUS",
         help="GPUs of one model to measure on: numbers joined by commas, or all (default: 0)",
     )
@@ -162,7 +167,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
     add(
         "--compare",
-        type=_libraries,
+        type=values.libraries,
         default=libraries.DEFAULT,
         metavar="LIBRARIES",
         help="what the best schedules are compared with: numpy, torch, inductor (torch.compile), "
@@ -203,7 +208,7 @@ def _worker(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--devices",
-        type=_worker_devices,
+        type=values.worker_devices,
         default="all",
         metavar="GPUS",
         help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
@@ -229,25 +234,18 @@ def _worker(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _worker_devices(text: str) -> tuple[int, ...] | Literal["all", "cpu"]:
-    """What a worker measures on: `_devices`, "cpu" or "none"."""
-    if text == "cpu":
-        return "cpu"
-    return () if text == "none" else _devices(text)
-
-
 def _features(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", metavar="WORKLOAD")
     add("--target", help="what the program is scheduled for (default: llvm, or what a file says)")
-    add("--sketch", type=_natural, metavar="I", help="only this sketch")
+    add("--sketch", type=values.natural, metavar="I", help="only this sketch")
     add(
         "--samples",
         **_COUNT,
         default=1,
         help="random legal schedules to show of each sketch (default 1)",
     )
-    add("--seed", type=_natural, default=0, help="of the random schedules (default 0)")
+    add("--seed", type=values.natural, default=0, help="of the random schedules (default 0)")
     add("--all", action="store_true", help="show features that are zero everywhere, too")
     add("--csv", action="store_true", help="values as CSV, one line a store")
     add(
@@ -292,11 +290,11 @@ def _connection(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=_natural)
+    parser.add_argument("job", type=values.natural)
 
 
 def _control(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=_natural, nargs="+")
+    parser.add_argument("job", type=values.natural, nargs="+")
 
 
 def _submit(parser: argparse.ArgumentParser) -> None:
@@ -304,8 +302,8 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("workload", metavar="WORKLOAD", help="as for tune, or an ONNX file")
     add("--target", help="what to tune for (default: llvm)")
     add("--trials", **_COUNT, help="candidates to measure")
-    add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
-    add("--seed", type=_natural, help="everything random follows from it (default 0)")
+    add("--seconds", type=values.positive(float), metavar="S", help="stop after this long")
+    add("--seed", type=values.natural, help="everything random follows from it (default 0)")
     add("--strategy", choices=strategies.NAMES, help="how to search")
     add("--round", **_COUNT, help="candidates a round")
     add("--patience", **_ROUNDS)
@@ -346,7 +344,7 @@ def _ls(parser: argparse.ArgumentParser) -> None:
 
 def _get(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("job", type=_natural)
+    add("job", type=values.natural)
     add("--out", default=".", metavar="DIR", help="where it goes (default: here)")
     add("--name", help="of the artifact (default: the bundle)")
     add("--network", action="store_true", help="the network that the job built")
@@ -375,7 +373,12 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add("--max-running-jobs", **_NATURAL, help="quota of a new key")
     add("--max-trials", **_COUNT, help="quota of a new key")
     add("--max-upload-bytes", **_NATURAL, help="quota of a new key")
-    add("--expires-s", type=_positive(float), metavar="S", help="a new key ends after this long")
+    add(
+        "--expires-s",
+        type=values.positive(float),
+        metavar="S",
+        help="a new key ends after this long",
+    )
     add("--local", action="store_true", help="write to this machine's database, without the API")
 
 
@@ -385,7 +388,7 @@ def _projects(parser: argparse.ArgumentParser) -> None:
     add("name", nargs="?", metavar="NAME", help="of the project; permanent")
     add("--max-running-jobs", **_NATURAL, help="unfinished jobs of all its keys")
     add("--max-trials", **_COUNT, help="of one job")
-    add("--max-bytes", type=_size, metavar="N", help="of its uploads and artifacts")
+    add("--max-bytes", type=values.size, metavar="N", help="of its uploads and artifacts")
     add(
         "--retention-days",
         **_COUNT,
@@ -406,54 +409,11 @@ def _webhooks(parser: argparse.ArgumentParser) -> None:
     add("--limit", **_COUNT, default=20, help="newest N (default 20)")
 
 
-def _positive(kind: type) -> Any:
-    def parse(text: str) -> Any:
-        value = kind(text)
-        if not 0 < value < 1e9:
-            raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
-        return value
-
-    parse.__name__ = kind.__name__  # argparse says "invalid int value"
-    return parse
-
-
-def _devices(text: str) -> tuple[int, ...] | Literal["all"]:
-    """Numbers of GPUs: "all" or "0,2"."""
-    if text == "all":
-        return "all"
-    numbers = text.split(",")
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor numbers like 0,1")
-    return tuple(int(number) for number in numbers)
-
-
-def _libraries(text: str) -> tuple[str, ...]:
-    names = () if text == "none" else tuple(text.split("+"))
-    if unknown := [name for name in names if name not in libraries.NAMES]:
-        known = ", ".join(libraries.NAMES)
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {known}, none")
-    return names
-
-
-def _size(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**62:
-        raise argparse.ArgumentTypeError(f"must be a number of bytes, got {text}")
-    return value
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return value
-
-
 #: Numbers from 1 and from 0 on, and rounds to wait for an improvement.
-_COUNT: dict[str, Any] = {"type": _positive(int), "metavar": "N"}
-_NATURAL: dict[str, Any] = {"type": _natural, "metavar": "N"}
+_COUNT: dict[str, Any] = {"type": values.positive(int), "metavar": "N"}
+_NATURAL: dict[str, Any] = {"type": values.natural, "metavar": "N"}
 _ROUNDS: dict[str, Any] = {
-    "type": _positive(int),
+    "type": values.positive(int),
     "metavar": "ROUNDS",
     "help": "stop after so many rounds without an improvement of 1 %%",
 }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from felix import events
-from felix.cli import report
+from felix.cli import interrupts, report
+from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
     from rich import progress
@@ -26,6 +28,28 @@ def reporter(quiet: bool = False) -> Iterator[OnEvent]:
             yield on_event
     else:
         yield _lines(sys.stderr)
+
+
+@contextlib.contextmanager
+def tuning(
+    arguments: argparse.Namespace, **more: Any
+) -> Iterator[tuple[options.TuneOptions, OnEvent]]:
+    """What the options of a command, and `more` of them, ask of a run, and what shows its events.
+
+    A signal ends the run; before there is anything to report, it raises KeyboardInterrupt.
+    """
+    with reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+        chosen = options.TuneOptions(
+            round_size=arguments.round,
+            patience_rounds=arguments.patience,
+            devices=arguments.devices,
+            should_stop=signals.noted,
+            **more,
+        )
+        try:
+            yield chosen, on_event
+        except pacing.Stopped:
+            raise KeyboardInterrupt from None
 
 
 def text(event: events.Event) -> str | None:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import errors
 from felix.artifact import export
-from felix.cli import interrupts, measuring, progress
+from felix.cli import interrupts, measuring, progress, values
 from felix.cli.commands import inputs
-from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
-    from felix.network.optimized import OptimizedNetwork
     from felix.network.report import Report
 
 _Shapes: TypeAlias = Mapping[str, list[int]] | None
@@ -61,91 +59,48 @@ def run(arguments: argparse.Namespace) -> int:
 def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Report:
     """Tune, build and write the network; what ships."""
     model, shapes = _read(path, arguments.shape)
-    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
-        chosen = options.TuneOptions(
-            round_size=arguments.round,
-            patience_rounds=arguments.patience,
-            devices=arguments.devices,
-            pool=measuring.pool_of_cluster(arguments.cluster),
-            should_stop=signals.noted,
+    pool = measuring.pool_of_cluster(arguments.cluster)
+    target = arguments.target or inputs.DEFAULT_TARGET
+    how = {"shapes": shapes, "fusion": arguments.fusion, "allow_tf32": arguments.allow_tf32}
+    with progress.tuning(arguments, pool=pool) as (chosen, on_event):
+        from felix.known_results import databases
+        from felix.network import elsewhere, optimize, outcomes
+
+        asked = {
+            "trials": arguments.trials,
+            "seed": arguments.seed,
+            "options": chosen,
+            "out": out,
+            "on_event": on_event,
+            "improve": arguments.improve,
+        }
+        if not arguments.cluster:
+            fast = optimize.optimize(
+                model,
+                **asked,
+                **how,
+                seconds=arguments.seconds,
+                target=target,
+                pytorch=not arguments.no_pytorch,
+                database=arguments.database,
+            )
+            fast.export(out)
+            return fast.report
+        has_limit = arguments.seconds is not None or arguments.trials is not None
+        given = arguments.database
+        request = outcomes.Request(
+            **asked,
+            seconds=arguments.seconds if has_limit else optimize.DEFAULT_SECONDS,
+            pytorch=False,
+            database=None if given is None else databases.Database(given),
         )
-        try:
-            if arguments.cluster:
-                return _written_for_elsewhere(model, shapes, arguments, chosen, on_event, out)
-            fast = _optimized(model, shapes, arguments, chosen, on_event, out)
-        except pacing.Stopped:  # before there was anything to report
-            raise KeyboardInterrupt from None
-    fast.export(out)
-    return fast.report
-
-
-def _optimized(
-    model: Any,
-    shapes: _Shapes,
-    arguments: argparse.Namespace,
-    chosen: options.TuneOptions,
-    on_event: options.OnEvent | None,
-    out: pathlib.Path,
-) -> OptimizedNetwork:
-    from felix.network import optimize
-
-    return optimize.optimize(
-        model,
-        seconds=arguments.seconds,
-        trials=arguments.trials,
-        target=arguments.target or inputs.DEFAULT_TARGET,
-        shapes=shapes,
-        out=out,
-        seed=arguments.seed,
-        options=chosen,
-        on_event=on_event,
-        pytorch=not arguments.no_pytorch,
-        improve=arguments.improve,
-        fusion=arguments.fusion,
-        allow_tf32=arguments.allow_tf32,
-        database=arguments.database,
-    )
-
-
-def _written_for_elsewhere(
-    model: Any,
-    shapes: _Shapes,
-    arguments: argparse.Namespace,
-    chosen: options.TuneOptions,
-    on_event: options.OnEvent | None,
-    out: pathlib.Path,
-) -> Report:
-    from felix.known_results import databases
-    from felix.network import elsewhere, outcomes
-    from felix.network.optimize import DEFAULT_SECONDS
-
-    has_limit = arguments.seconds is not None or arguments.trials is not None
-    request = outcomes.Request(
-        trials=arguments.trials,
-        seconds=arguments.seconds if has_limit else DEFAULT_SECONDS,
-        seed=arguments.seed,
-        options=chosen,
-        out=out,
-        on_event=on_event,
-        pytorch=False,
-        improve=arguments.improve,
-        database=None if arguments.database is None else databases.Database(arguments.database),
-    )
-    return elsewhere.tune(
-        model,
-        out,
-        request,
-        arguments.target or inputs.DEFAULT_TARGET,
-        shapes=shapes,
-        fusion=arguments.fusion,
-        allow_tf32=arguments.allow_tf32,
-    )
+        return elsewhere.tune(model, out, request, target, **how)
 
 
 def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, _Shapes]:
     """(model, shapes) as `felix.optimize` takes them."""
     if path.endswith(".onnx"):
-        return path, dict(map(_shape, shapes or ())) or None
+        return path, values.shapes(shapes)
     if shapes:
         raise errors.WorkloadError("--shape is for ONNX files: a .pt2 file has its shapes")
     import torch
@@ -155,12 +110,3 @@ def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, _Shapes]:
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise errors.WorkloadError(f"cannot read {path}: {line}") from error
-
-
-def _shape(text: str) -> tuple[str, list[int]]:
-    """NAME=1x3x224x224 as name and extents."""
-    name, _, extents = text.rpartition("=")
-    try:
-        return name, [int(extent) for extent in extents.split("x")]
-    except ValueError:
-        raise errors.WorkloadError(f"--shape takes NAME=1x3x224x224, got {text!r}") from None

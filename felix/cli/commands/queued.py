@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from felix import errors
 from felix.cli import interrupts, progress
-from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
     from felix.network.backend.queued import Summary
@@ -50,24 +49,16 @@ def _worked_off(arguments: argparse.Namespace) -> Summary:
     from felix.network import outcomes
     from felix.network.backend import queued
 
-    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+    with progress.tuning(arguments) as (chosen, on_event):
         request = outcomes.Request(
             trials=arguments.trials,
             seconds=arguments.seconds,
             seed=arguments.seed,
-            options=options.TuneOptions(
-                round_size=arguments.round,
-                patience_rounds=arguments.patience,
-                devices=arguments.devices,
-                should_stop=signals.noted,
-            ),
+            options=chosen,
             out=None,
             on_event=on_event,
         )
-        try:
-            return queued.work_off(store.Store(), request)
-        except pacing.Stopped:  # before there was anything to report
-            raise KeyboardInterrupt from None
+        return queued.work_off(store.Store(), request)
 
 
 def _text(summary: Summary) -> str:

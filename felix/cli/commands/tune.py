@@ -15,7 +15,7 @@ from felix.cli import interrupts, measuring, progress, report
 from felix.cli.commands import inputs, queued
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
-from felix.tuning import options, pacing, results
+from felix.tuning import options, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,30 +88,21 @@ def _tune(
     trials = arguments.trials
     if trials is None and arguments.seconds is None:
         trials = DEFAULT_TRIALS * len(tasks)
-    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
-        try:
-            return tune.tune(
-                tasks,
-                trials=trials,
-                seconds=arguments.seconds,
-                seed=arguments.seed,
-                strategy=arguments.strategy,
-                model=arguments.model,
-                options=options.TuneOptions(
-                    round_size=arguments.round,
-                    patience_rounds=arguments.patience,
-                    devices=arguments.devices,
-                    pool=measuring.pool_of_boards(arguments)
-                    or measuring.pool_of_cluster(arguments.cluster),
-                    first_schedules=_first_schedules(arguments.database),
-                    should_stop=signals.noted,
-                ),
-                out=out,
-                resume=arguments.resume,
-                on_event=on_event,
-            )
-        except pacing.Stopped:  # before there was anything to report
-            raise KeyboardInterrupt from None
+    pool = measuring.pool_of_boards(arguments) or measuring.pool_of_cluster(arguments.cluster)
+    first = _first_schedules(arguments.database)
+    with progress.tuning(arguments, pool=pool, first_schedules=first) as (chosen, on_event):
+        return tune.tune(
+            tasks,
+            trials=trials,
+            seconds=arguments.seconds,
+            seed=arguments.seed,
+            strategy=arguments.strategy,
+            model=arguments.model,
+            options=chosen,
+            out=out,
+            resume=arguments.resume,
+            on_event=on_event,
+        )
 
 
 def _first_schedules(database: str | None) -> options.FirstSchedules | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from felix import client, display, errors
-from felix.cli import report
+from felix.cli import report, values
 from felix.cli.remote import connection, watch
 
 
@@ -49,7 +49,7 @@ def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job
     path = pathlib.Path(text)
     is_file = path.suffix in (".onnx", ".pt2", ".json") or ("/" in text and ":" not in text)
     if is_file:
-        shapes = dict(_shape(each) for each in arguments.shape or ()) or None
+        shapes = values.shapes(arguments.shape)
         network = None if arguments.network else False
         return service.submit_file(
             path, shapes=shapes, network=network, pytorch=arguments.pytorch, **settings
@@ -79,17 +79,6 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value is not None} or None,
     }
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _shape(text: str) -> tuple[str, list[int]]:
-    name, separator, extents = text.rpartition("=")
-    try:
-        shape = [int(extent) for extent in extents.split("x")]
-    except ValueError:
-        shape = []
-    if not separator or not name or not shape:
-        raise errors.WorkloadError(f"--shape is NAME=1x3x224x224, got {text!r}")
-    return name, shape
 
 
 def ls(arguments: argparse.Namespace) -> int:
