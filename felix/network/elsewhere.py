@@ -95,7 +95,7 @@ def write(
     """
     shipped = optimize.chosen_programs(every, gathered, contest.Contest(network, None))
     begin_step("building the network")
-    runs = optimize.runs(shipped)
+    runs = contest.runs(shipped)
     mod = prepacking.prepack(assembly.assemble(network.lowered, runs, runs_here=False))
     compiled = executable.compile_network(mod, network.target)
     content = export.Content(

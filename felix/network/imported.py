@@ -15,12 +15,15 @@ from torch.utils import _pytree as pytree
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
 from felix.network import agreement
-from felix.network import examples as model_calls
 from felix.network.passes import memory
 from felix.torch_calls.form import form_from_json, register
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+import contextlib
+from collections.abc import Iterator
+
+from tvm import relax
 
 #: What `optimize` takes: a module, an exported program, or the path or bytes of an ONNX file.
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | str | pathlib.Path | bytes"
@@ -218,7 +221,7 @@ def _of_torch(
     for forms in read.pytorch.values():
         for text in forms:
             register(form_from_json(text))
-    expected = model_calls.tensors(model_calls.as_exported(module, args, kwargs))
+    expected = result_tensors(as_exported(module, args, kwargs))
     return Network(
         name=name,
         imported=read,
@@ -226,7 +229,7 @@ def _of_torch(
         target=full,
         examples=_copies(read.calling.flatten(args, kwargs)),
         expected=_copies(expected),
-        call_model=lambda: model_calls.result(module, args, kwargs),
+        call_model=lambda: result(module, args, kwargs),
     )
 
 
@@ -256,7 +259,7 @@ def _of_onnx(
 def _drawn(model: frontend_imported.ImportedModel, device: str) -> list[torch.Tensor]:
     """Random floats; integers, which may be indices, are 0, and 1 where they reach divisors."""
     generator = torch.Generator().manual_seed(_SEED)
-    dividing = model_calls.divisors(model)
+    dividing = divisors(model)
     tensors = []
     for number, spec in enumerate(model.inputs):
         dtype = torch_dtype(spec.dtype)
@@ -272,3 +275,79 @@ def _copies(values: Iterable[Any]) -> tuple[torch.Tensor, ...]:
     """Tensors that nobody else changes."""
     given = (each if isinstance(each, torch.Tensor) else torch.as_tensor(each) for each in values)
     return tuple(each.detach().clone() for each in given)
+
+
+# Example calls of a model: what it returns in inference mode, as it is and as exported, and which
+# inputs integers are divided by.
+
+
+def result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the model returns."""
+    with _evaluating(module), torch.no_grad():
+        return module(*args, **kwargs)
+
+
+def as_exported(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the model returns without PyTorch's fast path of transformers.
+
+    torch.export does not take that path, which gives other values at padded places.
+    """
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return result(module, args, kwargs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
+
+
+def result_tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result."""
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model is in inference mode until the block ends."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+# Which inputs of a model integers are divided by: they must not be 0.
+
+_DIVISIONS = ("relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod")
+
+
+def divisors(model: frontend_imported.ImportedModel) -> set[int]:
+    """The positions of inputs that integers are divided by, or by what integers make of them."""
+    main = frontend_imported.main_of(model.mod)
+    values: dict[Any, Any] = {}
+    waiting: list[Any] = []
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            values[binding.var] = binding.value
+            if _divides_integers(binding.value):
+                waiting.extend(relax.analysis.free_vars(binding.value.args[1]))
+    reached: set[Any] = set()
+    while waiting:
+        var = waiting.pop()
+        if var not in reached and _is_integer(var):
+            reached.add(var)
+            waiting.extend(relax.analysis.free_vars(values[var]) if var in values else ())
+    return {
+        number for number, param in enumerate(main.params[: len(model.inputs)]) if param in reached
+    }
+
+
+def _divides_integers(value: Any) -> bool:
+    is_division = getattr(getattr(value, "op", None), "name", "") in _DIVISIONS
+    return is_division and _is_integer(value)
+
+
+def _is_integer(expr: Any) -> bool:
+    """Whether an expression is a tensor of integers."""
+    return str(getattr(expr.ty, "dtype", "")).startswith(("int", "uint"))

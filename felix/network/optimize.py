@@ -221,25 +221,13 @@ def _built(
     network: imported.Network, shipped: Sequence[shipping.Shipped]
 ) -> executable.Executable:
     """The network with what ships, compiled and loaded."""
+    mod = prepacking.prepack(assembly.assemble(network.lowered, contest.runs(shipped)))
     return executable.Executable(
-        executable.compile_network(_assembled(network, shipped), network.target),
+        executable.compile_network(mod, network.target),
         network.imported.parameters,
         executable.device(network.target),
         is_fixed=True,
     )
-
-
-def _assembled(network: imported.Network, shipped: Sequence[shipping.Shipped]) -> tvm.IRModule:
-    return prepacking.prepack(assembly.assemble(network.lowered, runs(shipped)))
-
-
-def runs(shipped: Sequence[shipping.Shipped]) -> list[tuple[groups.Group, assembly.Runs]]:
-    """The programs that ship, of the groups that the network calls."""
-    return [
-        (each.group, contest.program(each.contender, each.group, each.outcome))
-        for each in shipped
-        if each.group.symbols
-    ]
 
 
 def plain_outputs(network: imported.Network) -> list[torch.Tensor]:

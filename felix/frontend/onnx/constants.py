@@ -55,7 +55,12 @@ def known(value: Any, tables: Sequence[Any]) -> Any:
         return np.array([int(extent) for extent in extents], "int64")
     if not _is_small_integer(getattr(value, "ty", None)):
         return None
-    constant = onnx_frontend.get_constant(value, tables)
+    return array(value, tables)
+
+
+def array(value: Any, tables: Sequence[Any]) -> Any:
+    """The value of an initializer or a constant; None where it is not known."""
+    constant = None if value is None else onnx_frontend.get_constant(value, tables)
     return constant.value.numpy() if isinstance(constant, tvm.ir.GenericConst) else None
 
 

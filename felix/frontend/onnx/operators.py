@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix.frontend.onnx import constants, recurrent, resizing
 
@@ -67,10 +65,10 @@ def _one_hot(importer: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
     emit = importer.bb.emit
     tables = [importer._nodes, importer._params]
     indices, depth, values = (inputs[i] for i in range(3))
-    number = onnx_frontend.get_constant(depth, tables)
-    if not isinstance(number, tvm.ir.GenericConst):
+    number = constants.array(depth, tables)
+    if number is None:
         raise ValueError("the depth is not known")
-    count, dtype = int(number.value.numpy().reshape(())), "int64"
+    count, dtype = int(number.reshape(())), "int64"
     rank = len(indices.ty.shape) + 1
     axis = int(attributes.get("axis", -1)) % rank
     if str(indices.ty.dtype) != dtype:
@@ -86,10 +84,9 @@ def _one_hot(importer: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
 
 def _pair(importer: Any, values: Any) -> list[Any]:
     """The two elements of a tensor, as constants where they are known."""
-    constant = onnx_frontend.get_constant(values, [importer._nodes, importer._params])
-    if isinstance(constant, tvm.ir.GenericConst):
-        dtype = str(values.ty.dtype)
-        return [relax.const(number, dtype) for number in constant.value.numpy()]
+    known = constants.array(values, [importer._nodes, importer._params])
+    if known is not None:
+        return [relax.const(number, str(values.ty.dtype)) for number in known]
     parts = [relax.op.strided_slice(values, [0], [i], [i + 1]) for i in range(2)]
     return [importer.bb.emit(part) for part in parts]
 

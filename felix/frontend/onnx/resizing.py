@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix.frontend.onnx import constants
 
@@ -114,11 +112,11 @@ def _axes(
     numbers = [int(number) % len(extents) for number in named]
     chosen = [extents[number] for number in numbers]
     if is_upsample:
-        scales, sizes = _floats(inputs[1], tables), None
+        scales, sizes = constants.array(inputs[1], tables), None
         if scales is None:
             scales = attributes.get("scales")
     else:
-        scales = _floats(inputs[2], tables)
+        scales = constants.array(inputs[2], tables)
         sizes = None if inputs[3] is None else constants.known(inputs[3], tables)
     if scales is None or not len(scales):
         if sizes is None or not len(sizes):
@@ -130,14 +128,6 @@ def _axes(
     if min(sizes, default=1) < 1:
         raise ValueError("nothing is left of an axis")
     return [_Axis(*each) for each in zip(numbers, chosen, sizes, map(float, scales), strict=True)]
-
-
-def _floats(value: Any, tables: Sequence[Any]) -> Any:
-    """Values that are known when a model is imported, or None."""
-    if value is None:
-        return None
-    constant = onnx_frontend.get_constant(value, tables)
-    return constant.value.numpy() if isinstance(constant, tvm.ir.GenericConst) else None
 
 
 def _by_policy(

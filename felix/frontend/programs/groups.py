@@ -18,7 +18,7 @@ Inside a group, only the last value is read from outside. So groups have no cycl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -35,20 +35,8 @@ MAX_CALLS = 32
 ELEMENTWISE, MOVE, OPAQUE = 1, 2, 8
 #: Where statements and expressions have others below them.
 _FIELDS = (
-    "seq",
-    "body",
-    "block",
-    "then_case",
-    "else_case",
-    "value",
-    "a",
-    "b",
-    "args",
-    "condition",
-    "true_value",
-    "false_value",
-    "indices",
-)
+    "seq body block then_case else_case value a b args condition true_value false_value indices"
+).split()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,17 +171,10 @@ def _takes(anchor: Call, call: Call) -> bool:
 
 def calls(mod: tvm.IRModule) -> list[Call]:
     """The calls of programs in `main`, in the order of execution."""
-    return list(_calls(mod))
-
-
-def _calls(mod: tvm.IRModule) -> Iterator[Call]:
-    for block in mod["main"].body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if operator_name(value) == "call_tir":
-                func = mod[value.args[0]]
-                if isinstance(func, tirx.PrimFunc):
-                    yield described(binding.var, value, func)
+    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
+    called = [each for each in bindings if operator_name(each.value) == "call_tir"]
+    programs = [(each.var, each.value, mod[each.value.args[0]]) for each in called]
+    return [described(*each) for each in programs if isinstance(each[2], tirx.PrimFunc)]
 
 
 def described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
@@ -251,13 +232,9 @@ def _nodes(root: Any) -> list[Any]:
             below = getattr(item, field, None)
             if isinstance(below, tvm_ffi.Array):
                 stack.extend(list(below))
-            elif _is_node(below):
+            elif isinstance(below, tvm_ffi.Object) and not isinstance(below, str):
                 stack.append(below)
     return nodes
-
-
-def _is_node(item: Any) -> bool:
-    return isinstance(item, tvm_ffi.Object) and not isinstance(item, str)
 
 
 def readers(mod: tvm.IRModule, calls: Sequence[Call]) -> dict[Any, set[Any]]:

@@ -60,14 +60,7 @@ MOST_ELEMENTS = 1 << 24
 _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
 #: Operators that are about values that are not finite: operands begin with such.
 _OF_NONFINITE = frozenset(
-    {
-        "eq.Tensor",
-        "isfinite.default",
-        "isinf.default",
-        "isnan.default",
-        "nan_to_num.default",
-        "ne.Tensor",
-    }
+    "eq.Tensor isfinite.default isinf.default isnan.default nan_to_num.default ne.Tensor".split()
 )
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -94,19 +87,19 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
         except _REFUSALS:
             continue
         try:
-            results = _converted(node, name, operands, conversions)
+            made = _converted(node, name, operands, conversions)
         except export.EXPORT_ERRORS:
             return False
         has_types = _read(node) is None or all(
-            result.dtype == wanted.dtype for result, wanted in zip(results, expected, strict=True)
+            result.dtype == wanted.dtype for result, wanted in zip(made, expected, strict=True)
         )
-        return has_types and all(itertools.starmap(_agree, zip(results, expected, strict=True)))
+        return has_types and all(itertools.starmap(_agree, zip(made, expected, strict=True)))
     return True
 
 
 def _is_comparable(node: torch.fx.Node) -> bool:
     """Whether all operands and results are tensors of known shapes, and not too large."""
-    values = [*(each.meta.get("val") for each in node.all_input_nodes), *_results(node)]
+    values = [*(each.meta.get("val") for each in node.all_input_nodes), *results(node)]
     if not all(isinstance(each, torch.Tensor) for each in values):
         return False
     extents = [extent for each in values for extent in each.shape]
@@ -115,7 +108,8 @@ def _is_comparable(node: torch.fx.Node) -> bool:
     return bool(sum(each.numel() for each in values) <= MOST_ELEMENTS)
 
 
-def _results(node: torch.fx.Node) -> Sequence[Any]:
+def results(node: torch.fx.Node) -> Sequence[Any]:
+    """The values of a node's results, fake tensors above all."""
     value = node.meta.get("val")
     return value if isinstance(value, tuple | list) else (value,)
 

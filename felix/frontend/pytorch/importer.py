@@ -28,17 +28,7 @@ from felix.frontend.pytorch import calling, conversion, export, operators, uncon
 def import_torch(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> imported.ImportedModel:
-    """Import a module in inference mode, for the shapes of example arguments.
-
-    Args:
-        model: the module; its parameters are shared, not copied, where folding leaves them.
-        args: example inputs, nested as the module takes them; what is no tensor is a constant.
-        kwargs: example keyword inputs.
-
-    Raises:
-        WorkloadError: torch cannot export the module, it changes buffers or inputs, its control
-            flow depends on data, or TVM cannot import it.
-    """
+    """Import a module; see `felix.frontend.import_torch`."""
     if not isinstance(model, torch.nn.Module):
         raise errors.WorkloadError(
             f"import_torch needs a torch.nn.Module, got {type(model).__name__}"

@@ -131,18 +131,9 @@ def _extents(values: Sequence[int], n_spatial: int) -> list[int]:
 
 def _layer_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, shape, gamma, beta, epsilon = arguments(node, importer, 5)
-    dtype = str(x.ty.dtype)
-    wide = _accumulator(dtype)
-    result = importer.block_builder.emit(
-        relax.op.nn.layer_norm(
-            cast(importer, x, wide),
-            _scale(importer, gamma, shape, wide, np.ones),
-            _scale(importer, beta, shape, wide, np.zeros),
-            axes=list(range(-len(shape), 0)),
-            epsilon=1e-5 if epsilon is None else epsilon,
-        )
-    )
-    return cast(importer, result, dtype)
+    epsilon = 1e-5 if epsilon is None else epsilon
+    options = {"axes": list(range(-len(shape), 0)), "epsilon": epsilon}
+    return _normalised(importer, relax.op.nn.layer_norm, x, (gamma, beta), shape, options)
 
 
 def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
@@ -170,18 +161,10 @@ def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
 
 def _rms_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, shape, weight, epsilon = arguments(node, importer, 4)
-    dtype = str(x.ty.dtype)
-    wide = _accumulator(dtype)
-    least = torch.finfo(getattr(torch, wide)).eps
-    result = importer.block_builder.emit(
-        relax.op.nn.rms_norm(
-            cast(importer, x, wide),
-            _scale(importer, weight, shape, wide, np.ones),
-            axes=list(range(-len(shape), 0)),
-            epsilon=least if epsilon is None else epsilon,
-        )
-    )
-    return cast(importer, result, dtype)
+    if epsilon is None:
+        epsilon = torch.finfo(getattr(torch, _accumulator(str(x.ty.dtype)))).eps
+    options = {"axes": list(range(-len(shape), 0)), "epsilon": epsilon}
+    return _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
 
 
 def _scale(importer: Any, value: Any, shape: Sequence[int], dtype: str, fill: Any) -> Any:
@@ -193,20 +176,30 @@ def _scale(importer: Any, value: Any, shape: Sequence[int], dtype: str, fill: An
 def _group_norm(node: torch.fx.Node, importer: Any) -> Any:
     """The normalised tensor; means and factors of the groups are not given."""
     x, gamma, beta, _, channels, _, groups, epsilon = arguments(node, importer, 8)
+    axes = list(range(2, len(x.ty.shape)))
+    options = {"num_groups": groups, "channel_axis": 1, "axes": axes, "epsilon": epsilon}
+    normalised = _normalised(
+        importer, relax.op.nn.group_norm, x, (gamma, beta), [channels], options
+    )
+    return relax.Tuple([normalised])
+
+
+def _normalised(
+    importer: Any,
+    norm: Any,
+    x: Any,
+    scales: Sequence[Any],
+    shape: Sequence[int],
+    options: dict[str, Any],
+) -> Any:
+    """A norm of x in its accumulator's type; `scales` are a factor and, for some, a summand."""
     dtype = str(x.ty.dtype)
     wide = _accumulator(dtype)
-    result = importer.block_builder.emit(
-        relax.op.nn.group_norm(
-            cast(importer, x, wide),
-            _scale(importer, gamma, [channels], wide, np.ones),
-            _scale(importer, beta, [channels], wide, np.zeros),
-            num_groups=groups,
-            channel_axis=1,
-            axes=list(range(2, len(x.ty.shape))),
-            epsilon=epsilon,
-        )
-    )
-    return relax.Tuple([cast(importer, result, dtype)])
+    wide_x = cast(importer, x, wide)
+    filled = zip(scales, (np.ones, np.zeros), strict=False)
+    wide_scales = [_scale(importer, scale, shape, wide, fill) for scale, fill in filled]
+    result = importer.block_builder.emit(norm(wide_x, *wide_scales, **options))
+    return cast(importer, result, dtype)
 
 
 def _of_itself(convert: conversion.Converter, is_equal: bool) -> conversion.Converter:

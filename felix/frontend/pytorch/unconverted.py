@@ -41,16 +41,7 @@ _WRONG = frozenset({"_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.d
 #: Positions of arguments that TVM's conversions drop; left out or None they do no harm.
 _DROPPED = {"avg_pool2d.default": 6, "avg_pool3d.default": 6}
 #: Keyword arguments that say where a result is stored and how, or its type, which is cast.
-_OF_STORAGE = frozenset(
-    {
-        "dtype",
-        "layout",
-        "device",
-        "pin_memory",
-        "memory_format",
-        "non_blocking",
-    }
-)
+_OF_STORAGE = frozenset("dtype layout device pin_memory memory_format non_blocking".split())
 
 
 def convertible() -> frozenset[str]:
@@ -252,13 +243,8 @@ def _is_pure(node: torch.fx.Node) -> bool:
         return False
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    results = list(_results(node))
+    results = comparison.results(node)
     return bool(results) and all(isinstance(each, torch.Tensor) for each in results)
-
-
-def _results(node: torch.fx.Node) -> Iterator[Any]:
-    value = node.meta.get("val")
-    yield from value if isinstance(value, tuple | list) else (value,)
 
 
 def _is_plain(node: torch.fx.Node) -> bool:

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import tvm
@@ -61,15 +61,6 @@ class Whole:
         return self.contender is Contender.PYTORCH
 
 
-class Network(Protocol):
-    """Whose attentions they are: `lowered` has the programs that `main` calls."""
-
-    @property
-    def lowered(self) -> tvm.IRModule: ...
-    @property
-    def target(self) -> tvm.target.Target: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chosen:
     """What runs once attentions are compared.
@@ -87,7 +78,9 @@ class Chosen:
     n_timed: int
 
 
-def choose(network: Network, shipped: Sequence[Shipped], known: store.Store | None) -> Chosen:
+def choose(
+    network: contest.Programs, shipped: Sequence[Shipped], known: store.Store | None
+) -> Chosen:
     """Compare every attention, and put PyTorch's operator where it is the fastest.
 
     Args:
@@ -160,7 +153,9 @@ def _left(shipped: Sequence[Shipped], lowered: tvm.IRModule) -> list[Shipped]:
 class _Comparison:
     """One attention by its programs and by PyTorch."""
 
-    def __init__(self, network: Network, found: Attention, shipped: Sequence[Shipped]) -> None:
+    def __init__(
+        self, network: contest.Programs, found: Attention, shipped: Sequence[Shipped]
+    ) -> None:
         self._target = network.target
         self._separate = rewiring.alone(network.lowered, found)
         counts = groups.calls(self._separate)
@@ -239,12 +234,8 @@ class _Comparison:
         Raises:
             TuningError: both are wrong.
         """
-        runs = [
-            (each.group, contest.program(each.contender, each.group, each.outcome))
-            for each in self._shipped
-        ]
         mods = [
-            assembly.assemble(self._separate, runs),
+            assembly.assemble(self._separate, contest.runs(self._shipped)),
             rewiring.operator(self._separate, self.attention),
         ]
         built = executable.compile_networks(mods, self._target)

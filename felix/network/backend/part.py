@@ -266,12 +266,8 @@ class TunedPart:
         parameters: Mapping[int, torch.Tensor],
         outputs: Sequence[torch.Tensor],
     ) -> None:
-        runs = [
-            (each.group, contest.program(each.contender, each.group, each.outcome))
-            for each in shipped
-        ]
         self._raw = program.raw
-        mod = prepacking.prepack(assembly.assemble(program.lowered, runs))
+        mod = prepacking.prepack(assembly.assemble(program.lowered, contest.runs(shipped)))
         self._network = executable.Executable(
             executable.compile_network(mod, program.target),
             program.folded.parameters,

@@ -19,7 +19,7 @@ from torch.fx.passes.infra import partitioner
 
 from felix import errors, frontend
 from felix.frontend import folding, imported
-from felix.frontend.pytorch import export, importer
+from felix.frontend.pytorch import comparison, export, importer
 from felix.network import imported as networks
 from felix.network.backend import tracing
 
@@ -37,15 +37,7 @@ _WITHOUT_DROPOUT = frozenset({torch.ops.aten.scaled_dot_product_attention.defaul
 #: Pooling whose seventh operand replaces the number of elements.
 _AVERAGES = frozenset({"avg_pool2d.default", "avg_pool3d.default"})
 #: Operators of whose results importing gives the first one alone.
-_FIRST_RESULT = frozenset(
-    {
-        "max_pool2d_with_indices.default",
-        "max_pool3d_with_indices.default",
-        "native_group_norm.default",
-        "native_layer_norm.default",
-        "_native_batch_norm_legit_no_training.default",
-    }
-)
+_FIRST_RESULT = comparison.FIRST_CONFIRMED | {"native_layer_norm.default"}
 
 
 class Support(operator_support.OperatorSupportBase):

@@ -28,7 +28,7 @@ from felix.measure.calls import cpu_calls, cuda_calls
 from felix.measure.pool import locks
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded
-from felix.network.contenders.shipping import Compared, Contender
+from felix.network.contenders.shipping import Compared, Contender, Shipped
 from felix.task import Task
 from felix.tir import cost
 from felix.torch_calls.form import TorchForm
@@ -112,6 +112,15 @@ def program(contender: Contender, group: groups.Group, outcome: Outcome | None) 
     if task is None or task.target.kind.name != "cuda" or outcome is None:
         return None
     return None if outcome.default_us is None else results.unscheduled(task).mod
+
+
+def runs(shipped: Sequence[Shipped]) -> list[tuple[groups.Group, assembly.Runs]]:
+    """The programs that ship, of the groups that the network calls."""
+    return [
+        (each.group, program(each.contender, each.group, each.outcome))
+        for each in shipped
+        if each.group.symbols
+    ]
 
 
 class Programs(Protocol):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from felix import frontend, target
-from felix.network import examples, groups, imported
+from felix.network import groups, imported
 from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Contender
 from tests.support import networks, run_py
@@ -182,6 +182,6 @@ def _onnx(operation: str) -> bytes:
 @pytest.mark.parametrize("operation", ["Div", "Mod"])
 def test_drawn_divisors_of_an_onnx_file_are_1(tmp_path: pathlib.Path, operation: str) -> None:
     model = _onnx(operation)
-    assert examples.divisors(frontend.import_onnx(model)) == {1}
+    assert imported.divisors(frontend.import_onnx(model)) == {1}
     fast = networks.optimize(model, (), tmp_path, trials=2)
     assert [int(each[0]) for each in fast._network.examples] == [0, 1, 0]
