@@ -106,10 +106,11 @@ class _Forks:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with theirs:
             self._process = _Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
-                env=os.environ | child.ONE_THREAD | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | child.ONE_THREAD | {"PYTHONPATH": paths},
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
             )
