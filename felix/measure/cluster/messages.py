@@ -14,6 +14,8 @@ Programs (`felix.measure.payload`) go to builders only. A device gets a task as 
 task is named by the digest of both; a result of null says that the node does not know the task, or
 not any more. Nobody executes or unpickles what a message holds: programs are built by confined
 processes, binaries run in them.
+
+A tuner's process imports this and loads no TVM.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ The probe is a parallel loop of multiply-adds in registers, as many as keep the 
 on as many threads as the candidates. It is 1.75 times as long in such a phase. It sees neither
 memory nor caches, so it does not see all that disturbs. After a pause of 0.2 s the hypervisor
 places idle cores anew, which ends most phases. Only a kernel whose latency decides waits for it.
+
+An artifact has a copy of this file (`calm.py`), so it imports nothing of Felix.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A message is JSON, so reading one runs no code, and it is taken apart only when all of it is there:
 a worker that sends half a message, or none, delays nobody. Pickles go the other way only.
+
+A tuner's process imports this and loads no numpy.
 """
 
 from __future__ import annotations
