@@ -51,7 +51,7 @@ def service(folder: pathlib.Path) -> Iterator[str]:
         yield address
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        process.wait(120)
 
 
 def is_ready(http: httpx.Client) -> bool:
