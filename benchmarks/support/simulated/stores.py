@@ -20,7 +20,7 @@ from server.database import database, schema
 from server.store import trials
 
 WRITERS = (1, 8)
-_START_S = 600.0
+_START_S = 120.0
 
 
 def measure(server_url: str | None, n_trials: int) -> list[dict[str, Any]]:
