@@ -50,6 +50,7 @@ LOADED = (
 READ_AT_START = ("CUDA_", "LD_", "MALLOC_", "PYTHONHASHSEED", "TORCH_", "TVM_")
 _PR_SET_CHILD_SUBREAPER = 36
 _PACKET_BYTES = 1 << 17
+_READY = b"ready"
 #: Descriptors are moved here before they get their numbers.
 _FREE_FD = 500
 
@@ -67,19 +68,25 @@ class _Forks:
         self._read_at_start = _read_at_start(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        #: Whether programs are forked; not in a test that is about their start.
+        #: Whether programs are forked; not in a test that is about their start, and not where the
+        #: libraries leave a thread behind, as those for a GPU do.
         self.are_used = True
+        self._has_failed = False
 
     def can_be(self, env: dict[str, str]) -> bool:
         """Whether a program of this environment may be one; a fork of this process has none."""
-        is_like = _read_at_start(env) == self._read_at_start
-        return self.are_used and is_like and os.getpid() == self._owner
+        if not self.are_used or os.getpid() != self._owner:
+            return False
+        if _read_at_start(env) != self._read_at_start:
+            return False
+        with self._lock:
+            if self._control is None and not self._has_failed:
+                self._start()
+        return not self._has_failed
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
         """Pid of a new child of this process that does what is requested."""
         with self._lock:
-            if self._control is None:
-                self._start()
             assert self._control is not None
             # The child's parent ends at once, and this process adopts the child.
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -115,6 +122,9 @@ class _Forks:
                 pass_fds=[theirs.fileno()],
             )
         self._control = ours
+        if self._control.recv(_PACKET_BYTES) != _READY:
+            self.close()
+            self._has_failed = True
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -208,8 +218,9 @@ def main(descriptor: int) -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    n_threads = len(os.listdir("/proc/self/task"))
-    assert n_threads == 1, f"{n_threads} threads: a fork would have one of them"
+    if len(os.listdir("/proc/self/task")) > 1:
+        return  # a fork would have one of the threads
+    control.send(_READY)
     _serve(control)
 
 
