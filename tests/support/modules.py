@@ -10,11 +10,11 @@ from torch import nn
 
 
 class Called(nn.Module):
-    """A function of tensors as a model."""
+    """A function of tensors as a model, and the modules whose parameters it reads."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.parts = function, nn.ModuleList(parts)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self.function(*tensors)

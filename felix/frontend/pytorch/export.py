@@ -7,13 +7,14 @@ numbers, and choose its operators by data.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch.export import ExportedProgram, graph_signature
+from torch.export import ExportedProgram, exported_program, graph_signature
 from torch.fx.experimental import symbolic_shapes
 
 from felix import errors, names
@@ -81,10 +82,7 @@ def export(
     try:
         with torch.no_grad():
             program: ExportedProgram = torch.export.export(model.eval(), args, dict(kwargs))
-            decompositions: Any = torch.export.default_decompositions()
-            for operator in WHOLE:
-                decompositions.pop(operator, None)
-            program = program.run_decompositions(decompositions)
+            program = _decomposed(program)
     except EXPORT_ERRORS as error:
         raise errors.WorkloadError(import_message(error)) from error
     finally:
@@ -96,6 +94,40 @@ def export(
         _refuse_tensors(node)
         _refuse_chance(node)
     return program
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    """The program by PyTorch's default decompositions, but for operators that stay whole.
+
+    As `ExportedProgram.run_decompositions` does it, which makes its tables anew for each program
+    and replaces what PyTorch's dispatcher does with hundreds of operators by the same: that takes
+    longer than to export a small module.
+    """
+    whole, others = _split_decompositions()
+    with fake_tensor.unset_fake_temporarily():
+        result: ExportedProgram = exported_program._decompose_exported_program(
+            program,
+            cia_to_decomp=whole,
+            python_decomp_table=others,
+            joint_loss_index=None,
+            decompose_custom_triton_ops=False,
+        )
+    return result
+
+
+@functools.cache
+def decompositions() -> dict[Any, Any]:
+    """What PyTorch decomposes operators into by default, but for those that stay whole."""
+    table: dict[Any, Any] = dict(torch.export.default_decompositions())
+    return {operator: made for operator, made in table.items() if operator not in WHOLE}
+
+
+@functools.cache
+def _split_decompositions() -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Operators that PyTorch composes and is to leave whole, and what becomes of the others."""
+    table = decompositions()
+    composed, others = exported_program._split_decomp_table_to_cia_and_python_decomp({**table})
+    return {each: left for each, left in composed.items() if each not in table}, others
 
 
 def import_message(error: BaseException) -> str:

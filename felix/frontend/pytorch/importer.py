@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import tvm
 from torch import _guards
-from torch._decomp import core_aten_decompositions
 from torch._dispatch import python as dispatch
 from torch._subclasses import fake_tensor
 from torch.export import exported_program, graph_signature
@@ -171,7 +169,7 @@ def convertible() -> frozenset[str]:
 
     Whether they convert depends on their operands, too.
     """
-    return unconverted.convertible() | {each.__name__ for each in _decompositions()}
+    return unconverted.convertible() | {each.__name__ for each in export.decompositions()}
 
 
 @contextlib.contextmanager
@@ -190,14 +188,6 @@ def _left_whole(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    for operator in export.WHOLE:
-        table.pop(operator, None)
-    return table
-
-
 def _traced(
     graph: torch.fx.GraphModule, order: Sequence[int], ordered: Sequence[torch.Tensor]
 ) -> torch.fx.GraphModule:
@@ -209,7 +199,7 @@ def _traced(
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
     fake_mode = _guards.detect_fake_mode(ordered) or fake_tensor.FakeTensorMode()
-    trace = proxy_tensor.make_fx(call, _decompositions(), _allow_non_fake_inputs=True)
+    trace = proxy_tensor.make_fx(call, export.decompositions(), _allow_non_fake_inputs=True)
     try:
         with torch.no_grad(), fake_mode, whole_operators(), dispatch.enable_python_dispatcher():
             traced = trace(*ordered)

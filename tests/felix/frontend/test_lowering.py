@@ -3,8 +3,6 @@ rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -12,46 +10,42 @@ from torch import nn
 from benchmarks.networks import catalogue
 from felix import errors, frontend
 from tests.felix.frontend.test_networks import assert_agrees, run
-from tests.felix.frontend.test_numerics import Call
+from tests.support.modules import Called
 
 
 def test_the_error_names_the_operator() -> None:
-    model = Call(lambda x: (x.float() + 1).long() * 2 % 0)
+    model = Called(lambda x: (x.float() + 1).long() * 2 % 0)
     imported = frontend.import_torch(model, (torch.arange(3),))
     with pytest.raises(errors.WorkloadError, match="'floor_mod' of int64") as raised:
         frontend.lowered(imported)
     assert "write the model with other operators" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (nn.LayerNorm(8), (3, 8)),
-        (nn.LayerNorm((4, 8), elementwise_affine=False), (3, 4, 8)),
-        (nn.GroupNorm(2, 8), (3, 8, 4)),
-        (nn.RMSNorm(8), (3, 8)),
-    ],
-)
-def test_norms_of_float64(model: nn.Module, shape: tuple[int, ...]) -> None:
+def test_norms_of_float64() -> None:
     torch.manual_seed(0)
-    wide, x = model.double().requires_grad_(False), torch.randn(shape).double()
-    for parameter in wide.parameters():
+    shapes = ((3, 8), (3, 4, 8), (3, 8, 4), (3, 8))
+    norms = (
+        nn.LayerNorm(8),
+        nn.LayerNorm((4, 8), elementwise_affine=False),
+        nn.GroupNorm(2, 8),
+        nn.RMSNorm(8),
+    )
+    model = Called(lambda *x: [norm(each) for norm, each in zip(norms, x, strict=True)], *norms)
+    for parameter in model.double().requires_grad_(False).parameters():
         parameter.copy_(torch.randn_like(parameter))
-    imported = frontend.import_torch(wide, (x,))
-    assert_agrees(run(imported, frontend.lowered(imported), [x]), wide(x), 1e-14)
+    x = [torch.randn(shape).double() for shape in shapes]
+    imported = frontend.import_torch(model, x)
+    assert_agrees(run(imported, frontend.lowered(imported), x), model(*x), 1e-14)
 
 
-@pytest.mark.parametrize(
-    "call", [lambda x: x / 0, lambda x: x / -0.0, lambda x: x + torch.ones(5) / 0]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_quotient_by_zero(
-    call: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
-) -> None:
-    x = torch.tensor([1.0, -2.0, 0.0, torch.nan, torch.inf]).to(dtype)
-    imported = frontend.import_torch(Call(call), (x,))
-    result = run(imported, frontend.lowered(imported), [x])
-    torch.testing.assert_close(result, call(x), rtol=0, atol=0, equal_nan=True)
+def test_a_quotient_by_zero() -> None:
+    def quotients(*tensors: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [[x / 0, x / -0.0, x + torch.ones(5) / 0] for x in tensors]
+
+    x = torch.tensor([1.0, -2.0, 0.0, torch.nan, torch.inf])
+    imported = frontend.import_torch(Called(quotients), (x, x.half()))
+    result = run(imported, frontend.lowered(imported), [x, x.half()])
+    torch.testing.assert_close(result, quotients(x, x.half()), rtol=0, atol=0, equal_nan=True)
 
 
 # Which operators the fixed rules make one program.
