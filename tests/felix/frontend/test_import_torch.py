@@ -10,6 +10,8 @@ from torch.nn import functional
 import felix
 from felix import errors, frontend
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.support import share
+from tests.support.modules import Called
 
 
 def check(model, args, kwargs=None, tolerance=2e-5):
@@ -54,6 +56,11 @@ def test_arguments_results_and_tied_weights():
     assert flattened == [tokens, mask]
 
 
+@pytest.fixture(scope="module")
+def mixed():
+    return frontend.import_torch(Mixed(), (torch.arange(6).reshape(1, 6),))
+
+
 @pytest.mark.parametrize(
     "args, kwargs, message",
     [
@@ -63,10 +70,9 @@ def test_arguments_results_and_tied_weights():
         ((torch.zeros(1, 6, dtype=torch.int64),), {"mask": torch.ones(6, 6)}, "argument None"),
     ],
 )
-def test_other_calls_are_refused(args, kwargs, message):
-    imported = frontend.import_torch(Mixed(), (torch.arange(6).reshape(1, 6),))
+def test_other_calls_are_refused(args, kwargs, message, mixed):
     with pytest.raises(errors.WorkloadError, match=message):
-        imported.calling.flatten(args, kwargs)
+        mixed.calling.flatten(args, kwargs)
 
 
 def test_parameters_are_shared_with_the_module():
@@ -87,25 +93,30 @@ CONVOLUTIONS = [
 ]
 
 
+def each(parts, inputs):
+    return [part(x) for part, x in zip(parts, inputs, strict=True)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("conv, norm, shape", CONVOLUTIONS)
-def test_batch_norm_is_folded_into_one_program(conv, norm, shape, dtype):
+def test_batch_norm_is_folded_into_one_program(dtype):
     torch.manual_seed(0)
-    for tensor in (norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data):
-        tensor.uniform_(0.5, 1.5)
-    model = nn.Sequential(conv, norm, nn.ReLU()).to(dtype)
-    imported, module = check(model, (torch.randn(shape).to(dtype),), tolerance=TOLERANCE[dtype])
-    assert len(imported.parameters) == 2
-    assert len(programs(module)) == 1
+    for _, norm, _ in CONVOLUTIONS:
+        for tensor in (norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data):
+            tensor.uniform_(0.5, 1.5)
+    parts = [nn.Sequential(conv, norm, nn.ReLU()).to(dtype) for conv, norm, _ in CONVOLUTIONS]
+    inputs = tuple(torch.randn(shape).to(dtype) for *_, shape in CONVOLUTIONS)
+    model = Called(lambda *x: each(parts, x), *parts)
+    imported, module = check(model, inputs, tolerance=TOLERANCE[dtype])
+    assert len(imported.parameters) == 2 * len(parts)
+    assert len(programs(module)) == len(parts)
 
 
-@pytest.mark.parametrize("shape", [(8,), (8, 1), (1, 8, 1, 1), (8, 1, 1)])
-def test_only_a_number_of_each_channel_is_a_bias(shape):
+def test_only_a_number_of_each_channel_is_a_bias():
     """As many numbers along another axis are none."""
     torch.manual_seed(0)
 
     class Shifted(nn.Module):
-        def __init__(self):
+        def __init__(self, shape):
             super().__init__()
             self.conv, self.norm = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
             self.shift = nn.Parameter(torch.randn(shape))
@@ -113,8 +124,12 @@ def test_only_a_number_of_each_channel_is_a_bias(shape):
         def forward(self, x):
             return self.norm(self.conv(x) + self.shift)
 
-    imported, _ = check(Shifted(), (torch.randn(1, 4, 8, 8),))
-    assert (len(imported.parameters) == 2) == (shape in {(8, 1, 1), (1, 8, 1, 1)})
+    parts = [Shifted(shape) for shape in ((8, 1, 1), (1, 8, 1, 1), (8,), (8, 1))]
+    model = Called(lambda x: [part(x) for part in parts], *parts)
+    imported, _ = check(model, (torch.randn(1, 4, 8, 8),))
+    names = imported.parameter_names
+    folded = [name.partition(".conv")[0] for name in names if name.endswith(".bias")]
+    assert folded == ["parts.0", "parts.1"] and len(names) == 2 * 2 + 2 * 4
 
 
 def test_batch_norm_elsewhere_is_one_elementwise_program():
@@ -137,7 +152,7 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(x)))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", share.of(TOLERANCE, 2))
 def test_products_end_their_groups(dtype):
     torch.manual_seed(0)
     _, module = check(
@@ -238,11 +253,9 @@ class NativeDropout(nn.Module):
         return torch.native_dropout(x, self.share, self.is_active)[0] + 1
 
 
-@pytest.mark.parametrize(
-    "model", [Dropout(training=False), NativeDropout(0.5, False), NativeDropout(0.0, True)]
-)
-def test_a_dropout_that_is_off_is_nothing(model):
-    check(model, (torch.randn(2, 3),))
+def test_a_dropout_that_is_off_is_nothing():
+    parts = Dropout(training=False), NativeDropout(0.5, False), NativeDropout(0.0, True)
+    check(Called(lambda x: each(parts, x), *parts), (torch.randn(3, 2, 3),))
 
 
 def test_clips_that_torch_writes_by_position():

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.networks import catalogue
 from felix import errors, frontend
-from tests.felix.frontend.test_networks import assert_agrees, run
+from tests.felix.frontend.test_networks import assert_agrees, run, small
 from tests.support.modules import Called
 
 
@@ -52,8 +51,7 @@ def test_a_quotient_by_zero() -> None:
 
 
 def test_norms_of_narrow_elements_take_the_casts_around_them():
-    model, args = catalogue.make("vit_b32", dtype=torch.bfloat16, small=True)
-    lowered = frontend.lowered(frontend.import_torch(model, args))
+    lowered = frontend.lowered(small("vit_b32", torch.bfloat16)[2])
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     assert "layer_norm" not in names
     assert any(name.startswith("fused_cast_layer_norm_cast") for name in names)

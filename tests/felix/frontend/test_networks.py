@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -17,6 +18,13 @@ from tests.support import share
 #: Largest difference of outputs by the largest output of PyTorch: rounding of sums in float32;
 #: of 16 bits, several roundings of 2**-8 and 2**-11 one behind the other.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+
+@functools.cache
+def small(name, dtype=torch.float32, batch=1):
+    """A small network, its inputs and its import, which takes the longest and is not changed."""
+    model, args = catalogue.make(name, batch=batch, dtype=dtype, small=True)
+    return model, args, frontend.import_torch(model, args)
 
 
 def run(imported, module, args, kwargs=None):
@@ -56,10 +64,8 @@ def distances_from_float64(model, args, result):
     share.of(share.crossed(catalogue.NETWORKS, [torch.float32, torch.bfloat16], [1, 16]), 4),
 )
 def test_small_networks_agree_with_pytorch(name, dtype, batch):
-    model, args = catalogue.make(name, batch=batch, dtype=dtype, small=True)
-    imported = frontend.import_torch(model, args)
-    module = frontend.lowered(imported, "llvm")
-    result = run(imported, module, args)
+    model, args, imported = small(name, dtype, batch)
+    result = run(imported, frontend.lowered(imported, "llvm"), args)
     with torch.no_grad():
         reference = model(*args)
     try:
@@ -84,8 +90,8 @@ def test_onnx_exports_of_networks_agree_with_pytorch(name, batch):
 
 
 def test_tasks_of_resnet_are_convolutions_with_their_epilogues():
-    model, args = catalogue.make("resnet50", small=True)
-    table = frontend.model_tasks(frontend.lowered(frontend.import_torch(model, args)))
+    model, _, imported = small("resnet50")
+    table = frontend.model_tasks(frontend.lowered(imported))
     names = [name for item in table.tasks for name in item.functions]
     assert not table.refused
     n_convolutions = sum(isinstance(m, torch.nn.Conv2d) for m in model.modules())

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 from tvm import relax
 
@@ -16,6 +15,7 @@ from felix import frontend
 from felix.frontend.rewriting import operator_name
 from tests.felix.frontend.test_networks import assert_agrees, run
 from tests.support import share
+from tests.support.modules import Called
 
 MAGNITUDES = torch.logspace(-30, -0.01, 200)
 BOTH = torch.cat([MAGNITUDES, -MAGNITUDES])
@@ -23,19 +23,9 @@ LINE = torch.linspace(-80, 80, 400)
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Call(nn.Module):
-    def __init__(self, call: Function) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.call(x)
-
-
-def computed(call: Function, x: torch.Tensor) -> torch.Tensor:
-    imported = frontend.import_torch(Call(call), (x,))
-    result: torch.Tensor = run(imported, frontend.lowered(imported), [x])
-    return result
+def computed(call: Callable[..., Any], *x: torch.Tensor) -> Any:
+    imported = frontend.import_torch(Called(call), x)
+    return run(imported, frontend.lowered(imported), x)
 
 
 def error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -44,9 +34,9 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((result.double() - expected).abs() / expected.abs().clamp_min(least)).max())
 
 
-@pytest.mark.parametrize(
-    ("call", "x"),
-    [
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 5e-6), (torch.float64, 1e-14)])
+def test_small_results_are_kept(dtype: torch.dtype, limit: float) -> None:
+    functions: tuple[tuple[Function, torch.Tensor], ...] = (
         (torch.log1p, torch.cat([BOTH, torch.logspace(0, 30, 50)])),
         (torch.expm1, torch.cat([BOTH, LINE])),
         (torch.atanh, BOTH),
@@ -55,27 +45,30 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
         (functional.logsigmoid, LINE),
         (functional.elu, BOTH),
         (functional.celu, BOTH),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_small_results_are_kept(call: Function, x: torch.Tensor, dtype: torch.dtype) -> None:
-    x = x.to(dtype)
-    limit = 5e-6 if dtype == torch.float32 else 1e-14
-    # A program of float64 has no wider reference than PyTorch's own.
-    assert error(computed(call, x), call(x.double())) < limit
+    )
+    calls, inputs = [call for call, _ in functions], [x.to(dtype) for _, x in functions]
+    results = computed(lambda *xs: [f(x) for f, x in zip(calls, xs, strict=True)], *inputs)
+    for call, x, result in zip(calls, inputs, results, strict=True):
+        # A program of float64 has no wider reference than PyTorch's own.
+        assert error(result, call(x.double())) < limit
 
 
-@pytest.mark.parametrize("call", [torch.log1p, torch.expm1, torch.atanh, functional.softplus])
-def test_values_at_the_ends(call: Function) -> None:
+def test_values_at_the_ends() -> None:
+    def ends(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.log1p(x), torch.expm1(x), torch.atanh(x), functional.softplus(x)]
+
     x = torch.tensor([torch.nan, torch.inf, -torch.inf, -1.0, -2.0, 0.0, 1.0])
-    torch.testing.assert_close(computed(call, x), call(x), equal_nan=True)
+    torch.testing.assert_close(computed(ends, x), ends(x), equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("call", [torch.log1p, torch.expm1, torch.atanh])
-def test_half_precision_is_rounded_once(call: Function, dtype: torch.dtype) -> None:
-    x = torch.linspace(-0.9, 0.9, 101).to(dtype)
-    torch.testing.assert_close(computed(call, x), call(x), rtol=torch.finfo(dtype).eps, atol=0)
+def test_half_precision_is_rounded_once() -> None:
+    def functions(*tensors: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [[torch.log1p(x), torch.expm1(x), torch.atanh(x)] for x in tensors]
+
+    inputs = [torch.linspace(-0.9, 0.9, 101).to(d) for d in (torch.float16, torch.bfloat16)]
+    for results, expected in zip(computed(functions, *inputs), functions(*inputs), strict=True):
+        rtol = torch.finfo(expected[0].dtype).eps
+        torch.testing.assert_close(results, expected, rtol=rtol, atol=0)
 
 
 def test_integers_become_floats() -> None:
@@ -105,7 +98,7 @@ def test_the_threshold_of_softplus_is_pytorchs() -> None:
             y = builder.emit(relax.op.nn.softplus(x, 3.0, 5.0))
             result = builder.emit_output(relax.Tuple([y]))
         builder.emit_func_output(result)
-    imported = frontend.import_torch(Call(torch.relu), (LINE,))
+    imported = frontend.import_torch(Called(torch.relu), (LINE,))
     imported = dataclasses.replace(imported, mod=builder.get())
     actual = run(imported, frontend.lowered(imported), [LINE / 8])
     assert error(actual, functional.softplus(LINE.double() / 8, 3.0, 5.0)) < 5e-6
@@ -114,64 +107,51 @@ def test_the_threshold_of_softplus_is_pytorchs() -> None:
 # Powers with a constant exponent: products and roots, which fast math computes rightly.
 
 
-class Power(nn.Module):
-    def __init__(self, exponent: float | torch.Tensor, is_absolute: bool) -> None:
-        super().__init__()
-        self.exponent, self.is_absolute = exponent, is_absolute
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x.abs() if self.is_absolute else x) ** self.exponent
-
-
-def operators(imported: frontend.imported.ImportedModel) -> set[str]:
+def powers(
+    model: Called, *x: torch.Tensor, tolerance: float = 1e-5
+) -> tuple[int, list[torch.Tensor]]:
+    """How many powers a model has once it is imported, and its results, which are PyTorch's."""
+    imported = frontend.import_torch(model, x)
     blocks = imported.mod["main"].body.blocks
-    return {operator_name(binding.value) for block in blocks for binding in block.bindings}
+    names = [operator_name(binding.value) for block in blocks for binding in block.bindings]
+    results = run(imported, frontend.lowered(imported), x)
+    for result, expected in zip(results, model(*x), strict=True):
+        assert_agrees(result, expected, tolerance)
+    return names.count("power"), results
 
 
-@pytest.mark.parametrize(
-    "exponent, dtype",
-    share.crossed(
-        [1, 2, 3, 7, 16, -1, -2, 0.5, -0.5], [torch.float32, torch.float16, torch.bfloat16]
-    ),
-)
-def test_a_constant_exponent_is_a_product(exponent: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", share.of([torch.float32, torch.float16, torch.bfloat16], 2))
+def test_a_constant_exponent_is_a_product(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = Power(exponent, is_absolute=abs(exponent) < 1)
     x = (torch.rand(5, 7) + 0.5).copysign(torch.randn(5, 7)).to(dtype)
-    imported = frontend.import_torch(model, (x,))
-    assert "power" not in operators(imported)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    assert_agrees(run(imported, frontend.lowered(imported), [x]), model(x), tolerance)
+    model = Called(
+        lambda x: [
+            *(x**exponent for exponent in (1, 2, 3, 7, 16, -1, -2)),
+            *(x.abs() ** exponent for exponent in (0.5, -0.5)),
+        ]
+    )
+    assert powers(model, x, tolerance=1e-5 if dtype == torch.float32 else 1e-2)[0] == 0
 
 
 def test_a_tensor_with_one_exponent_is_known() -> None:
-    x, model = torch.randn(5, 7), Power(torch.tensor(3.0), is_absolute=False)
-    imported = frontend.import_torch(model, (x,))
-    assert "power" not in operators(imported)
-    assert_agrees(run(imported, frontend.lowered(imported), [x]), model(x), 1e-5)
+    assert powers(Called(lambda x: [x ** torch.tensor(3.0)]), torch.randn(5, 7))[0] == 0
 
 
 def test_a_small_half_has_no_early_overflow() -> None:
     """300 ** -2 is a float16, 300 ** 2 is none."""
     x = torch.full((3,), 300.0, dtype=torch.float16)
-    model = Power(-2, is_absolute=False)
-    imported = frontend.import_torch(model, (x,))
-    assert_agrees(run(imported, frontend.lowered(imported), [x]), model(x), 1e-3)
-    assert float(model(x)[0]) > 0
+    _, (result,) = powers(Called(lambda x: [x**-2]), x, tolerance=1e-3)
+    assert float(result[0]) > 0
 
 
-@pytest.mark.parametrize("exponent", [1.3, 17, torch.rand(5, 7), torch.tensor([[[2.0]]])])
-def test_other_powers_stay(exponent: float | torch.Tensor) -> None:
+def test_other_powers_stay() -> None:
     torch.manual_seed(0)
-    model, x = Power(exponent, is_absolute=True), torch.rand(5, 7) + 0.5
-    imported = frontend.import_torch(model, (x,))
-    assert "power" in operators(imported)
-    assert_agrees(run(imported, frontend.lowered(imported), [x]), model(x), 1e-5)
+    x = torch.rand(5, 7) + 0.5
+    exponents = (1.3, 17, torch.rand(5, 7), torch.tensor([[[2.0]]]))
+    model = Called(lambda x: [x.abs() ** exponent for exponent in exponents])
+    assert powers(model, x)[0] == len(exponents)
 
 
 def test_integers_stay_integers() -> None:
     x = torch.randint(-5, 5, (5, 7), dtype=torch.int32)
-    model = Power(2, is_absolute=False)
-    imported = frontend.import_torch(model, (x,))
-    result = run(imported, frontend.lowered(imported), [x])
-    assert torch.equal(result, model(x))
+    assert torch.equal(powers(Called(lambda x: [x**2]), x)[1][0], x**2)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from felix import errors, frontend
 from tests.support import networks
+from tests.support.modules import Called
 
 onnx = pytest.importorskip("onnx")
 make = onnx.helper
@@ -129,17 +129,6 @@ def test_outputs_of_weights_alone(tmp_path: pathlib.Path, operator: str, more: b
     assert len(others) == more and all(torch.equal(each, -x) for each in others)
 
 
-class Call(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *args: Any) -> Any:
-        return self.call(*args)
-
-
 @pytest.mark.parametrize(
     ("call", "x", "message"),
     [
@@ -159,5 +148,5 @@ def test_a_pytorch_model_is_refused_with_one_error(
     call: Callable[..., Any], x: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(errors.WorkloadError, match=message) as raised:
-        frontend.import_torch(Call(call), (x,))
+        frontend.import_torch(Called(call), (x,))
     assert "\n" not in str(raised.value)

@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.networks import catalogue, transformers
+from benchmarks.networks import transformers
 from felix import frontend
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.graph import Judgement
 from tests.felix.frontend.planning.test_norms import (
+    PLANNED,
     lowered,
     lowered_as_written,
     moved_bytes,
     n_calls,
 )
-from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
 
 
@@ -68,8 +69,8 @@ def test_merged_products_agree_with_pytorch(dtype, bias, eager):
 @pytest.mark.parametrize("batch", share.of([16, 1], 1))
 @pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 def test_merged_llama_agrees_with_pytorch(dtype, batch):
-    model, args = catalogue.make("llama", batch=batch, dtype=dtype, small=True)
-    imported, module = lowered(model, args)
+    model, args, imported = small("llama", dtype, batch)
+    module = frontend.lowered(imported, "llvm", PLANNED)
     # queries, keys and values of two blocks; the norm in front of them is folded, too
     assert n_calls(module, "merged_product_normed_product") == 2
     assert n_calls(module, "merged_part") == 6

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.networks import catalogue
 from felix import frontend, target
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import planner
 from felix.network import assembly, groups
 from felix.torch_calls.form import TorchForm
-from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
 
 LLVM = "llvm"
@@ -24,13 +23,14 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "NEW", 0.5)
 
 
-def _by_pytorch(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[str]:
+def _by_pytorch(
+    model: nn.Module, args: tuple[torch.Tensor, ...], imported: frontend.ImportedModel
+) -> list[str]:
     """Check the network with PyTorch's functions for all normed products that have any.
 
     Returns:
         the functions of each.
     """
-    imported = frontend.import_torch(model, args)
     lowered = frontend.lowered(imported, LLVM, Grouping(Fusion.PLANNED))
     every = groups.of(lowered, target.parse(LLVM))
     normed = [group for group in every if "normed_product" in group.name]
@@ -47,16 +47,14 @@ def _by_pytorch(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[str]:
 @pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 @pytest.mark.parametrize("batch", share.of([1, 16], 1))
 def test_a_network_with_rms_norms(dtype: torch.dtype, batch: int) -> None:
-    model, args = catalogue.make("llama", batch=batch, dtype=dtype, small=True)
-    known = _by_pytorch(model, args)
+    known = _by_pytorch(*small("llama", dtype, batch))
     assert known
     assert all(each.startswith("matmul_transposed, narrow, reshape, multiply") for each in known)
     assert any("silu" in each for each in known)
 
 
 def test_a_network_with_layer_norms() -> None:
-    model, args = catalogue.make("vit_b32", small=True)
-    known = _by_pytorch(model, args)
+    known = _by_pytorch(*small("vit_b32"))
     added = "narrow, reshape, multiply, add, add"
     assert known
     assert all(f"matmul_transposed, narrow, reshape, multiply, {added}" in each for each in known)
@@ -64,8 +62,7 @@ def test_a_network_with_layer_norms() -> None:
 
 def test_sums_of_16_bits_are_not_taken_apart() -> None:
     """What is left of a sum less a mean would be of few bits."""
-    model, args = catalogue.make("vit_b32", dtype=torch.bfloat16, small=True)
-    assert not _by_pytorch(model, args)
+    assert not _by_pytorch(*small("vit_b32", torch.bfloat16))
 
 
 def test_a_square_weight_that_is_not_transposed() -> None:
@@ -81,5 +78,6 @@ def test_a_square_weight_that_is_not_transposed() -> None:
     torch.manual_seed(0)
     model = Normed().eval()
     nn.init.normal_(model.norm.bias)
-    (known,) = _by_pytorch(model, (torch.randn(2, 5, 32),))
+    args = (torch.randn(2, 5, 32),)
+    (known,) = _by_pytorch(model, args, frontend.import_torch(model, args))
     assert known.startswith("matmul, narrow")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.networks import catalogue, transformers
+from benchmarks.networks import transformers
 from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import merged, norms, planner
 from felix.frontend.programs.planning.graph import Judgement
 from felix.tir import grammar
-from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
 
 PLANNED = Grouping(Fusion.PLANNED)
@@ -72,8 +72,8 @@ def eager(monkeypatch):
     ("name", "n_products", "n_norms"), [("vit_b32", 4, 4), ("llama", 10, 4), ("bert_base", 0, 0)]
 )
 def test_folded_networks_agree_with_pytorch(name, n_products, n_norms, dtype, batch, eager):
-    model, args = catalogue.make(name, batch=batch, dtype=dtype, small=True)
-    imported, module = lowered(model, args)
+    model, args, imported = small(name, dtype, batch)
+    module = frontend.lowered(imported, "llvm", PLANNED)
     assert n_calls(module, "normed_product") == n_products
     assert n_calls(module, "norm_statistics") == n_norms  # one for all products of a norm
     with torch.no_grad():
@@ -166,8 +166,7 @@ def test_folding_writes_fewer_bytes_and_as_many_programs(monkeypatch):
 
 
 def test_weights_are_no_tasks():
-    model, args = catalogue.make("llama", small=True)
-    _, module = lowered(model, args)
+    module = frontend.lowered(small("llama")[2], "llvm", PLANNED)
     names = {str(variable.name_hint) for variable in module.get_global_vars()}
     assert any("norm_weights" in name for name in names)
     assert not n_calls(module, "norm_weights")

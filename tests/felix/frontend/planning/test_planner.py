@@ -16,7 +16,7 @@ from felix.frontend.programs import lowering, outlining
 from felix.frontend.programs.planning import candidates, reading
 from felix.frontend.programs.planning.graph import Judgement
 from felix.verify import compare
-from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
 
 PLANNED = Grouping(Fusion.PLANNED)
@@ -27,8 +27,7 @@ PLANNED = Grouping(Fusion.PLANNED)
     share.of(share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32]), 3),
 )
 def test_planned_networks_agree_with_pytorch(name, dtype):
-    model, args = catalogue.make(name, dtype=dtype, small=True)
-    imported = frontend.import_torch(model, args)
+    model, args, imported = small(name, dtype)
     module = frontend.lowered(imported, "llvm", PLANNED)
     with torch.no_grad():
         assert_agrees(run(imported, module, args), model(*args), TOLERANCE[dtype])
@@ -37,8 +36,7 @@ def test_planned_networks_agree_with_pytorch(name, dtype):
 @pytest.mark.parametrize("name", share.of(["vit_b32", "bert_base", "llama"], 1))
 @pytest.mark.parametrize("rules", [lowering.by_rules, relax.transform.FuseOps()])
 def test_planned_transformers_call_fewer_programs(name, rules):
-    model, args = catalogue.make(name, small=True)
-    imported = frontend.import_torch(model, args)
+    _, _, imported = small(name)
     n_calls = [
         frontend.calls(frontend.lowered(imported, "llvm", grouping)).total()
         for grouping in (PLANNED, Grouping(Fusion.RULES, rules=rules))
@@ -47,8 +45,7 @@ def test_planned_transformers_call_fewer_programs(name, rules):
 
 
 def test_heads_are_read_where_the_projection_has_them():
-    model, args = catalogue.make("vit_b32", small=True)
-    module = frontend.lowered(frontend.import_torch(model, args), "llvm", PLANNED)
+    module = frontend.lowered(small("vit_b32")[2], "llvm", PLANNED)
     names = [variable.name_hint for variable in module.get_global_vars()]
     text = module[next(name for name in names if "NT_m" in name and "slice" in name)].script()
     assert "[T.int64(0), v_i2, v_i1 * T.int64(8) + v_k]" in text  # a row, and a head's column
@@ -85,8 +82,7 @@ def in_place(names):
 
 
 def test_candidates_without_schedules_are_not_chosen():
-    model, args = catalogue.make("vit_b32", small=True)
-    imported = frontend.import_torch(model, args)
+    model, args, imported = small("vit_b32")
     assert in_place(_names(imported, None))
     assert not in_place(_names(imported, Refusing()))
     module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, Refusing()))
@@ -105,8 +101,7 @@ class Measured:
 
 
 def test_measured_latencies_decide_where_all_of_the_choice_are_known():
-    model, args = catalogue.make("vit_b32", small=True)
-    imported = frontend.import_torch(model, args)
+    imported = small("vit_b32")[2]
     by_estimates = _names(imported, None)
 
     def latency_us(task):
@@ -122,8 +117,7 @@ def test_measured_latencies_decide_where_all_of_the_choice_are_known():
 
 @pytest.mark.parametrize("target", ["llvm -num-cores 2", "nvidia/nvidia-h100"])
 def test_programs_that_read_in_place_are_modelled_exactly(target):
-    model, args = catalogue.make("vit_b32", small=True)
-    module = frontend.lowered(frontend.import_torch(model, args), target, PLANNED)
+    module = frontend.lowered(small("vit_b32")[2], target, PLANNED)
     tasks = [item.task for item in frontend.model_tasks(module, target).tasks]
     checked = [task for task in tasks if reads_in_place(task)]
     assert len(checked) >= 2
@@ -138,8 +132,7 @@ def test_groups_of_fuseops_are_candidates(name, monkeypatch):
     readings = []
     read = reading.read
     monkeypatch.setattr(reading, "read", lambda mod: readings.append(read(mod)) or readings[-1])
-    model, args = catalogue.make(name, small=True)
-    frontend.lowered(frontend.import_torch(model, args), "llvm", PLANNED)
+    frontend.lowered(small(name)[2], "llvm", PLANNED)
     (made,) = readings
     several = [group for group in made.by_fuseops if len(group) > 1]
     assert several
