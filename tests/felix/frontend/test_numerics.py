@@ -25,7 +25,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 def computed(call: Callable[..., Any], *x: torch.Tensor) -> Any:
     imported = frontend.import_torch(Called(call), x)
-    return run(imported, frontend.lowered(imported), x)
+    return run(imported, frontend.lowered(imported), x, optimization=3)
 
 
 def error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -85,7 +85,7 @@ def test_onnx_is_as_exact(operator: str) -> None:
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     imported = frontend.import_onnx(made.SerializeToString())
     call = functional.softplus if operator == "Softplus" else torch.atanh
-    result = run(imported, frontend.lowered(imported), [x])
+    result = run(imported, frontend.lowered(imported), [x], optimization=3)
     assert error(result, call(x.double())) < 5e-6
 
 
@@ -100,7 +100,7 @@ def test_the_threshold_of_softplus_is_pytorchs() -> None:
         builder.emit_func_output(result)
     imported = frontend.import_torch(Called(torch.relu), (LINE,))
     imported = dataclasses.replace(imported, mod=builder.get())
-    actual = run(imported, frontend.lowered(imported), [LINE / 8])
+    actual = run(imported, frontend.lowered(imported), [LINE / 8], optimization=3)
     assert error(actual, functional.softplus(LINE.double() / 8, 3.0, 5.0)) < 5e-6
 
 
@@ -114,7 +114,7 @@ def powers(
     imported = frontend.import_torch(model, x)
     blocks = imported.mod["main"].body.blocks
     names = [operator_name(binding.value) for block in blocks for binding in block.bindings]
-    results = run(imported, frontend.lowered(imported), x)
+    results = run(imported, frontend.lowered(imported), x, optimization=3)
     for result, expected in zip(results, model(*x), strict=True):
         assert_agrees(result, expected, tolerance)
     return names.count("power"), results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional
 from felix import errors, frontend
 from felix.frontend.onnx import constants
 from tests.felix.frontend.test_networks import assert_agrees, run
+from tests.support import share
 
 FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
 
@@ -33,16 +36,18 @@ def attention(heads, mask=(), inputs=("q", "k", "v"), **attributes):
     return model([node], values + ([("m", *mask)] if mask else []))
 
 
-@pytest.mark.parametrize("heads", [4, 2])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"is_causal": 1},
-        {"scale": 0.3},
-        {"mask": (BOOL, [5, 6])},
-        {"mask": (FLOAT, [2, 1, 5, 6])},
-    ],
+    "options, heads",
+    share.crossed(
+        [
+            {},
+            {"is_causal": 1},
+            {"scale": 0.3},
+            {"mask": (BOOL, [5, 6])},
+            {"mask": (FLOAT, [2, 1, 5, 6])},
+        ],
+        [4, 2],
+    ),
 )
 def test_attention_of_onnx_is_pytorchs(heads, options):
     torch.manual_seed(0)
@@ -128,9 +133,10 @@ def test_a_shape_from_data_is_refused_without_talk_of_branches():
         frontend.import_onnx(made)
 
 
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    "axis, dtype, is_known",
+    share.of(itertools.product([-1, 0, 1], ["float32", "float16", "int32"], [True, False]), 5),
+)
 def test_one_hot_has_the_type_of_its_values(axis, dtype, is_known):
     values, indices = np.array([2, 7], dtype), np.array([[0, -1, 2], [5, -3, 1]])
     kind = helper.np_dtype_to_tensor_dtype(values.dtype)

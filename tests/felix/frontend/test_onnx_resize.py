@@ -18,6 +18,7 @@ from torch.nn import functional  # noqa: E402
 
 from felix import errors, frontend  # noqa: E402
 from tests.felix.frontend.test_networks import assert_agrees, run  # noqa: E402
+from tests.support import share  # noqa: E402
 
 FLOAT = onnx.TensorProto.FLOAT
 SCALES = [1, 1, 1.7, 2.3]
@@ -58,18 +59,18 @@ def result(content: bytes, x: torch.Tensor) -> Any:
     return run(imported, frontend.lowered(imported), [x])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"scale_factor": (1.7, 2.3), "mode": "bilinear"},
-        {"scale_factor": 0.5, "mode": "bilinear"},
-        {"scale_factor": 1.3, "mode": "bicubic"},
-        {"scale_factor": 1.3, "mode": "bilinear", "align_corners": True},
-        {"scale_factor": 1.7, "mode": "nearest"},
-        {"scale_factor": 2, "mode": "bilinear"},
-        {"size": (9, 11), "mode": "bicubic"},
-    ],
-)
+INTERPOLATIONS = [
+    {"scale_factor": (1.7, 2.3), "mode": "bilinear"},
+    {"scale_factor": 0.5, "mode": "bilinear"},
+    {"scale_factor": 1.3, "mode": "bicubic"},
+    {"scale_factor": 1.3, "mode": "bilinear", "align_corners": True},
+    {"scale_factor": 1.7, "mode": "nearest"},
+    {"scale_factor": 2, "mode": "bilinear"},
+    {"size": (9, 11), "mode": "bicubic"},
+]
+
+
+@pytest.mark.parametrize("options", share.of(INTERPOLATIONS, 4))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_export_of_interpolate_agrees_with_pytorch(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -78,37 +79,27 @@ def test_an_export_of_interpolate_agrees_with_pytorch(options: dict[str, Any]) -
 
 
 COORDINATES = ("half_pixel", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric")
+SYMMETRIC = {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"}
+RESIZES = [
+    *(
+        {"scales": SCALES, "mode": "linear", "coordinate_transformation_mode": each}
+        for each in COORDINATES
+    ),
+    {"scales": [1, 1, 2, 2], **SYMMETRIC},
+    {"scales": SCALES, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5},
+    *(
+        {"scales": [1, 1, 1.6, 2.4], "nearest_mode": each}
+        for each in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+    ),
+    {"scales": [1.7, 2.3], "axes": [3, 2], "mode": "linear"},
+    {"scales": [2, 1.5, 1, 1]},
+    {"scales": [1.5, 2], "mode": "linear", "shape": (6, 7)},
+    {"sizes": [9, 8], "axes": [2, 3], "mode": "linear", "keep_aspect_ratio_policy": "not_larger"},
+    {"sizes": [1, 2, 9, 8], "mode": "linear", "keep_aspect_ratio_policy": "not_smaller"},
+]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(
-            {"scales": SCALES, "mode": "linear", "coordinate_transformation_mode": each}
-            for each in COORDINATES
-        ),
-        {
-            "scales": [1, 1, 2, 2],
-            "mode": "linear",
-            "coordinate_transformation_mode": "half_pixel_symmetric",
-        },
-        {"scales": SCALES, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5},
-        *(
-            {"scales": [1, 1, 1.6, 2.4], "nearest_mode": each}
-            for each in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
-        ),
-        {"scales": [1.7, 2.3], "axes": [3, 2], "mode": "linear"},
-        {"scales": [2, 1.5, 1, 1]},
-        {"scales": [1.5, 2], "mode": "linear", "shape": (6, 7)},
-        {
-            "sizes": [9, 8],
-            "axes": [2, 3],
-            "mode": "linear",
-            "keep_aspect_ratio_policy": "not_larger",
-        },
-        {"sizes": [1, 2, 9, 8], "mode": "linear", "keep_aspect_ratio_policy": "not_smaller"},
-    ],
-)
+@pytest.mark.parametrize("options", share.of(RESIZES, 8))
 def test_a_resize_agrees_with_onnx(options: dict[str, Any]) -> None:
     made = model(**options)
     x = np.random.default_rng(0).standard_normal(options.get("shape", (1, 2, 6, 7)), "float32")
@@ -153,11 +144,7 @@ def test_upsample_repeats_the_element_before(opset: int, factor: float) -> None:
     "options",
     [
         {"scales": [1, 1, 0.6, 0.7], "mode": "linear", "antialias": 1},
-        {
-            "scales": SCALES,
-            "mode": "linear",
-            "coordinate_transformation_mode": "tf_crop_and_resize",
-        },
+        {"scales": SCALES, **SYMMETRIC, "coordinate_transformation_mode": "tf_crop_and_resize"},
         {"scales": [1, 1, 0.1, 1]},
     ],
 )

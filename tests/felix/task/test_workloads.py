@@ -11,12 +11,12 @@ import torch
 from felix import errors, workloads
 from felix.tir import design_space
 from felix.workloads import catalogue, torch_forms
-from tests.support import workload_values
+from tests.support import share, workload_values
 
 SUITE = workloads.CHECK_SUITE
 
 
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", share.of(SUITE, 36))
 def test_values_of_the_suite(name):
     instance = SUITE[name]
     task = instance("llvm")
@@ -24,25 +24,26 @@ def test_values_of_the_suite(name):
 
 
 @pytest.mark.parametrize(
-    "dtype, rtol", [("float64", 1e-10), ("float16", 4e-3), ("bfloat16", 2.5e-2)]
+    "name, tolerance",
+    share.crossed(
+        [
+            "gemm_bias_gelu_residual",
+            "conv2d_stride2",
+            "conv_transpose2d",
+            "max_pool2d_padded",
+            "avg_pool2d_valid",
+            "softmax",
+            "layer_norm",
+            "rms_norm",
+            "mean_last_two",
+            "max_last",
+            "elementwise_unary",
+        ],
+        [("float64", 1e-10), ("float16", 4e-3), ("bfloat16", 2.5e-2)],
+    ),
 )
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemm_bias_gelu_residual",
-        "conv2d_stride2",
-        "conv_transpose2d",
-        "max_pool2d_padded",
-        "avg_pool2d_valid",
-        "softmax",
-        "layer_norm",
-        "rms_norm",
-        "mean_last_two",
-        "max_last",
-        "elementwise_unary",
-    ],
-)
-def test_values_of_other_dtypes(name, dtype, rtol):
+def test_values_of_other_dtypes(name, tolerance):
+    dtype, rtol = tolerance
     instance = SUITE[name]
     params = {**instance.params, "dtype": dtype}
     task = workloads.build(instance.operator, params)
@@ -69,7 +70,7 @@ def test_layer_norm_keeps_its_digits_when_the_mean_is_large():
 
 @pytest.mark.parametrize("kind", ["llvm", "cuda"])
 def test_every_instance_has_default_design_spaces(kind):
-    for name, instance in SUITE.items():
+    for name, instance in share.of(SUITE.items(), 36):
         task = instance(kind)
         spaces = design_space.tune_context(task.mod, task.target).generate_design_space()
         assert len(spaces) >= 1, name

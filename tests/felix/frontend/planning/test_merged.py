@@ -50,8 +50,9 @@ def eager(monkeypatch):
     monkeypatch.setattr(planner, "NEW", 0.01)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "bias, dtype", share.crossed([True, False], [torch.float32, torch.bfloat16])
+)
 def test_merged_products_agree_with_pytorch(dtype, bias, eager):
     torch.manual_seed(0)
     model = Heads(bias=bias, behind=nn.Sigmoid).to(dtype).eval()
