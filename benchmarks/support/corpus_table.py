@@ -1,6 +1,5 @@
-"""What becomes of the corpus (`python -m tests.corpus --out FILE`), the time that its formulas
-take (`python -m tests.corpus.formula_time --out FILE`), and what becomes of its models
-(`python -m tests.corpus.tuned --out FILE`)."""
+"""What becomes of the corpus, the time that its formulas take, and what becomes of its models:
+results of `python -m benchmarks.corpus`."""
 
 from __future__ import annotations
 

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks import cpu_tuning, cuda_build_time, fusion, search_cost
-from benchmarks.support import common, corpus_table, cpu_pieces, model_tables
+from benchmarks.support import common, cpu_pieces, model_tables
 from benchmarks.support.service import polling as service_polling
 from felix.target import cpu
-from tests.corpus import __main__ as command
-from tests.corpus.outcome import Kind, Outcome
 
 
 def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
@@ -181,26 +179,6 @@ def test_results_are_written_a_record_a_line(tmp_path: pathlib.Path) -> None:
     common.write(tmp_path / "folder" / "x.json", data)
     text = (tmp_path / "folder" / "x.json").read_text()
     assert json.loads(text) == data and text.splitlines()[4] == '{"a": [2]}'
-
-
-RESULTS = [
-    Outcome("add", "llvm", Kind.MODELLED, rows=6),
-    Outcome("sort", "llvm", Kind.REFUSED, message="UnsupportedSchedule: a | sort\n"),
-    Outcome("scan", "cuda", Kind.REFUSED, message="UnsupportedSchedule: a scan"),
-    Outcome("pad", "cuda", Kind.ERROR, message="Traceback\nboom"),
-]
-
-
-def test_programs_that_only_metaschedule_models_count_against_the_share() -> None:
-    data = command._data(RESULTS, [("sort", "llvm")])
-    assert "reason" not in data["programs"][0]
-    assert [each.get("missing") for each in data["programs"]] == [None, True, False, False]
-    said = corpus_table.render(data)
-    llvm, cuda = ([c.strip() for c in line.split("|")[1:-1]] for line in said.splitlines()[2:4])
-    assert llvm == ["llvm", "2", "1", "1", "0", "0", "1", "50.0%"]
-    assert cuda == ["cuda", "2", "0", "1", "0", "1", "0", "0.0%"]
-    assert said.endswith("6 schedules were compared with TVM's.")
-    assert command._share(RESULTS, [("sort", "llvm")]) == 0.5
 
 
 SCORES = {"pairwise": 0.9, "top1": 0.92, "top5": None, "spearman": 0.9, "rmse": 0.33, "slope": 1.0}

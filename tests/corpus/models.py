@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from benchmarks.networks import catalogue
 
 #: Makes a model and the inputs it is traced with.
 Maker = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
@@ -26,8 +29,10 @@ class Lambda(nn.Module):
 
 
 def models() -> dict[str, Maker]:
-    """Name -> maker."""
-    return _image_models() | _generators() | _transformers() | _recurrent() | _others()
+    """Name -> maker; those of the benchmarks, small, are among them."""
+    make = functools.partial(functools.partial, catalogue.make, small=True)
+    small = {name: make(name) for name in catalogue.NETWORKS}
+    return small | _image_models() | _generators() | _transformers() | _recurrent() | _others()
 
 
 def _image(channels: int = 3, size: int = 16) -> torch.Tensor:
@@ -42,20 +47,10 @@ def _conv(
     )
 
 
-def _residual(channels: int) -> nn.Module:
-    return Lambda(
-        lambda body, x: functional.relu(x + body(x)),
-        nn.Sequential(_conv(channels, channels), nn.Conv2d(channels, channels, 3, 1, 1)),
-    )
-
-
 def _image_models() -> dict[str, Maker]:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     squeeze = nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 2, 1), nn.SiLU(), nn.Conv2d(2, 8, 1), nn.Sigmoid()
-    )
-    depthwise = nn.Sequential(
-        nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.Hardswish(), nn.Conv2d(8, 12, 1)
     )
     fire = [nn.Sequential(nn.Conv2d(4, 6, k, padding=k // 2), nn.ReLU()) for k in (1, 3)]
     next_block = nn.Sequential(
@@ -73,10 +68,7 @@ def _image_models() -> dict[str, Maker]:
         "alexnet": (nn.Sequential(nn.Conv2d(3, 8, 5, 2, 2), nn.ReLU(), nn.MaxPool2d(3, 2),
                                   nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(),
                                   nn.Linear(32, 10)), _image()),
-        "resnet": (nn.Sequential(_conv(3, 8), _residual(8), nn.MaxPool2d(2), *head,
-                                 nn.Linear(8, 10)), _image()),
         "squeeze_excite": (Lambda(lambda gate, x: x * gate(x), squeeze), _image(8)),
-        "mobilenet": (depthwise, _image(8, 14)),
         "fire": (Lambda(lambda a, b, x: torch.cat([a(x), b(x)], 1), *fire), _image(4)),
         "densenet": (Lambda(lambda a, b, x: torch.cat([y := torch.cat([x, a(x)], 1), b(y)], 1),
                             _conv(4, 4), _conv(8, 4)), _image(4)),
@@ -110,13 +102,6 @@ class _ChannelNorm(nn.Module):
 
 
 def _generators() -> dict[str, Maker]:
-    generator = nn.Sequential(
-        nn.ConvTranspose2d(12, 8, 4, 1, 0),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.ConvTranspose2d(8, 3, 4, 2, 1),
-        nn.Tanh(),
-    )
     critic = nn.Sequential(nn.Conv2d(3, 6, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 4))
     upscale = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2))
     style = nn.Sequential(
@@ -140,7 +125,6 @@ def _generators() -> dict[str, Maker]:
 
     parts = (_conv(3, 6), _conv(6, 8), nn.ConvTranspose2d(8, 6, 2, 2), nn.Conv2d(12, 2, 1))
     return {
-        "dcgan_generator": lambda: (generator, (torch.randn(1, 12, 1, 1),)),
         "dcgan_critic": lambda: (critic, (_image(),)),
         "super_resolution": lambda: (upscale, (_image(3, 12),)),
         "style_decoder": lambda: (style, (_image(6, 8),)),
@@ -149,125 +133,9 @@ def _generators() -> dict[str, Maker]:
     }
 
 
-class _Attention(nn.Module):
-    """Attention of several heads, with a causal mask where it is asked for."""
-
-    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        parts = self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5
-        if self.causal:
-            mask = torch.triu(torch.full((length, length), -1e9), 1)
-            scores = scores + mask
-        mixed = torch.softmax(scores, -1) @ v
-        result: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return result
-
-
-class _Block(nn.Module):
-    """A layer of a transformer."""
-
-    def __init__(self, width: int, causal: bool, activation: nn.Module) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attention = _Attention(width, 2, causal)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 2 * width), activation, nn.Linear(2 * width, width)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norms[0](x))
-        result: torch.Tensor = x + self.mlp(self.norms[1](x))
-        return result
-
-
-class _Rms(nn.Module):
-    """Normalisation by the root mean square."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
-
-
-def _rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions."""
-    length, half = x.shape[-2], x.shape[-1] // 2
-    steps = torch.arange(length, dtype=torch.float32)
-    angles = steps[:, None] * torch.linspace(1, 0.1, half)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat(
-        [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1
-    )
-
-
-def _llama(
-    norm: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    after: Any,
-    gate: Any,
-    up: Any,
-    down: Any,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    batch, length, width = x.shape
-    h = norm(x)
-    heads = [f(h).reshape(batch, length, 2, width // 2).transpose(1, 2) for f in (q, k, v)]
-    scores = torch.softmax(_rotated(heads[0]) @ _rotated(heads[1]).transpose(-1, -2), -1)
-    x = x + o((scores @ heads[2]).transpose(1, 2).reshape(batch, length, width))
-    h = after(x)
-    result: torch.Tensor = x + down(functional.silu(gate(h)) * up(h))
-    return result
-
-
-def _llama_parts(width: int) -> list[nn.Module]:
-    linears = [nn.Linear(width, width, bias=False) for _ in range(4)]
-    mlp = [
-        nn.Linear(width, 24, bias=False),
-        nn.Linear(width, 24, bias=False),
-        nn.Linear(24, width, bias=False),
-    ]
-    return [_Rms(width), *linears, _Rms(width), *mlp]
-
-
 def _transformers() -> dict[str, Maker]:
-    def bert(words: Any, places: Any, norm: Any, block: Any, i: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = block(norm(words(i) + places(torch.arange(i.shape[1]))))
-        return result
-
-    def gpt(words: Any, block: Any, head: Any, i: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = head(block(words(i)))
-        return result
-
-    def vit(patches: Any, block: Any, head: Any, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = head(block(patches(x).flatten(2).transpose(1, 2)).mean(1))
-        return result
-
-    tokens, rows = torch.randint(0, 50, (1, 9)), torch.randn(1, 9, 16)
+    rows = torch.randn(1, 9, 16)
     return {
-        "encoder": lambda: (_Block(16, False, nn.GELU()), (rows,)),
-        "decoder": lambda: (_Block(16, True, nn.ReLU()), (rows,)),
-        "bert": lambda: (Lambda(bert, nn.Embedding(50, 16), nn.Embedding(9, 16),
-                                nn.LayerNorm(16), _Block(16, False, nn.GELU())), (tokens,)),
-        "gpt": lambda: (Lambda(gpt, nn.Embedding(50, 16), _Block(16, True, nn.GELU()),
-                               nn.Linear(16, 50)), (tokens,)),
-        "llama": lambda: (Lambda(_llama, *_llama_parts(16)), (rows,)),
-        "llama_tokens": lambda: (
-            Lambda(lambda e, n, h, i: h(n(e(i))), nn.Embedding(50, 16), _Rms(16),
-                   nn.Linear(16, 50, bias=False)), (tokens,)),
-        "vit": lambda: (Lambda(vit, nn.Conv2d(3, 16, 4, 4), _Block(16, False, nn.GELU()),
-                               nn.Linear(16, 10)), (_image(),)),
         "mixer": lambda: (Lambda(
             lambda n, a, b, x: (y := x + a(n(x).transpose(1, 2)).transpose(1, 2)) + b(y),
             nn.LayerNorm(16), nn.Linear(9, 9), nn.Linear(16, 16)), (rows,)),

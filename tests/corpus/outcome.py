@@ -74,6 +74,11 @@ class Outcome:
     invalid: int = 0
     message: str = ""
 
+    @property
+    def last_line(self) -> str:
+        """Of the message."""
+        return (self.message.strip().splitlines() or [""])[-1]
+
 
 def of(name: str, target: str, rows: int = 3) -> Outcome:
     """Make a task of the program and compare up to `rows` rows of each sketch with TVM."""
@@ -132,7 +137,7 @@ def joined(name: str, target: str, outcomes: Sequence[Outcome]) -> Outcome:
     """One outcome of several tasks: the worst, and what was said of those that are not tuned."""
     order = list(Kind)
     worst = max((each.kind for each in outcomes), key=order.index, default=Kind.REFUSED)
-    untuned = [f"{o.name}: {_last_line(o)}" for o in outcomes if o.kind is not Kind.MODELLED]
+    untuned = [f"{o.name}: {o.last_line}" for o in outcomes if o.kind is not Kind.MODELLED]
     tuned = len(outcomes) - len(untuned)
     return Outcome(
         name,
@@ -144,12 +149,8 @@ def joined(name: str, target: str, outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def _last_line(result: Outcome) -> str:
-    return result.message.strip().splitlines()[-1]
-
-
-class _Unforeseen(logging.Handler):
-    """Notes forms that no rule was written for, which cost a sketch or a structure."""
+class _Noting(logging.Handler):
+    """Notes warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -160,10 +161,13 @@ class _Unforeseen(logging.Handler):
 
 
 @contextmanager
-def unforeseen_forms() -> Iterator[list[str]]:
-    """The tracebacks of what `felix.sketch.unmodelled` reports meanwhile."""
-    handler = _Unforeseen()
-    logger = logging.getLogger(unmodelled.__name__)
+def logged(name: str) -> Iterator[list[str]]:
+    """What a logger warns of meanwhile.
+
+    `felix.sketch.unmodelled` warns of forms that no rule was written for, which cost a sketch or
+    a structure, with their tracebacks; `felix.frontend` of tasks that the import leaves out.
+    """
+    handler, logger = _Noting(), logging.getLogger(name)
     logger.addHandler(handler)
     try:
         yield handler.messages
@@ -172,7 +176,7 @@ def unforeseen_forms() -> Iterator[list[str]]:
 
 
 def _checked(name: str, target: str, task: Task, rows: int, most: int) -> Outcome:
-    with unforeseen_forms() as forms:
+    with logged(unmodelled.__name__) as forms:
         result = _compared(name, target, task, rows, most)
     return dataclasses.replace(result, kind=Kind.ERROR, message=forms[0]) if forms else result
 

@@ -1,6 +1,6 @@
 """A fast part of the corpus: one program of each form that once failed, on both targets.
 
-All of it: `python -m tests.corpus`.
+All of it: `python -m benchmarks.corpus`.
 """
 
 from __future__ import annotations
