@@ -29,7 +29,7 @@ def draw(
         OutputError: the file cannot be written.
     """
     try:
-        from matplotlib import figure
+        from matplotlib import figure, ticker
     except ImportError:
         return False
     picture = figure.Figure(figsize=(9, 3.5), layout="constrained")
@@ -40,6 +40,9 @@ def draw(
         panel.step(xs, best_us, where="post", marker=".", color="tab:blue")
         panel.set_xlabel(unit)
         panel.set_yscale("log")
+        # Numbers in plain text: to set formulas takes longer than all else.
+        panel.yaxis.set_major_formatter(ticker.LogFormatter())
+        panel.yaxis.set_minor_formatter(ticker.LogFormatter())
         panel.grid(True, which="both", alpha=0.3)
     panels[0].set_ylabel(label)
     picture.suptitle(title)

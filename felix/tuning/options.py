@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from felix import errors, events
 from felix.measure import protocol
 from felix.measure.pool import locks
-from felix.search import allocate, strategies
+from felix.search import strategies
 
 if TYPE_CHECKING:
     from felix.search import GradientOptions, base, cost_model, interface
@@ -76,8 +76,6 @@ class TuneOptions:
     final_pause_s: float = 0.2
     #: Time the unscheduled program, for the speed-up.
     baseline: bool = True
-    #: torch threads of the tuner. Its tensors are small; more threads than idle cores are slow.
-    torch_threads: int = 1
     #: Sizes of the search's rounds.
     search: GradientOptions | None = None
     #: Makes another search than a strategy's.
@@ -90,7 +88,6 @@ class TuneOptions:
     #: How measurements correct the model; fine-tuning options train its weights instead, which
     #: takes seconds a round.
     learning: cost_model.LearningOptions | None = None
-    allocation: allocate.AllocationOptions | None = None
     #: GPUs to measure on, where no `pool` is given: `felix.measure.pool.candidates.LocalOptions`.
     devices: tuple[int, ...] | Literal["all"] = (0,)
     #: Makes the pool from the first task; None: processes on this machine.

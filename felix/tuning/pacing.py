@@ -84,17 +84,10 @@ class Breakdown:
     @property
     def other_s(self) -> float:
         """What no part names."""
-        named = (
-            self.start_s,
-            self.extract_s,
-            self.search_s,
-            self.schedule_s,
-            self.train_s,
-            self.build_wait_s,
-            self.measure_s,
-            self.save_s,
-        )
-        return max(0.0, self.total_s - sum(named))
+        beside = ("total_s", "build_work_s", "run_work_s")
+        parts = {n: s for n, s in dataclasses.asdict(self).items() if n not in beside}
+        named: float = sum(parts.values())
+        return max(0.0, self.total_s - named)
 
 
 class Stopped(Exception):

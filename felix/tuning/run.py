@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 from felix import events, target
 from felix.autodiff import torch_threads
 from felix.search import allocate, interface
-from felix.tuning import (
-    checkpoint,
-    opener,
-    pacing,
-    results,
-    session,
-)
+from felix.tuning import checkpoint, opener, pacing, results, session
 from felix.tuning import options as options_module
 from felix.tuning import task_run as task_run_module
 from felix.tuning.opening import ahead, first_rounds
@@ -65,7 +59,8 @@ class Run:
         options, tasks = self.options, request.tasks
         pool = self._pool = options.open_pool(tasks[0])
         stack.callback(pool.close)
-        stack.enter_context(torch_threads.limit(options.torch_threads))
+        # Its tensors are small; more threads than idle cores are slow.
+        stack.enter_context(torch_threads.limit(1))
         self._compute_guard = pacing.ComputeGuard(
             pool.timing_lock, self.breakdown, options.should_stop
         )
@@ -77,8 +72,7 @@ class Run:
         self._allocator = allocate.Allocator(
             [task.weight for task in tasks],
             [allocate.task_floor_us(task, hardware) for task in tasks],
-            options.allocation,
-            [allocate.untuned_us(task, hardware) for task in tasks],
+            untuned_us=[allocate.untuned_us(task, hardware) for task in tasks],
         )
         for index, task in enumerate(tasks):
             if task.key in options.settled:

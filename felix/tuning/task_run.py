@@ -46,7 +46,7 @@ class TaskRun(task_search.TaskSearch):
         self.best: records.Record | None = None
         self.n_rounds = 0
         #: best latency that the allocator does not know yet
-        self._recent_us: float | None = None
+        self.recent_us: float | None = None
         #: to be measured before what the search chooses
         self._first: list[interface.Suggestion] = []
         #: why it is not tuned; None if it is
@@ -54,8 +54,8 @@ class TaskRun(task_search.TaskSearch):
         #: candidates that TVM rejected, and what it said of the first
         self._n_rejected = 0
         self._first_rejection = ""
-        #: of the unscheduled program
-        self._baseline: protocol.Measurement | None = None
+        #: of the unscheduled program, the latest of several; None if it was not measured (yet)
+        self.baseline: protocol.Measurement | None = None
 
     @property
     def best_us(self) -> float | None:
@@ -159,7 +159,7 @@ class TaskRun(task_search.TaskSearch):
         if latency_us is None or not measurement.checked:
             return False
         records.add_effective(self.effective, record)
-        self._recent_us = min(latency_us, self._recent_us or latency_us)
+        self.recent_us = min(latency_us, self.recent_us or latency_us)
         if self.best_us is not None and self.best_us <= latency_us:
             return False
         self.best = record
@@ -181,35 +181,21 @@ class TaskRun(task_search.TaskSearch):
         """The candidates of a round are chosen and submitted."""
         self.n_rounds += 1
 
-    @property
-    def recent_us(self) -> float | None:
-        """What `take_recent_us` would give."""
-        return self._recent_us
-
     def take_recent_us(self) -> float | None:
         """Best latency since the last call; None without a new one."""
-        recent_us, self._recent_us = self._recent_us, None
+        recent_us, self.recent_us = self.recent_us, None
         return recent_us
-
-    @property
-    def baseline(self) -> protocol.Measurement | None:
-        """The measurement of the unscheduled program; None if it was not measured (yet)."""
-        return self._baseline
-
-    def set_baseline(self, measurement: protocol.Measurement) -> None:
-        """Take in the measurement of the unscheduled program, the latest of several."""
-        self._baseline = measurement
 
     def program_of(self, record: records.Record) -> Program:
         """What is measured of a record's candidate."""
         return self._sketch_of(record).program(record.decisions)
 
     def _sketch_of(self, record: records.Record) -> Sketch:
-        return self.sketches[self.position_of(record.sketch_index)]
+        return self.sketches[self.positions[record.sketch_index]]
 
     def suggestion(self, record: records.Record) -> interface.Suggestion:
         """A record's candidate as the search counts its sketches."""
-        position = self.position_of(record.sketch_index)
+        position = self.positions[record.sketch_index]
         return interface.Suggestion(position, record.decisions, record.predicted_us)
 
     def is_origin_of(self, record: records.Record) -> bool:
@@ -220,7 +206,7 @@ class TaskRun(task_search.TaskSearch):
         """
         if record.task_key != self.task.key:
             return False
-        position = self.find_position(record.sketch_index)
+        position = self.positions.get(record.sketch_index)
         if position is None or self.sketches[position].key != record.sketch_key:
             raise errors.RecordError(
                 f"{self.task.name}: the records are of other sketches than this version makes"
@@ -234,7 +220,7 @@ class TaskRun(task_search.TaskSearch):
             tuned = results.Best(self.best, self._sketch_of(self.best))
         best = None
         if self.skipped is None:
-            best = results.faster(self.task, tuned, self._baseline)
+            best = results.faster(self.task, tuned, self.baseline)
         curve = list(self._curve)
         if curve and len(self.records) > curve[-1][0]:  # to the end of the run
             curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
@@ -249,7 +235,7 @@ class TaskRun(task_search.TaskSearch):
             curve=tuple(curve),
             best_or_none=best,
             tuned_or_none=tuned,
-            unscheduled_us=None if self._baseline is None else self._baseline.latency_us,
+            unscheduled_us=None if self.baseline is None else self.baseline.latency_us,
             reason=reason,
             breakdown=breakdown,
             skipped=self.skipped,
@@ -265,10 +251,10 @@ class TaskRun(task_search.TaskSearch):
 
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint's part of this task."""
-        baseline = self._baseline
+        baseline = self.baseline
         return {
             "n_rounds": self.n_rounds,
-            "recent_us": self._recent_us,
+            "recent_us": self.recent_us,
             "programs": [[p, index, list(d)] for p, (index, d) in self._programs.items()],
             "search": self.search.state_dict() if self.is_open else None,
             "unscheduled": None
@@ -282,7 +268,7 @@ class TaskRun(task_search.TaskSearch):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; the task must be open if it was then."""
-        self.n_rounds, self._recent_us = int(state["n_rounds"]), state["recent_us"]
+        self.n_rounds, self.recent_us = int(state["n_rounds"]), state["recent_us"]
         if state["search"] is not None:
             self.search.load_state_dict(state["search"])
             self.search.forget_pending()
@@ -290,7 +276,7 @@ class TaskRun(task_search.TaskSearch):
             measured = self.search.history.measured
             self._programs = {p: key for p, key in programs.items() if key in measured}
         if state["unscheduled"] is not None:
-            self._baseline = results.stored_baseline(state["unscheduled"])
+            self.baseline = results.stored_baseline(state["unscheduled"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from benchmarks.support.searches import baselines
 from felix import errors, records, workloads
 from felix.measure import protocol, testing
 from felix.measure.pool import locks
-from felix.search import cost_model
+from felix.search import cost_model, gradient
 from felix.task import Task
 from felix.tuning import options, pacing, results
 from felix.tuning.opening import task_search
@@ -149,19 +149,21 @@ def task(m: int = 64, weight: float = 1.0) -> Task:
     return dataclasses.replace(made, weight=weight)
 
 
+#: Small rounds, without descents; and with one.
+SIZES = gradient.GradientOptions(
+    n_samples=16, n_before=0, n_polish=1, n_warm_polish=8, n_structures=0
+)
+DESCENDING = dataclasses.replace(SIZES, n_structures=1, n_seeds=2)
+
+
 def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     """Options for quick runs with a fake pool."""
-    from felix.search import gradient
-
-    sizes = gradient.GradientOptions(
-        n_samples=16, n_before=0, n_polish=1, n_warm_polish=8, n_structures=0
-    )
     chosen = pool or Pool()
     defaults: dict[str, Any] = {
         "round_size": 8,
         "n_finalists": 0,
         "final_pause_s": 0.0,
-        "search": sizes,
+        "search": SIZES,
         "pool": lambda task: chosen,
     }
     return options.TuneOptions(**(defaults | changes))
@@ -176,6 +178,24 @@ def tune(
     """`felix.tune` of a small task on a fake pool, 32 trials unless it says otherwise."""
     arguments = {"trials": 32, "model": Model(), **arguments}
     return felix.tune(tasks or task(), options=small(pool, **(options or {})), **arguments)
+
+
+def record(
+    decisions: tuple[int, ...], measurement: protocol.Measurement, **more: Any
+) -> records.Record:
+    """The record of a candidate of some task."""
+    fields: dict[str, Any] = {
+        "task_key": "key",
+        "task_name": "gemm",
+        "sketch_index": 0,
+        "sketch_key": "s",
+        "predicted_us": None,
+        "round": 0,
+        "elapsed_s": 1.5,
+        "timestamp": 1.7e9,
+        "versions": records.versions(),
+    }
+    return records.Record(decisions=decisions, measurement=measurement, **(fields | more))
 
 
 def keys(result: results.TuneResult) -> list[records.Key]:

@@ -44,19 +44,17 @@ def _results(source: pathlib.Path) -> tuple[list[results.TuneResult], pathlib.Pa
     """The results stored in a folder or file, and the output folder they belong to."""
     if not source.exists():
         raise errors.RecordError(f"there is no {source}")
-    if source.is_file():
-        folder = source.parent
+    inside = source.parent if source.is_file() else source
+    folders = [inside] if source.is_file() else [source / session.FOLDER, source]
+    path = source if source.is_file() else None
+    for folder in folders:
         if (folder / "session.json").exists():
-            return _of_session(folder, records.read(source)), folder.parent
-        if (folder / "manifest.json").exists():
-            return [_of_artifact(folder, records.read(source))], folder
-        raise errors.RecordError(f"no session.json or manifest.json beside {source}")
-    for folder, home in ((source / session.FOLDER, source), (source, source.parent)):
-        if (folder / "session.json").exists():
-            return _of_session(folder, records.read(folder / "records.jsonl")), home
-    if (source / "manifest.json").exists():
-        return [_of_artifact(source, records.read(source / "records.jsonl"))], source
-    raise errors.RecordError(f"no tuning session and no artifact in {source}")
+            stored = records.read(path or folder / "records.jsonl")
+            return _of_session(folder, stored), folder.parent
+    if (inside / "manifest.json").exists():
+        stored = records.read(path or inside / "records.jsonl")
+        return [_of_artifact(inside, stored)], inside
+    raise errors.RecordError(f"no tuning session and no artifact in {inside}")
 
 
 def _of_session(folder: pathlib.Path, stored: list[records.Record]) -> list[results.TuneResult]:

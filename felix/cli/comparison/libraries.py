@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TVM_NUM_THREADS",
-)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

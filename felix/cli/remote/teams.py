@@ -107,14 +107,9 @@ def projects_command(arguments: argparse.Namespace) -> int:
         match arguments.action:
             case "ls":
                 projects = service.projects()
-            case "create":
-                projects = [
-                    service.create_project(_project_name(arguments), **_given(arguments, LIMITS))
-                ]
-            case _:
-                projects = [
-                    service.limit_project(_project_name(arguments), **_given(arguments, LIMITS))
-                ]
+            case verb:
+                change = service.create_project if verb == "create" else service.limit_project
+                projects = [change(_project_name(arguments), **_given(arguments, LIMITS))]
     if arguments.json:
         connection.print_json(projects)
     else:

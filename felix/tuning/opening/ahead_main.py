@@ -8,10 +8,9 @@ import pathlib
 import sys
 
 from felix import errors
-from felix.sketch import legality
+from felix.sketch import diversity, legality
 from felix.sketch import sketch as sketching
 from felix.task import Task
-from felix.tuning.opening import opened_sketches
 
 #: Builders and the run itself come first.
 NICE = 5
@@ -26,7 +25,7 @@ def main(path: pathlib.Path) -> None:
             sketches = sketching.trace_sketches(Task.from_json(text, trusted=True))
         except errors.FelixError:
             continue  # the run says why
-        for sketch in opened_sketches.searched(sketches):
+        for sketch in diversity.searched(sketches):
             if os.getppid() != parent:  # it was killed
                 return
             legality.make_formulas(sketch)

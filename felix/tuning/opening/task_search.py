@@ -12,7 +12,6 @@ from felix.search import interface
 from felix.sketch import legality
 from felix.tir import grammar
 from felix.tuning import options as options_module
-from felix.tuning.opening import opened_sketches
 
 if TYPE_CHECKING:
     from felix.search import base
@@ -32,8 +31,10 @@ class TaskSearch:
         self._search: base.BaseSearch | None = None
         #: those with legal schedules; a search counts in this list
         self.sketches: list[Sketch] = []
-        self._position: dict[int, int] = {}
-        self._unopened: Sequence[Sketch] = []
+        #: how the search counts an open sketch, by its index
+        self.positions: dict[int, int] = {}
+        #: those that `open` left to `open_rest`
+        self.unopened: Sequence[Sketch] = []
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +70,8 @@ class TaskSearch:
         Raises:
             NoDesignSpace: the task has no sketch with legal schedules.
         """
+        from felix.sketch import diversity
+
         left_out: list[str] = []
         try:
             sketches = sketches_of(self.task, left_out.append, has_templates)
@@ -78,7 +81,7 @@ class TaskSearch:
             raise errors.NoDesignSpace(
                 f"{self.task.name}: TVM cannot schedule the program: {grammar.first_line(error)}"
             ) from error
-        templates, traces = opened_sketches.by_kind(opened_sketches.searched(sketches))
+        templates, traces = by_kind(diversity.searched(sketches))
         self._take_legal(templates, left_out, before_each, judge)
         if not templates_first or not self.sketches:
             self._take_legal(traces, left_out, before_each, judge)
@@ -87,15 +90,10 @@ class TaskSearch:
             raise errors.NoDesignSpace(
                 "; ".join(left_out) or f"{self.task.name} has no design space for this target"
             )
-        self._unopened = traces
+        self.unopened = traces
         task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
         self._search = make_search(self.sketches, model, task_seed)
         return left_out
-
-    @property
-    def unopened(self) -> Sequence[Sketch]:
-        """Sketches that `open` left to `open_rest`."""
-        return self._unopened
 
     def open_rest(
         self,
@@ -106,8 +104,8 @@ class TaskSearch:
         legal schedule, and why."""
         left_out: list[str] = []
         n_open = len(self.sketches)
-        self._take_legal(self._unopened, left_out, before_each, judge)
-        self._unopened = []
+        self._take_legal(self.unopened, left_out, before_each, judge)
+        self.unopened = []
         self.search.extend(self.sketches[n_open:])
         return left_out
 
@@ -126,16 +124,21 @@ class TaskSearch:
             if failure is not None:
                 left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
                 continue
-            self._position[sketch.index] = len(self.sketches)
+            self.positions[sketch.index] = len(self.sketches)
             self.sketches.append(sketch)
 
-    def position_of(self, sketch_index: int) -> int:
-        """How the search counts an open sketch of that index."""
-        return self._position[sketch_index]
 
-    def find_position(self, sketch_index: int) -> int | None:
-        """The same; None where the sketch is not open."""
-        return self._position.get(sketch_index)
+def by_kind(sketches: Sequence[Sketch]) -> tuple[list[Sketch], list[Sketch]]:
+    """(those of templates, those of traces).
+
+    A search counts its sketches in this order, so that those of traces may join it later.
+    """
+    from felix.sketch import template_sketch
+
+    kinds: tuple[list[Sketch], list[Sketch]] = [], []
+    for sketch in sketches:
+        kinds[not isinstance(sketch, template_sketch.TemplateSketch)].append(sketch)
+    return kinds
 
 
 def sketches_of(

@@ -57,13 +57,8 @@ class SearchProcesses:
             raise
 
     @property
-    def is_ready(self) -> bool:
-        """Whether any process takes requests by now."""
-        return any(process.is_ready for process in self._processes)
-
-    @property
     def n_ready(self) -> int:
-        """How many do."""
+        """How many processes take requests by now."""
         return sum(process.is_ready for process in self._processes)
 
     @property

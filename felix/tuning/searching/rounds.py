@@ -142,7 +142,7 @@ class Rounds:
             task_run = run.choose_task({*self._busy, *self._waiting()})
             if task_run is None:
                 break
-            if not self._searches.is_ready or task_run.index in self._alone:
+            if not self._searches.n_ready or task_run.index in self._alone:
                 if run.opener.has_opened(task_run):
                     self._submit(task_run, run.search(task_run, self._n_reserved, self._busy), {})
                 return True
@@ -160,7 +160,7 @@ class Rounds:
             for task_run in run.task_runs
             if (task_run.n_rounds and not has_more)
             or (
-                searches.is_ready
+                searches.n_ready
                 and task_run.index not in self._alone
                 and not searches.may_take(task_run.index)
             )

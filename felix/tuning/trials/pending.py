@@ -45,10 +45,6 @@ class PendingTrial:
     #: whether it is measured even if time is up: without it nothing would be known of its task
     is_first: bool = False
 
-    def mark_recorded(self) -> None:
-        """Its record is stored: whatever happens now, it is not recorded again."""
-        self.is_recorded = True
-
 
 class PendingTrials:
     """The candidates of a run that are submitted and not recorded yet, oldest first.
@@ -200,7 +196,7 @@ class Baselines:
                 continue
             del self._futures[task_run]
             measurement = future.result()
-            task_run.set_baseline(measurement)
+            task_run.baseline = measurement
             self._on_event(
                 events.Baseline(
                     task=task_run.task.name,

@@ -69,7 +69,7 @@ class Recorder:
             variant=str(sketch.variant),
         )
         self._store(record)
-        trial.mark_recorded()
+        trial.is_recorded = True  # whatever happens now, it is not recorded again
         is_best = task_run.add(record)
         self._learner.remember(task_run.search, task_run.index, suggestion, measurement)
         self._add_work(measurement)

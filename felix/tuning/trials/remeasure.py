@@ -133,7 +133,7 @@ def _compare_with_unscheduled(
         measurement, again = final.pooled()
         if measurement is not None and again is not None and again.ok:
             recorder.repeat(final.task_run, final.contenders[0], measurement)
-            final.task_run.set_baseline(again)
+            final.task_run.baseline = again
 
 
 def _is_close(task_run: TaskRun) -> bool:

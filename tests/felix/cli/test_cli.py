@@ -44,7 +44,8 @@ def _felix(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, Any]]:
     """A finished run: its folder and its JSON."""
     out = tmp_path_factory.mktemp("cli") / "out"
-    done = _felix("tune", GEMM, "--trials", "8", "--round", "4", "--out", str(out), "--json")
+    how = ["--trials=8", "--round=4", "--strategy=local", f"--out={out}"]
+    done = _felix("tune", GEMM, *how, "--json")
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
@@ -83,21 +84,8 @@ def test_schedules_of_a_database_are_measured_first(
 ) -> None:
     out, result = tuned
     (known,) = result["tasks"]
-    done = _felix(
-        "tune",
-        GEMM,
-        "--trials",
-        "1",
-        "--seed",
-        "7",
-        "--database",
-        str(out / "database"),
-        "--out",
-        str(tmp_path),
-        "--json",
-        "--compare",
-        "none",
-    )
+    how = ["--trials=1", "--seed=7", f"--database={out / 'database'}", f"--out={tmp_path}"]
+    done = _felix("tune", GEMM, *how, "--json", "--compare=none")
     assert done.returncode == 0, done.stderr
     (task,) = json.loads(done.stdout)["tasks"]
     assert task["trials"] == 1
@@ -235,24 +223,31 @@ def test_termination_is_an_interrupt() -> None:
 def test_bad_input_is_one_clear_line(
     arguments: list[str],
     said: str,
-    tmp_path: pathlib.Path,
+    bad_files: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "FILE").write_text("")
-    (tmp_path / "MALFORMED.json").write_text('{"a": ')
-    (tmp_path / "BINARY.json").write_bytes(bytes(range(128, 256)))
-    text = json.loads(workloads.gemm(8, 8, 8, target="llvm").to_json())
-    (tmp_path / "HOSTILE.json").write_text(json.dumps(text | {"mod": '{"nodes": [[]]}'}))
-    (tmp_path / "DYNAMIC.json").write_text(_dynamic())
-    _old_checkpoint(tmp_path / "OLD.st")
+    monkeypatch.chdir(bad_files)
     assert main.main(arguments) == 1
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
     assert len([line for line in lines if line.startswith("felix: error: ")]) == 1
     assert lines[-1].startswith("felix: error: ") and said in lines[-1]
     assert captured.out == ""
+
+
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder of files that are not what commands take."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "FILE").write_text("")
+    (folder / "MALFORMED.json").write_text('{"a": ')
+    (folder / "BINARY.json").write_bytes(bytes(range(128, 256)))
+    text = json.loads(workloads.gemm(8, 8, 8, target="llvm").to_json())
+    (folder / "HOSTILE.json").write_text(json.dumps(text | {"mod": '{"nodes": [[]]}'}))
+    (folder / "DYNAMIC.json").write_text(_dynamic())
+    _old_checkpoint(folder / "OLD.st")
+    return folder
 
 
 def _dynamic() -> str:

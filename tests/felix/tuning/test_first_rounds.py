@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-import felix
 from felix import workloads
 from felix.measure import protocol
 from felix.measure.pool import locks
 from felix.metaschedule import trace_text
 from felix.search import interface
-from felix.sketch import formula_cache, legality
+from felix.sketch import diversity, formula_cache, legality
 from felix.tuning import pacing
-from felix.tuning.opening import ahead, first_rounds, opened_sketches, task_search
+from felix.tuning.opening import ahead, first_rounds, task_search
 from felix.tuning.trials import pending
 from tests.support import tuning_fakes as fakes
 
@@ -45,42 +44,40 @@ def test_what_the_model_picks_is_measured_after_time_is_up(
     clock = fakes.Clock()
     monkeypatch.setattr(pacing, "Clock", lambda: clock)
     tasks = [fakes.task(m) for m in (32, 64, 96)]
-    options = fakes.small(fakes.Pool(seconds=0.4, wait=clock.wait), lookahead=0.0)
-    network = felix.tune(tasks, None, 1.0, model=fakes.Model(), options=options)
+    pool, options = fakes.Pool(seconds=0.4, wait=clock.wait), {"lookahead": 0.0}
+    network = fakes.tune(tasks, pool=pool, trials=None, seconds=1.0, options=options)
     assert all(result.best_or_none is not None for result in network.results)
     assert network.reason == "seconds"
     n_records = {result.task.name: len(result.records) for result in network.results}
     assert sum(n_records.values()) <= 8  # of 24: time is short
 
 
-@pytest.mark.usefixtures("fake_sketches")
-def test_traces_join_the_search_in_the_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def a_template(fake_sketches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second sketch of a task is as if a template made it."""
+
     def by_kind(sketches: Any) -> tuple[list[Any], list[Any]]:
         return [each for each in sketches if each.index == 1], [sketches[0]]
 
-    monkeypatch.setattr(opened_sketches, "by_kind", by_kind)
+    monkeypatch.setattr(task_search, "by_kind", by_kind)
+
+
+@pytest.mark.usefixtures("a_template")
+def test_traces_join_the_search_in_the_second_round() -> None:
     tasks = [fakes.task(m) for m in (32, 64)]
-    network = felix.tune(tasks, 48, model=fakes.Model(), options=fakes.small())
+    network = fakes.tune(tasks, trials=48)
     for result in network.results:
         rounds = {(record.round, record.sketch_index) for record in result.records}
         assert (0, 1) in rounds and (0, 0) not in rounds and (1, 0) in rounds
-    (alone,) = felix.tune(tasks[:1], 16, model=fakes.Model(), options=fakes.small()).results
+    (alone,) = fakes.tune(tasks[:1], trials=16).results
     assert {record.sketch_index for record in alone.records if record.round == 0} == {0, 1}
 
 
-@pytest.mark.usefixtures("fake_sketches")
-def test_a_run_that_had_opened_templates_alone_is_resumed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    def by_kind(sketches: Any) -> tuple[list[Any], list[Any]]:
-        return [each for each in sketches if each.index == 1], [sketches[0]]
-
-    monkeypatch.setattr(opened_sketches, "by_kind", by_kind)
+@pytest.mark.usefixtures("a_template")
+def test_a_run_that_had_opened_templates_alone_is_resumed(tmp_path: pathlib.Path) -> None:
     tasks = [fakes.task(m) for m in (32, 64)]
-    felix.tune(tasks, 16, model=fakes.Model(), options=fakes.small(), out=tmp_path)
-    network = felix.tune(
-        tasks, 48, model=fakes.Model(), options=fakes.small(), out=tmp_path, resume=True
-    )
+    fakes.tune(tasks, trials=16, out=tmp_path)
+    network = fakes.tune(tasks, trials=48, out=tmp_path, resume=True)
     assert sum(len(result.records) for result in network.results) == 48
     for result in network.results:
         assert {record.sketch_index for record in result.records} == {0, 1}
@@ -97,8 +94,7 @@ def test_processes_make_formulas_ahead(
     made_ahead.close()
     n_files = len(list(formula_cache.folder().iterdir()))
     for task in tasks:
-        every = opened_sketches.searched(task_search.sketches_of(task))
-        _, traces = opened_sketches.by_kind(every)
+        _, traces = task_search.by_kind(diversity.searched(task_search.sketches_of(task)))
         assert traces and all(legality.make_formulas(sketch) is None for sketch in traces)
     assert len(list(formula_cache.folder().iterdir())) == n_files > 0
 
@@ -112,16 +108,16 @@ def test_formulas_are_made_ahead_beside_gpus_alone() -> None:
 
 def _best(n: int = 3) -> list[tuple[str, tuple[int, ...]]]:
     """The sketch keys and decisions of the fastest of a run."""
-    result = felix.tune(fakes.task(), 24, model=fakes.Model(), options=fakes.small())
+    result = fakes.tune(trials=24)
     ranked = sorted(result.records, key=lambda r: r.measurement.latency_us or 0.0)
     return [(record.sketch_key, record.decisions) for record in ranked[:n]]
 
 
 @pytest.mark.usefixtures("fake_sketches")
 def test_known_schedules_are_measured_first_and_once() -> None:
-    known, pool = _best(), fakes.Pool()
-    options = fakes.small(pool, first_schedules=lambda *_: [*known, known[0]])
-    result = felix.tune(fakes.task(), 16, model=fakes.Model(), options=options)
+    known = _best()
+    options = {"first_schedules": lambda *_: [*known, known[0]]}
+    result = fakes.tune(trials=16, options=options)
     measured = [(r.sketch_key, r.decisions) for r in result.records]
     assert measured[:3] == known
     assert len(set(measured)) == len(measured) == 16
@@ -132,17 +128,14 @@ def test_known_schedules_are_measured_first_and_once() -> None:
 def test_schedules_that_do_not_fit_are_left_out() -> None:
     key, decisions = _best(1)[0]
     wrong = [("another sketch", decisions), (key, decisions[:-1])]
-    options = fakes.small(first_schedules=lambda *_: wrong)
-    result = felix.tune(fakes.task(), 8, model=fakes.Model(), options=options)
+    result = fakes.tune(trials=8, options={"first_schedules": lambda *_: wrong})
     assert len(result.records) == 8
 
 
 @pytest.mark.usefixtures("fake_sketches")
 def test_a_settled_task_gets_no_trials() -> None:
     tasks = [fakes.task(64), fakes.task(32)]
-    pool = fakes.Pool()
-    options = fakes.small(pool, settled=frozenset({tasks[0].key}))
-    network = felix.tune(tasks, 16, model=fakes.Model(), options=options)
+    network = fakes.tune(tasks, trials=16, options={"settled": frozenset({tasks[0].key})})
     assert [len(result.records) for result in network.results] == [0, 16]
 
 

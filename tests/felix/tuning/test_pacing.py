@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import felix
 from felix import events
 from felix.measure import protocol
 from felix.measure.pool import locks
@@ -107,10 +106,8 @@ def _overlap(lookahead: float) -> tuple[int, Any]:
             submitted += event.n_candidates
         done += isinstance(event, events.Trial)
 
-    options = fakes.small(Threaded(seconds=0.02), lookahead=lookahead)
-    result = felix.tune(
-        fakes.task(), trials=32, model=fakes.Model(), options=options, on_event=count
-    )
+    pool, options = Threaded(seconds=0.02), {"lookahead": lookahead}
+    result = fakes.tune(pool=pool, options=options, on_event=count)
     return most, result
 
 
@@ -147,11 +144,9 @@ def test_one_slow_candidate_holds_up_nobody() -> None:
             return Measurer()
 
     order: list[int] = []
-    result = felix.tune(
-        fakes.task(),
+    result = fakes.tune(
+        pool=Uneven(),
         trials=24,
-        model=fakes.Model(),
-        options=fakes.small(Uneven()),
         on_event=lambda e: order.append(e.round) if isinstance(e, events.Trial) else None,
     )
     assert len(result.records) == 24
@@ -176,8 +171,8 @@ def _pending_before_rounds(lookahead: float) -> list[tuple[int, int]]:
         done += isinstance(event, events.Trial)
 
     tasks = [fakes.task(m) for m in (32, 64, 96, 128)]
-    options = fakes.small(Threaded(seconds=0.05), lookahead=lookahead)
-    result = felix.tune(tasks, trials=64, model=fakes.Model(), options=options, on_event=count)
+    pool, options = Threaded(seconds=0.05), {"lookahead": lookahead}
+    result = fakes.tune(tasks, pool=pool, trials=64, options=options, on_event=count)
     assert all(each.best_or_none is not None for each in result.results)
     assert sum(len(each.records) for each in result.results) == 64
     return pending

@@ -17,23 +17,13 @@ from tvm.s_tir import meta_schedule as ms
 
 from felix import errors, records
 from felix.measure import protocol
+from tests.support import tuning_fakes as fakes
 from tests.support import warm
 
 
 def _record(number: int = 0, **changes: object) -> records.Record:
-    record = records.Record(
-        task_key="k",
-        task_name="gemm",
-        sketch_index=1,
-        sketch_key="s",
-        decisions=(4, 8, number),
-        measurement=protocol.Measurement.timed([3.0, 1.0, 2.0], checked=True, device="cpu"),
-        predicted_us=2.5,
-        round=0,
-        elapsed_s=1.5,
-        timestamp=1.7e9,
-        versions=records.versions(),
-    )
+    measured = protocol.Measurement.timed([3.0, 1.0, 2.0], checked=True, device="cpu")
+    record = fakes.record((4, 8, number), measured, predicted_us=2.5)
     return dataclasses.replace(record, **changes)
 
 
@@ -115,7 +105,6 @@ def test_missing_file_and_unwritable_folder(tmp_path: pathlib.Path) -> None:
 
 
 _WRITER = """
-from felix import without_torch
 from tests.felix.tuning import test_records as t
 from felix import records
 with records.Writer({path!r}) as writer:

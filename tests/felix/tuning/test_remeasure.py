@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import felix
 from felix import events, records
 from felix.measure import payload, protocol, testing
 from felix.measure.pool import locks
@@ -21,13 +20,6 @@ from tests.support import tuning_fakes as fakes
 @pytest.fixture(autouse=True)
 def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.use(monkeypatch)
-
-
-def _tune(
-    pool: fakes.Pool, trials: int = 32, options: dict[str, Any] | None = None, **arguments: Any
-) -> Any:
-    chosen = fakes.small(pool, **(options or {}))
-    return felix.tune(fakes.task(), trials, model=fakes.Model(), options=chosen, **arguments)
 
 
 class _Noisy(fakes.Pool):
@@ -57,7 +49,7 @@ class _Noisy(fakes.Pool):
 
 def test_the_best_is_the_fastest_of_those_measured_again() -> None:
     pool = _Noisy()
-    result = _tune(trials=24, pool=pool, options={"n_finalists": 3})
+    result = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
     truth = {
         r.key: fakes.latency_us(fakes.Program(r.sketch_index, r.decisions)) for r in result.repeats
     }
@@ -73,36 +65,36 @@ def test_the_best_is_the_fastest_of_those_measured_again() -> None:
 def test_long_calls_get_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough is here a little more than what a burst of the slowest candidate takes."""
     pool = _Noisy()
-    result = _tune(trials=24, pool=pool, options={"n_finalists": 3})
+    result = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
     slowest_us = max(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
     fastest_us = min(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
     enough_us = 1.01 * slowest_us
     assert enough_us < 2 * fastest_us
     monkeypatch.setattr(remeasure, "ENOUGH_S", enough_us * 1e-6)
-    again = _tune(trials=24, pool=pool, options={"n_finalists": 3})
+    again = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
     assert len(pool.thorough) == 2 * len(again.repeats)
     assert again.best.decisions == result.best.decisions
     monkeypatch.setattr(remeasure, "ENOUGH_S", fastest_us * 1e-6)
-    once = _tune(trials=24, pool=pool, options={"n_finalists": 3})
+    once = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
     assert len(pool.thorough) == len(once.repeats)
 
 
 def test_without_measuring_again_luck_wins() -> None:
     pool = _Noisy()
-    result = _tune(trials=24, pool=pool, options={"n_finalists": 0})
+    result = fakes.tune(trials=24, pool=pool, options={"n_finalists": 0})
     assert result.repeats == () and pool.thorough == []
     assert result.best.latency_us == min(r.measurement.latency_us or 0.0 for r in result.records)
 
 
 def test_repeats_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
     options = {"n_finalists": 3}
-    result = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path)
+    result = fakes.tune(trials=16, pool=_Noisy(), options=options, out=tmp_path)
     stored = records.read(tmp_path / "tuning" / "records.jsonl")
     assert [r.repeat for r in stored] == [False] * 16 + [True] * len(result.repeats)
-    again = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path, resume=True)
+    again = fakes.tune(trials=16, pool=_Noisy(), options=options, out=tmp_path, resume=True)
     assert len(again.records) == 16
     assert again.best.decisions == result.best.decisions
-    longer = _tune(trials=24, pool=_Noisy(), options=options, out=tmp_path, resume=True)
+    longer = fakes.tune(trials=24, pool=_Noisy(), options=options, out=tmp_path, resume=True)
     assert len(longer.records) == 24
     assert longer.best.latency_us <= result.best.latency_us
 
@@ -110,7 +102,7 @@ def test_repeats_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
 def test_equal_programs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "fingerprint", lambda mod: str(mod.decisions[4:]))
     pool = fakes.Pool()
-    result = _tune(trials=32, pool=pool)
+    result = fakes.tune(trials=32, pool=pool)
     programs = [p.decisions[4:] for p in pool.measured]
     assert len(programs) == len(set(programs)) == len(result.records)
 
@@ -124,7 +116,7 @@ def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch)
         payload, "fingerprint", lambda m: str((m.sketch, m.decisions[:-1], m.decisions[-1] < 3))
     )
     emitted: list[Any] = []
-    result = _tune(fakes.Pool(), trials=96, on_event=emitted.append)
+    result = fakes.tune(trials=96, on_event=emitted.append)
     rounds = [event.n_candidates for event in emitted if isinstance(event, events.RoundStarted)]
     assert rounds == [8] * 12
     assert result.reason == "trials" and len(result.records) == 96
@@ -146,44 +138,15 @@ def test_a_duplicate_learns_the_measurement_of_the_first(monkeypatch: pytest.Mon
     compute_guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown())
     scheduled = run.programs([first, duplicate], compute_guard, {})
     assert [s for s, _ in scheduled] == [first]
-    record = records.Record(
-        task_key=run.task.key,
-        task_name="t",
-        sketch_index=0,
-        sketch_key="k",
-        decisions=first.decisions,
-        predicted_us=None,
-        round=0,
-        elapsed_s=0.0,
-        timestamp=0.0,
-        measurement=protocol.Measurement.timed([7.0], checked=True),
-        versions={},
-    )
-    run.add(record)
+    run.add(fakes.record(first.decisions, _burst(7.0), task_key=run.task.key))
     assert [(s, m.latency_us) for s, m in updates] == [(first, 7.0), (duplicate, 7.0)]
 
 
 def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None:
     def record(key: int, latency_us: float | None, repeat: bool = False) -> records.Record:
-        measured = (
-            protocol.Measurement.timed([latency_us], checked=True)
-            if latency_us
-            else protocol.Measurement(error=protocol.ErrorClass.WRONG_RESULT)
-        )
-        return records.Record(
-            task_key="t",
-            task_name="t",
-            sketch_index=0,
-            sketch_key="k",
-            decisions=(key,),
-            predicted_us=None,
-            round=0,
-            elapsed_s=0.0,
-            timestamp=0.0,
-            measurement=measured,
-            versions={},
-            repeat=repeat,
-        )
+        failed = _failed(protocol.ErrorClass.WRONG_RESULT)
+        measured = _burst(latency_us) if latency_us else failed
+        return fakes.record((key,), measured, repeat=repeat)
 
     every = [
         record(1, 5.0),
@@ -200,7 +163,7 @@ def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None
 
 def test_finalists_are_timed_in_turns() -> None:
     pool = _Noisy()
-    _tune(trials=24, pool=pool, options={"n_finalists": 3, "final_turns": 4})
+    fakes.tune(trials=24, pool=pool, options={"n_finalists": 3, "final_turns": 4})
     order, sizes = [program.decisions for program in pool.thorough], []
     while order:
         sizes.append(order.index(order[0], 1))
@@ -214,8 +177,7 @@ def test_finalists_of_all_tasks_are_timed_in_the_same_turns() -> None:
     """So that every device has those of its own tasks to time."""
     pool = _Noisy()
     tasks = [fakes.task(), fakes.task(m=128)]
-    chosen = fakes.small(pool, n_finalists=1, final_turns=4)
-    felix.tune(tasks, 32, model=fakes.Model(), options=chosen)
+    fakes.tune(tasks, pool=pool, options={"n_finalists": 1, "final_turns": 4})
     one, other = (task.key for task in tasks)
     assert pool.thorough_tasks[:8] == 4 * [one, other]
 

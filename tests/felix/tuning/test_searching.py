@@ -10,7 +10,6 @@ import os
 import pathlib
 import pickle
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,15 +24,27 @@ from felix.features.kind import FeatureKind
 from felix.measure import payload, protocol
 from felix.measure.pool import locks
 from felix.processes import child
-from felix.search import gradient
+from felix.search import descent, gradient
 from felix.tuning import online_model, pacing, results, task_run
 from felix.tuning import options as options_module
 from felix.tuning.opening import task_search
 from felix.tuning.searching import exchange, messages, process_main, processes
 from tests.support import tuning_fakes as fakes
+from tests.support import waiting
 
-LOCAL = gradient.GradientOptions(n_structures=0)
-maker = options_module.TuneOptions().maker
+#: Small rounds that descend a little, and those that do not.
+SIZES = gradient.GradientOptions(
+    n_samples=32,
+    n_template_samples=32,
+    n_before=0,
+    n_polish=1,
+    n_warm_polish=2,
+    n_polished=2,
+    n_structures=1,
+    n_seeds=4,
+    descent=descent.DescentOptions(steps=8),
+)
+LOCAL = dataclasses.replace(SIZES, n_structures=0)
 TEXTS = ("softmax:64x96", "gemm:64,64,64,dtype=bfloat16", "layer_norm:96x64")
 
 
@@ -60,6 +71,7 @@ def small(pool: fakes.Pool | None = None, **changes: Any) -> options_module.Tune
         "n_finalists": 0,
         "baseline": False,
         "search_processes": 2,
+        "search": SIZES,
         "pool": lambda task: pool or fakes.Pool(latency_us),
     }
     return options_module.TuneOptions(**{**sizes, **changes})
@@ -94,8 +106,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> list[processes.SearchProcesses]:
 
     def started(count: int) -> processes.SearchProcesses:
         every.append(make(count))
-        while not all(process.is_ready for process in every[-1]._processes):
-            time.sleep(0.05)
+        waiting.until(lambda: every[-1].n_ready == count)
         return every[-1]
 
     monkeypatch.setattr(processes, "SearchProcesses", started)
@@ -116,7 +127,7 @@ def request_of(
     request = messages.Request(
         task_index=run.index,
         task=run.task.to_json(),
-        sizes=gradient.GradientOptions(),
+        sizes=SIZES,
         has_templates=True,
         seed=5,
         has_rest=False,
@@ -133,7 +144,7 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
     (task, *_) = tasks()
     here, adopting = (task_search.TaskSearch(0, task) for _ in range(2))
     for each in (here, adopting):
-        each.open(maker("gradient"), models, 5)
+        each.open(options_module.making(SIZES), models, 5)
     there = process_main.OpenTask(0, task)
     for n in (4, 8):
         expected = here.search.suggest(n)
@@ -160,7 +171,7 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
 def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     models, (task, *_) = learner().models_for(0), tasks()
     run = task_search.TaskSearch(0, task)
-    run.open(maker("local"), models, 5)
+    run.open(options_module.making(LOCAL), models, 5)
     refused: list[Any] = []
     make = task_run.made
 
@@ -178,7 +189,7 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
     bad = [str(each) for each in made if not isinstance(each, payload.WrittenProgram)]
     assert len(made) == 4 and bad == ["no such program"]
     whole = task_run.TaskRun(0, task, fakes.Pool().for_task(task))
-    whole.open(maker("local"), models, 5)
+    whole.open(options_module.making(LOCAL), models, 5)
     guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown(), None)
     monkeypatch.setattr(task_run, "made", None)  # all are made
     programs = whole.programs(answer.searched.suggestions, guard, answer.programs)
@@ -189,7 +200,7 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
 def test_what_was_measured_meanwhile_stays_known() -> None:
     models = learner().models_for(0)
     run = task_search.TaskSearch(0, tasks()[0])
-    run.open(maker("gradient"), models, 5)
+    run.open(options_module.making(SIZES), models, 5)
     (early, *_) = run.search.suggest(2)
     there = process_main.OpenTask(0, run.task)
     answer = there.answer(request_of(run, 4, models, has_rest=True))
@@ -212,39 +223,30 @@ def test_copies_for_processes_do_not_yield_to_kernels() -> None:
     assert len(calls) > n_calls
 
 
-@pytest.mark.fresh_processes
 def test_a_job_is_searched_in_processes(
     ready: Ready, adopted: Adopted, tmp_path: pathlib.Path
 ) -> None:
     emitted: list[events.Event] = []
     network = felix.tune(
-        tasks(),
-        48,
-        seed=3,
-        strategy="gradient",
-        options=small(),
-        out=tmp_path,
-        on_event=emitted.append,
+        tasks(), 36, seed=3, options=small(), out=tmp_path, on_event=emitted.append
     )
     assert network.reason == "trials"
     n_trials = {r.task.name: len(r.records) for r in network.results}
-    assert sum(n_trials.values()) == 48 and min(n_trials.values()) >= 4
-    assert sum(n for _, n in adopted) >= 48 and {index for index, _ in adopted} == {0, 1, 2}
+    assert sum(n_trials.values()) == 36 and min(n_trials.values()) >= 4
+    assert sum(n for _, n in adopted) >= 36 and {index for index, _ in adopted} == {0, 1, 2}
     for result in network.results:
         keys = [record.key for record in result.records]
         assert len(set(keys)) == len(keys)
         assert result.best.latency_us == min(r.measurement.latency_us for r in result.records)
     kinds = collections.Counter(type(event).__name__ for event in emitted)
-    assert kinds["Opening"] == kinds["Opened"] == 3 and kinds["Trial"] == 48
+    assert kinds["Opening"] == kinds["Opened"] == 3 and kinds["Trial"] == 36
     begun = [event for event in emitted if isinstance(event, events.RoundStarted)]
     assert any(event.steps for event in begun)  # a descent of a process is shown
     rounds_of = {r.task.name: {record.round for record in r.records} for r in network.results}
     assert all(found == set(range(len(found))) for found in rounds_of.values())
 
-    again = felix.tune(
-        tasks(), 56, seed=3, strategy="gradient", options=small(), out=tmp_path, resume=True
-    )
-    assert n_measured(again) == 56
+    again = felix.tune(tasks(), 44, seed=3, options=small(), out=tmp_path, resume=True)
+    assert n_measured(again) == 44
     for result in again.results:
         keys = [record.key for record in result.records]
         assert len(set(keys)) == len(keys)
@@ -265,7 +267,7 @@ def test_a_process_that_is_killed_costs_nothing_but_time(
     network = felix.tune(tasks(), 40, seed=3, options=small(), on_event=kill)
     assert n_measured(network) == 40
     assert 0 < sum(n for _, n in adopted) < 40  # the run searched the rest
-    assert not ready[0].is_ready
+    assert ready[0].n_ready == 0
 
 
 def test_a_process_that_ends_while_it_is_idle_is_not_ready(ready: Ready) -> None:
@@ -276,18 +278,9 @@ def test_a_process_that_ends_while_it_is_idle_is_not_ready(ready: Ready) -> None
         assert both.n_ready == 1 and both.is_idle
 
 
+@pytest.mark.fresh_processes
 def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(ready: Ready) -> None:
-    request = messages.Request(
-        task_index=0,
-        task="{}",
-        sizes=LOCAL,
-        has_templates=True,
-        seed=0,
-        has_rest=False,
-        models={},
-        state=None,
-        n=1,
-    )
+    request = request_of(task_search.TaskSearch(0, tasks()[0]), 1, {})
     with contextlib.closing(processes.SearchProcesses(1)) as only:
         assert only.may_take(0)
         child = only._processes[0]._child

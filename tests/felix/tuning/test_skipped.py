@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from tvm import s_tir
 
-import felix
 from felix import errors, events, records
 from felix.cli import progress, report
 from felix.measure import limits
 from felix.search import descent, gradient
 from felix.task import Task
-from felix.tuning import results, session
-from tests.support import tuning_fakes
+from felix.tuning import session
 from tests.support import tuning_fakes as fakes
 
 BAD_WEIGHT = 3.0
@@ -36,20 +34,10 @@ def bad(monkeypatch: pytest.MonkeyPatch) -> Task:
     return fakes.task(32, weight=BAD_WEIGHT)
 
 
-def tune(tasks: list[Task], emitted: list[Any] | None = None) -> results.NetworkResult:
-    return felix.tune(
-        tasks,
-        trials=16,
-        options=fakes.small(),
-        model=fakes.Model(),
-        on_event=None if emitted is None else emitted.append,
-    )
-
-
 def test_a_task_that_cannot_be_modelled_is_skipped_and_the_others_are_tuned(bad: Task) -> None:
     good = [fakes.task(64), fakes.task(128, weight=2.0)]
     emitted: list[Any] = []
-    network = tune([good[0], bad, good[1]], emitted)
+    network = fakes.tune([good[0], bad, good[1]], trials=16, on_event=emitted.append)
     (event,) = [e for e in emitted if isinstance(e, events.Skipped)]
     assert (event.task, event.task_index) == (bad.name, 1) and REASON in event.reason
     assert progress.text(event) == f"{bad.name} is skipped: {event.reason}"
@@ -67,7 +55,7 @@ def test_a_task_that_cannot_be_modelled_is_skipped_and_the_others_are_tuned(bad:
 
 def test_the_only_task_that_cannot_be_modelled_is_an_error(bad: Task) -> None:
     with pytest.raises(errors.TuningError, match=f"{bad.name}: {REASON}"):
-        felix.tune(bad, trials=8, options=fakes.small(), model=fakes.Model())
+        fakes.tune(bad, trials=8)
 
 
 def test_where_tvm_itself_fails_only_that_task_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +65,14 @@ def test_where_tvm_itself_fails_only_that_task_is_skipped(monkeypatch: pytest.Mo
         return fakes.sketches(task)
 
     fakes.use(monkeypatch, make)
-    network = tune([fakes.task(32, weight=BAD_WEIGHT), fakes.task(64)])
+    network = fakes.tune([fakes.task(32, weight=BAD_WEIGHT), fakes.task(64)], trials=16)
     assert [bool(result.skipped) for result in network.results] == [True, False]
     assert "no such block" in (network.results[0].skipped or "")
     assert network.results[0].best_or_none is None
 
 
 def test_a_run_of_skipped_tasks_alone_ends_as_failed(bad: Task) -> None:
-    network = tune([bad, fakes.task(16, weight=BAD_WEIGHT)])
+    network = fakes.tune([bad, fakes.task(16, weight=BAD_WEIGHT)], trials=16)
     assert network.reason == "failed" and network.latency_us is None
     assert len(network.skipped) == 2 and network.curve == ()
 
@@ -98,16 +86,16 @@ def test_a_task_that_is_too_large_is_skipped(monkeypatch: pytest.MonkeyPatch, ba
         check(task, none if task.key == large.key else capacity)
 
     monkeypatch.setattr(limits, "check", refuse_large)
-    network = tune([large, small])
+    network = fakes.tune([large, small], trials=16)
     assert [bool(result.skipped) for result in network.results] == [True, False]
     assert "too large" in (network.results[0].skipped or "")
     assert network.results[1].best.latency_us > 0
 
 
 def test_a_run_goes_on_without_its_skipped_tasks(bad: Task, tmp_path: Any) -> None:
-    arguments: dict[str, Any] = {"options": fakes.small(), "model": fakes.Model(), "out": tmp_path}
-    first = felix.tune([bad, fakes.task(64)], trials=8, **arguments)
-    again = felix.tune([bad, fakes.task(64)], trials=16, resume=True, **arguments)
+    tasks = [bad, fakes.task(64)]
+    first = fakes.tune(tasks, trials=8, out=tmp_path)
+    again = fakes.tune(tasks, trials=16, out=tmp_path, resume=True)
     assert len(first.results[1].records) == 8 and len(again.results[1].records) == 16
     assert again.results[0].skipped == first.results[0].skipped
 
@@ -137,24 +125,21 @@ class Journal:
 
 
 def test_a_journal_replaces_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning_fakes.use(monkeypatch)
+    fakes.use(monkeypatch)
     journal = Journal()
-    options = tuning_fakes.small(journal=journal.open)
-    task = tuning_fakes.task()
-    first = felix.tune(task, trials=16, model=tuning_fakes.Model(), options=options)
+    options, task = {"journal": journal.open}, fakes.task()
+    first = fakes.tune(task, trials=16, options=options)
     assert journal.records == list(first.records)
     assert journal.identities[0].task_keys == (task.key,)
-    second = felix.tune(task, trials=24, model=tuning_fakes.Model(), options=options)
+    second = fakes.tune(task, trials=24, options=options)
     assert second.records[:16] == first.records
     assert len({(*r.decisions, r.sketch_index) for r in second.records}) == 24
     assert journal.n_closed == 2
 
 
 def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning_fakes.use(monkeypatch)
+    fakes.use(monkeypatch)
     stop = threading.Event()
-    pool = tuning_fakes.Pool(seconds=0.05)
-    options = tuning_fakes.small(pool, should_stop=stop.is_set)
     emitted: list[events.Event] = []
 
     def watch(event: events.Event) -> None:
@@ -162,13 +147,8 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
         if isinstance(event, events.Trial) and event.trial == 3:
             stop.set()
 
-    result = felix.tune(
-        tuning_fakes.task(),
-        trials=1000,
-        model=tuning_fakes.Model(),
-        options=options,
-        on_event=watch,
-    )
+    options, pool = {"should_stop": stop.is_set}, fakes.Pool(seconds=0.05)
+    result = fakes.tune(pool=pool, trials=1000, options=options, on_event=watch)
     assert result.reason == "interrupted"
     assert 3 <= len(result.records) <= 16  # the pool answers at once: what is measured is kept
     assert isinstance(emitted[-1], events.Finished)
@@ -177,38 +157,25 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_interrupt_in_a_callback_records_no_trial_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tuning_fakes.use(monkeypatch)
+    fakes.use(monkeypatch)
     journal = Journal()
 
     def interrupt(event: events.Event) -> None:
         if isinstance(event, events.Trial) and event.trial == 5:
             raise KeyboardInterrupt
 
-    result = felix.tune(
-        tuning_fakes.task(),
-        trials=32,
-        model=tuning_fakes.Model(),
-        options=tuning_fakes.small(journal=journal.open),
-        on_event=interrupt,
-    )
+    result = fakes.tune(options={"journal": journal.open}, on_event=interrupt)
     assert result.reason == "interrupted" and len(result.records) >= 5
     assert journal.records == list(result.records)
     assert len({record.key for record in journal.records}) == len(journal.records)
 
 
 def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning_fakes.use(monkeypatch)
+    fakes.use(monkeypatch)
     emitted: list[events.Event] = []
     steps_of = descent.DescentOptions(steps=20, record_every=5)
     sizes = gradient.GradientOptions(n_seeds=4, n_samples=16, n_polish=1, descent=steps_of)
-    felix.tune(
-        tuning_fakes.task(),
-        trials=16,
-        model=tuning_fakes.Model(),
-        strategy="gradient",
-        options=tuning_fakes.small(search=sizes),
-        on_event=emitted.append,
-    )
+    fakes.tune(trials=16, options={"search": sizes}, on_event=emitted.append)
     rounds = [event for event in emitted if isinstance(event, events.RoundStarted)]
     assert rounds[0].steps == ()  # warm-up
     steps = rounds[1].steps

@@ -138,7 +138,7 @@ def test_failed_kernels_are_recorded_by_class() -> None:
 
 @pytest.mark.parametrize("strategy", strategies.NAMES)
 def test_same_seed_same_run(strategy: str) -> None:
-    options = {} if strategy == "local" else {"search": None}
+    options = {"search": fakes.SIZES if strategy == "local" else fakes.DESCENDING}
     first, second = (tune(strategy=strategy, seed=3, options=options) for _ in range(2))
     assert fakes.keys(first) == fakes.keys(second)
     assert {2} < {index for index, _ in fakes.keys(first)}

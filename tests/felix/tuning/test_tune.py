@@ -54,7 +54,7 @@ def test_finds_a_fast_schedule_and_says_what_happened() -> None:
 
 @pytest.mark.parametrize("strategy", strategies.NAMES)
 def test_same_seed_same_run(strategy: str) -> None:
-    options = {} if strategy == "local" else {"search": None}
+    options = {"search": fakes.SIZES if strategy == "local" else fakes.DESCENDING}
     first, second = (fakes.tune(strategy=strategy, seed=3, options=options) for _ in range(2))
     assert fakes.keys(first) == fakes.keys(second)
     other = fakes.tune(strategy=strategy, seed=4, options=options)

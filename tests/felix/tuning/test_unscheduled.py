@@ -34,11 +34,9 @@ def _tune(unscheduled_us: list[float], tuned_us: list[float] | None = None, **mo
             return next(tuned, None) or fakes.latency_us(mod)
         return next(baseline)
 
-    chosen = fakes.small(fakes.Pool(latency_of), **({"n_finalists": 3, "final_turns": 3} | more))
-    emitted: list[events.Event] = []
-    result = felix.tune(
-        fakes.task(), 24, model=fakes.Model(), options=chosen, on_event=emitted.append
-    )
+    options, emitted = {"n_finalists": 3, "final_turns": 3} | more, []
+    pool = fakes.Pool(latency_of)
+    result = fakes.tune(pool=pool, trials=24, options=options, on_event=emitted.append)
     return result, emitted
 
 
@@ -96,8 +94,8 @@ def test_both_are_timed_in_turns() -> None:
         order.append("tuned" if isinstance(mod, fakes.Program) else "unscheduled")
         return fakes.latency_us(mod) if isinstance(mod, fakes.Program) else 4.0
 
-    chosen = fakes.small(fakes.Pool(latency_of), n_finalists=1, final_turns=3)
-    felix.tune(fakes.task(), 8, model=fakes.Model(), options=chosen)
+    options = {"n_finalists": 1, "final_turns": 3}
+    fakes.tune(pool=fakes.Pool(latency_of), trials=8, options=options)
     assert order[-6:] == ["tuned", "unscheduled"] * 3
 
 
@@ -202,13 +200,7 @@ def test_where_every_schedule_fails_the_report_and_the_events_say_what_ships() -
         return protocol.ErrorClass.WRONG_RESULT if isinstance(mod, fakes.Program) else 7.0
 
     emitted: list[events.Event] = []
-    result = felix.tune(
-        fakes.task(),
-        8,
-        model=fakes.Model(),
-        options=fakes.small(fakes.Pool(latency_of)),
-        on_event=emitted.append,
-    )
+    result = fakes.tune(pool=fakes.Pool(latency_of), trials=8, on_event=emitted.append)
     assert result.ships_unscheduled and result.best.latency_us == result.unscheduled_us == 7.0
     assert result.tuned_or_none is None and result.speedup == 1.0
     note = result.unscheduled_note()
@@ -237,7 +229,7 @@ def test_candidates_that_tvm_rejects_leave_their_reason_and_a_bundle(
         tir_programs.B16,
     )
     task = felix.Task.from_prim_func(func, "llvm -num-cores 1")
-    result = felix.tune(task, trials=1, out=tmp_path)
+    result = felix.tune(task, 1, out=tmp_path, options=options.TuneOptions(n_finalists=0))
     assert result.tuned_or_none is None and result.ships_unscheduled
     assert "TVM rejected" in (result.unscheduled_note() or "")
     result.export(tmp_path)
@@ -265,7 +257,7 @@ class _Endless(fakes.Pool):
 @pytest.mark.usefixtures("fake_sketches")
 def test_an_endless_baseline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "BASELINE_WAIT_S", 0.3)
-    result = felix.tune(fakes.task(), 8, model=fakes.Model(), options=fakes.small(_Endless()))
+    result = fakes.tune(pool=_Endless(), trials=8)
     assert result.reason == "trials" and result.unscheduled_us is None
     assert not result.ships_unscheduled and result.speedup is None
 
@@ -274,8 +266,8 @@ def test_an_endless_baseline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_wait_for_a_baseline_hears_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "BASELINE_WAIT_S", 60.0)
     pool = _Endless()
-    options = fakes.small(pool, should_stop=lambda: len(pool.measured) >= 8)
+    options = {"should_stop": lambda: len(pool.measured) >= 8}
     start = time.monotonic()
-    result = felix.tune(fakes.task(), 8, model=fakes.Model(), options=options)
+    result = fakes.tune(pool=pool, trials=8, options=options)
     assert result.reason == "interrupted" and time.monotonic() - start < 30
     assert result.best.latency_us > 0
