@@ -118,18 +118,14 @@ def export(
     result: Result,
     folder: str | os.PathLike[str],
     *,
-    created_s: float | None = None,
     about: Mapping[str, Any] | None = None,
-    link: build.Link = build.Link.AUTO,
 ) -> pathlib.Path:
     """Write the bundle; files of an earlier bundle in the folder are replaced.
 
     Args:
         result: a tuning result with a best schedule.
         folder: where to; made if missing.
-        created_s: time stamp in seconds since 1970; now when left out.
         about: further entries of the manifest, e.g. who asked for it.
-        link: how to make the library; LLVM IR with `JIT`.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -138,14 +134,13 @@ def export(
     try:
         _clear(folder)
         notes = [note for note in (result.unscheduled_note(),) if note is not None]
-        library = _library(result, folder, link, notes)
+        library = _library(result, folder, notes)
         _program(result, folder, notes)
         _history(result, folder, notes)
         (folder / "run.py").write_text(standalone(run_script))
         if result.best.generated is None:
             shutil.copyfile(contention.__file__, folder / "calm.py")
-        manifest = _manifest(result, time.time() if created_s is None else created_s)
-        manifest |= dict(about or {})
+        manifest = _manifest(result) | dict(about or {})
         if result.best.generated is not None:
             manifest["kind"] = "generated"
         manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
@@ -184,9 +179,7 @@ def _clear(folder: pathlib.Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _library(
-    result: Result, folder: pathlib.Path, link: build.Link, notes: list[str]
-) -> str | None:
+def _library(result: Result, folder: pathlib.Path, notes: list[str]) -> str | None:
     """Compile the best program and write its code; the library's file name."""
     if result.best.generated is not None:
         return generated.write(result.best.generated, result.task, folder, notes)
@@ -210,7 +203,7 @@ def _library(
         (source / "kernel.ll").write_text(module.inspect_source("ll"))
         (source / "kernel.s").write_text(module.inspect_source("s"))
     try:
-        path = build.build(mod, built_for, str(folder / "kernel"), link)
+        path = build.linked(module, built_for, str(folder / "kernel"))
     except (RuntimeError, ValueError) as error:
         notes.append(f"no library: {str(error).strip().splitlines()[-1]}")
         return None
@@ -268,13 +261,12 @@ def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
         notes.append("no convergence.svg: matplotlib is not installed")
 
 
-def _manifest(result: Result, created_s: float) -> dict[str, Any]:
+def _manifest(result: Result) -> dict[str, Any]:
     task, best = result.task, result.best
     args = task_program.arguments(task.mod)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s))
     return {
         "felix_artifact": FORMAT,
-        "created": stamp,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": records.versions(),
         "platform": platform.platform(),
         "device": target.hardware(task.target).name,

@@ -14,11 +14,11 @@ import pathlib
 import time
 from typing import Any
 
-import tvm
 from tvm import rpc
 
-from felix.measure import description, protocol, timing
-from felix.measure.checking import reference
+from felix.measure import protocol, timing
+from felix.measure.cpu import runner as cpu_runner
+from felix.measure.cpu import timing as cpu_timing
 from felix.tir import grammar
 
 #: What TVM raises for errors of a board and for a connection that has ended.
@@ -32,15 +32,7 @@ class _Session:
 
     remote: rpc.RPCSession
     since_s: float
-    folder: str = ""
-    task: _Task | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Task:
-    stored: description.StoredTask
-    fresh: list[reference.Array]
-    tensors: list[Any]
+    task: cpu_runner.Prepared | None = None
 
 
 class Runner:
@@ -92,41 +84,29 @@ class Runner:
         device, name = session.remote.cpu(0), pathlib.Path(library).name
         session.remote.upload(library, name)
         module = session.remote.load_module(name)
-        for tensor, arg, fresh in zip(task.tensors, task.stored.args, task.fresh, strict=True):
-            if arg.is_output:
-                tensor.copyfrom(fresh)
-        start = time.perf_counter()
-        module["main"](*task.tensors)
-        device.sync()
-        first_us = (time.perf_counter() - start) * 1e6
-        wrong = task.stored.mismatch(lambda index: task.tensors[index].numpy())
+        first_us = task.first_us(module["main"], device)
+        wrong = task.mismatch()
         if wrong is not None:
             return _failure(protocol.ErrorClass.WRONG_RESULT, wrong, lost=False)
         settings = timing.TimingOptions(**options)
-        flush = (
-            {"f_preproc": _FLUSH} if settings.flush else {"min_repeat_ms": settings.min_repeat_ms}
+        latencies_us = cpu_timing.latencies(
+            module,
+            device,
+            task.tensors,
+            settings,
+            flush=_FLUSH,
+            first_us=first_us,
+            best_us=best_us,
         )
-
-        def sample(repeat: int) -> list[float]:
-            if repeat <= 0:
-                return []
-            timer = module.time_evaluator("main", device, number=1, repeat=repeat, **flush)
-            return [seconds * 1e6 for seconds in timer(*task.tensors).results]
-
-        latencies_us = timing.adaptive(sample, settings, first_us, best_us)
         session.remote.remove(name)
         return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
 
 
-def _load(session: _Session, folder: str) -> _Task:
+def _load(session: _Session, folder: str) -> cpu_runner.Prepared:
     """The task with its tensors on the board."""
-    if session.task is not None and session.folder == folder:
-        return session.task
-    session.task = None  # frees the other task's tensors before these are made
-    stored = description.read_task(folder)
-    fresh, device = stored.inputs(), session.remote.cpu(0)
-    session.folder = folder
-    session.task = _Task(stored, fresh, [tvm.runtime.tensor(array, device) for array in fresh])
+    if session.task is None or session.task.folder != folder:
+        session.task = None  # frees the other task's tensors before these are made
+        session.task = cpu_runner.Prepared.read(folder, session.remote.cpu(0))
     return session.task
 
 

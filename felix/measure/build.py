@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 class Link(enum.StrEnum):
     """How a build becomes loadable."""
 
-    #: The first of the others that this machine has.
-    AUTO = "auto"
     #: The linker itself.
     LD = "ld"
     #: A C compiler as the linker's driver.
@@ -54,14 +52,18 @@ class Link(enum.StrEnum):
     JIT = "jit"
 
 
-def handle(payload: str, stem: str, link: str) -> dict[str, Any]:
+def handle(payload: str, stem: str) -> dict[str, Any]:
     """The `build` verb: `payload` holds module and target; the result goes to `stem` + suffix."""
     program = payloads.read_tir(payload)
-    return {"library": build(program.mod, program.target, stem, Link(link))}
+    return {"library": build(program.mod, program.target, stem)}
 
 
 def build(
-    mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link, by_tvm_alone: bool = False
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    stem: str,
+    link: Link | None = None,
+    by_tvm_alone: bool = False,
 ) -> str:
     """Compile `mod`; returns the path of the file: `stem` + ".so" or ".ll".
 
@@ -69,24 +71,32 @@ def build(
         mod: the module.
         target: what it is compiled for.
         stem: of the path.
-        link: how it becomes loadable.
+        link: how it becomes loadable; None: as `available_link` says.
         by_tvm_alone: whether TVM compiles it as it is, so that it checks what Felix writes out.
 
     Raises:
         ValueError: a module with device code and no linker; or no linker for another machine.
     """
     library = tvm.tirx.build(mod, target) if by_tvm_alone else module(mod, target)
+    return linked(library, target, stem, link)
+
+
+def linked(
+    library: tvm.runtime.Module, target: tvm.target.Target, stem: str, link: Link | None = None
+) -> str:
+    """Write what was compiled for a target; returns and raises as `build`."""
     machine, packing = foreign_machine(target), _packing(target)
     if machine is not None:
-        _export(library, stem, lambda out, objects: _ld(out, objects, cross_linker(machine), []))
+        ld = cross_linker(machine)
+        _export(library, stem + ".so", lambda out, objects: _ld(out, objects, ld, []), {})
         return stem + ".so"
-    link = resolve(link)
+    link = link or available_link()
     if link is Link.JIT:
         if len(library.imports):
             raise ValueError("device code needs a linker: install binutils or a C compiler")
         library.write_to_file(stem + ".ll")
         return stem + ".ll"
-    _export(library, stem, _ld_here if link is Link.LD else None, packing)
+    _export(library, stem + ".so", _ld_here if link is Link.LD else None, packing)
     return stem + ".so"
 
 
@@ -110,20 +120,12 @@ def cross_linker(machine: str) -> str:
 
 
 def _export(
-    library: tvm.runtime.Module,
-    stem: str,
-    linker: Callable[..., None] | None,
-    packing: Mapping[str, Any] = types.MappingProxyType({}),
+    library: Any, path: str, linker: Callable[..., None] | None, packing: Mapping[str, Any]
 ) -> None:
-    """Write `stem`.so by a linker; None: by a C compiler."""
-    objects = stem + ".objects"
-    os.makedirs(objects, exist_ok=True)
-    if linker is not None:
-        library.export_library(stem + ".so", fcompile=linker, workspace_dir=objects, **packing)
-    else:
-        options = ["-lm"]
-        library.export_library(stem + ".so", workspace_dir=objects, options=options, **packing)
-    shutil.rmtree(objects)
+    """Write a shared library by a linker; None: by a C compiler."""
+    how = {"options": ["-lm"]} if linker is None else {"fcompile": linker}
+    with tempfile.TemporaryDirectory() as objects:
+        library.export_library(path, workspace_dir=objects, **how, **packing)
 
 
 def export_executable(
@@ -142,15 +144,10 @@ def export_executable(
         CompileError: NVRTC refuses a kernel.
         MeasureError: there is no GPU's driver here, and no NVRTC either.
     """
-    packing = _packing(target, cubins)
-    link = resolve(Link.AUTO)
+    link = available_link()
     if link is Link.JIT:
         raise ValueError("a network's library needs a linker: install binutils or a C compiler")
-    with tempfile.TemporaryDirectory() as objects:
-        if link is Link.LD:
-            built.export_library(path, fcompile=_ld_here, workspace_dir=objects, **packing)
-        else:
-            built.export_library(path, workspace_dir=objects, options=["-lm"], **packing)
+    _export(built, path, _ld_here if link is Link.LD else None, _packing(target, cubins))
 
 
 def _packing(
@@ -207,10 +204,8 @@ def pass_config(target: tvm.target.Target) -> dict[str, bool]:
     return dict(cuda_build.ASYNC_COPIES) if target.kind.name == "cuda" else {}
 
 
-def resolve(link: Link) -> Link:
-    """`AUTO` as what this machine has; the others unchanged."""
-    if link is not Link.AUTO:
-        return link
+def available_link() -> Link:
+    """The first of the ways that this machine has."""
     if shutil.which("ld"):
         return Link.LD
     return Link.CC if cc.get_cc() else Link.JIT
@@ -250,7 +245,7 @@ def _ld(output: str, objects: list[str], linker: str, libraries: list[str]) -> N
 MAX_OUTPUT_BYTES = 256_000_000
 
 
-def handle_reference(payload: str, stem: str, link: str, seed: int, check: bool) -> dict[str, Any]:
+def handle_reference(payload: str, stem: str, seed: int, check: bool) -> dict[str, Any]:
     """The verb: the reference goes to `stem` + suffix; there is none if outputs are unchecked."""
     program = payloads.read_tir(payload)
     task = describe(program.mod, program.target, seed)
@@ -260,7 +255,7 @@ def handle_reference(payload: str, stem: str, link: str, seed: int, check: bool)
     elif check:
         cpu = task_program.cpu_target(program.target)
         mod = task_program.for_cpu(program.mod)
-        library = build(mod, cpu, stem, Link(link), by_tvm_alone=True)
+        library = build(mod, cpu, stem, by_tvm_alone=True)
     return {"description": task.to_json(), "library": library}
 
 

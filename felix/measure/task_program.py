@@ -72,11 +72,6 @@ def tolerance(mod: tvm.IRModule) -> float:
     return rounding.tolerance(leaf_blocks(mod["main"]), tf32.allowed(mod["main"]))
 
 
-def reduction_length(mod: tvm.IRModule) -> int:
-    """Terms in the longest reduction of a program; 1 when there is none."""
-    return max(map(rounding.terms, leaf_blocks(mod["main"])), default=1)
-
-
 def on_cpu(
     mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]
 ) -> reference.Run:

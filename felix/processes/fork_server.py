@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,16 +29,12 @@ class ForkServer:
     Args:
         module: its program, which calls `fork_loop.serve`.
         start_timeout_s: how long it may take to be ready.
-        variables: of its environment, beside those that every child gets.
     """
 
-    def __init__(
-        self, module: str, start_timeout_s: float, variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, module: str, start_timeout_s: float) -> None:
         self.work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-work-"))
         self._module = module
         self._start_timeout_s = start_timeout_s
-        self._variables = dict(variables or {})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -103,7 +98,7 @@ class ForkServer:
                     *(sys.executable, "-m", self._module),
                     *(str(theirs.fileno()), str(self.work_dir)),
                 ],
-                env=child.for_child(os.environ) | self._variables,
+                env=child.for_child(os.environ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,7 +1,8 @@
-"""A Ray cluster on this machine: a head, workers and tuners, each a process."""
+"""Machines that are processes of this one; a Ray cluster of a head, workers and tuners."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -23,25 +24,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Machines:
-    """Processes that are machines of a cluster.
+class Processes:
+    """Starts and ends processes, whose output goes to files of `folder`."""
 
-    Args:
-        folder: for what they write.
-        host: address of the head.
-    """
-
-    def __init__(self, folder: pathlib.Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        #: Ray makes sockets in it, whose paths are limited to 107 bytes
-        self.short_folder = tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp")
-        self.address = f"{host}:{free_port()}"
-        self.environment = os.environ | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": TOKEN,
-            "OMP_NUM_THREADS": "1",
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        }
+        self.environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
@@ -57,6 +45,41 @@ class Machines:
         )
         self._processes.append(process)
         return process
+
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        """What a process has written."""
+        return (self.folder / f"{self._processes.index(process)}.log").read_text()
+
+    def close(self) -> None:
+        """End all, and what they have started."""
+        for process in self._processes:
+            _signal(process, signal.SIGTERM)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)  # Ray itself takes half a minute
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To a process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+class Machines(Processes):
+    """Processes that are machines of a cluster, whose head has an address of `host`."""
+
+    def __init__(self, folder: pathlib.Path, host: str = "127.0.0.1") -> None:
+        super().__init__(folder)
+        #: Ray makes sockets in it, whose paths are limited to 107 bytes
+        self.short_folder = tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp")
+        self.address = f"{host}:{free_port()}"
+        self.environment |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": TOKEN,
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        }
 
     def head(self) -> None:
         """Start the head, which measures nothing."""
@@ -104,10 +127,6 @@ class Machines:
             *options,
         )
 
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        """What a process has written."""
-        return (self.folder / f"{self._processes.index(process)}.log").read_text()
-
     def until(
         self, process: subprocess.Popen[bytes], said: Callable[[str], bool], seconds: float
     ) -> str:
@@ -121,14 +140,5 @@ class Machines:
 
     def close(self) -> None:
         """End all."""
-        for process in self._processes:
-            try:
-                os.killpg(process.pid, signal.SIGTERM)
-            except ProcessLookupError:
-                continue
-        for process in self._processes:
-            try:
-                process.wait(5)  # Ray itself takes half a minute
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+        super().close()
         shutil.rmtree(self.short_folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from tests.support import tir_programs
 N = 64
 OPTIONS = local.LocalOptions(
     builders=2,
-    build_timeout_s=3.0,
+    build_timeout_s=1.5,
     run_timeout_s=2.0,
     timing=timing.TimingOptions(max_total_s=0.05),
 )
@@ -82,6 +82,7 @@ def hang(a: Square, b: Square, c: Square):
             T.writes(c[0, 0])
             c[0, 0] = T.float32(1)
             while c[0, 0] > T.float32(0):
+                T.evaluate(T.call_extern("int32", "sleep", 1))
                 c[0, 0] = c[0, 0] + a[0, 0] * a[0, 0] + b[0, 0] * b[0, 0]
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
+from tvm import te
 from tvm.script import ir as I
 from tvm.script import tirx as T
 from tvm.script.parser.core import entry, utils
@@ -45,6 +46,15 @@ def function(body: str, *params: str, name: str = "main") -> Any:
 @functools.cache
 def _parsed(source: str) -> Any:
     return tvm.script.from_source(source, {"T": T, "I": I, "programs": sys.modules[__name__]})
+
+
+def mapped(
+    function: Callable[..., Any], shape: Sequence[int], dtype: str = "float32", names: str = "ab"
+) -> Any:
+    """A tensor c of a function of others' elements at the same place."""
+    tensors = [te.placeholder(shape, dtype, name) for name in names]
+    c = te.compute(shape, lambda *at: function(*(each[at] for each in tensors)), "c")
+    return te.create_prim_func([*tensors, c])
 
 
 def copy(

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from felix import errors
-from felix.measure import protocol, timing
+from felix.measure import protocol
 from felix.measure.boards import tracker as trackers
-from felix.measure.pool import candidates, inbox
+from felix.measure.pool import candidates
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 
@@ -75,14 +75,13 @@ class BoardRuns(run_stage.OneByOne):
         device: candidates.Device,
         closed: threading.Event,
     ) -> None:
-        self._board, self._client, self._here = board, client, here
-        self._options, self._device, self._closed = options, device, closed
-        self._timing = options.timing or timing.TimingOptions()
+        super().__init__(options, device)
+        self._board, self._client, self._here, self._closed = board, client, here, closed
 
     @property
-    def workers(self) -> tuple[pool_worker.Worker, pool_worker.Worker]:
+    def workers(self) -> list[pool_worker.Worker]:
         """The processes."""
-        return self._client, self._here.worker
+        return [self._client, self._here.worker]
 
     def open(self, arch: str) -> None:
         """Nothing: the board is asked for when there is a candidate."""
@@ -157,20 +156,9 @@ class BoardRuns(run_stage.OneByOne):
         self, candidate: candidates.Candidate, state: candidates.TaskState
     ) -> dict[str, Any]:
         """The process's reply, or a failure in its form."""
-        options = self._timing.burst() if candidate.thorough else self._timing
-        request = {
-            "verb": "run",
-            "folder": state.folder,
-            "library": candidate.binary,
-            "options": dataclasses.asdict(options),
-            "best_us": state.best_us,
-        }
+        request = self._request(candidate, state)
         try:
-            reply = self._client.call(request, self._options.run_timeout_s)
-            return inbox.checked(request, reply)
-        except inbox.Nonsense as error:
-            message = str(self._client.misbehaved(f"it replied with {error}"))
-            return {"error": _ErrorClass.INFRASTRUCTURE.value, "message": message}
+            return self._client.call(request, self._options.run_timeout_s)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             kind = run_stage.classify(error, _ErrorClass.INFRASTRUCTURE)
             return {"error": kind.value, "message": str(error)}

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from felix import errors, target
 from felix.measure import payload as payloads
 from felix.measure.boards import board_runs, tracker
-from felix.measure.pool import candidates, local_workers, staged
-from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import build_stage, device_stage
+from felix.measure.pool import candidates, local_workers
 from felix.target import cpu
 
 if TYPE_CHECKING:
     from felix.task import Task
 
 
-class BoardPool(staged.StagedPool):
+class BoardPool(local_workers.PoolOfWorkers):
     """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Args:
@@ -51,31 +49,17 @@ class BoardPool(staged.StagedPool):
             for index in range(len(boards))
         )
         self._stopped = threading.Event()
-        self._processes = local_workers.LocalWorkers(options)
-        super().__init__(task.target.kind.name, self._processes.folders, devices)
-        self._builders = self._processes.builders(devices[0])
-        self._builds = build_stage.BuildStage(
-            self._builders, built=self._references.built, settle=self._settle
-        )
-        self._runs = [
+        super().__init__(task.target.kind.name, options, devices)
+        runs = [
             self._runs_of(board, index, device, options)
             for index, (board, device) in enumerate(zip(boards, devices, strict=True))
         ]
-        self._stages = [
-            device_stage.DeviceStage(index, runs, self._queues, self._finish, "")
-            for index, runs in enumerate(self._runs)
-        ]
-        self._processes.launch()
-        self._start()
+        self._begin(runs, [worker for each in runs for worker in each.workers])
         self._task = self._task_of(task)
 
     def _reference_payload(self, task: Task) -> str:
         """References run on this machine, which may be of another kind than the boards."""
         return payloads.of(task.mod, target.parse("llvm"))
-
-    def _workers(self) -> list[pool_worker.Worker]:
-        built_by = [builder.worker for builder in self._builders]
-        return [*built_by, *(worker for runs in self._runs for worker in runs.workers)]
 
     def _runs_of(
         self,
@@ -97,7 +81,7 @@ class BoardPool(staged.StagedPool):
 
     def _end(self) -> None:
         self._stopped.set()
-        self._processes.close()
+        super()._end()
 
 
 def _check(task: Task, boards: Sequence[board_runs.Board]) -> None:

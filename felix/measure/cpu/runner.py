@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import tvm
 
@@ -27,13 +27,38 @@ MOVED_BYTES, N_PLACES = 64 << 20, 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """A task ready to run: `fresh` holds what each argument is before a call."""
 
     folder: str
     stored: descriptions.StoredTask
     fresh: list[reference.Array]
     tensors: list[tvm.runtime.Tensor]
+
+    @classmethod
+    def read(cls, folder: str, device: tvm.runtime.Device) -> Self:
+        """The task of a folder, with its tensors on a device."""
+        stored = descriptions.read_task(folder)
+        fresh = stored.inputs()
+        return cls(folder, stored, fresh, [tvm.runtime.tensor(array, device) for array in fresh])
+
+    def first_us(
+        self, func: Any, device: tvm.runtime.Device, quiet: Callable[[], None] = lambda: None
+    ) -> float:
+        """The time of one call, with outputs that nothing has written, after `quiet`."""
+        for tensor, arg, fresh in zip(self.tensors, self.stored.args, self.fresh, strict=True):
+            if arg.is_output:
+                tensor.copyfrom(fresh)
+        device.sync()
+        quiet()
+        start = time.perf_counter()
+        func(*self.tensors)
+        device.sync()
+        return (time.perf_counter() - start) * 1e6
+
+    def mismatch(self) -> str | None:
+        """What of the outputs is wrong after a call, in words; None if nothing is."""
+        return self.stored.mismatch(lambda index: self.tensors[index].numpy())
 
 
 class Runner:
@@ -46,11 +71,11 @@ class Runner:
         quiet: Callable[[], None],
         rest: Callable[[float], None],
     ) -> None:
-        self._device_name = device
+        self._device = tvm.runtime.device(device, 0)
         self._threads = threads
         self._quiet = quiet
         self._rest = rest
-        self._task: _Prepared | None = None
+        self._task: Prepared | None = None
         self._contention: contention.ContentionGuard | None = None
         self._places: collections.deque[list[tvm.runtime.Tensor]] = collections.deque(
             maxlen=N_PLACES
@@ -88,30 +113,20 @@ class Runner:
     ) -> dict[str, Any]:
         """The `run` verb: check one candidate, then time it; `move`: arrays at new places."""
         task = self._moved(self._load(folder)) if move else self._load(folder)
-        device = tvm.runtime.device(self._device_name, 0)
         module = tvm.runtime.load_module(library)
-        func = module["main"]
-        for tensor, arg, fresh in zip(task.tensors, task.stored.args, task.fresh, strict=True):
-            if arg.is_output:
-                tensor.copyfrom(fresh)
-        device.sync()
         guard = self._guard(task.stored.description)
-        self._quiet()
-        start = time.perf_counter()
-        func(*task.tensors)
-        device.sync()
-        first_us = (time.perf_counter() - start) * 1e6
-        wrong = task.stored.mismatch(lambda index: task.tensors[index].numpy())
+        first_us = task.first_us(module["main"], self._device, self._quiet)
+        wrong = task.mismatch()
         if wrong is not None:
             return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": wrong}
         settings = timing.TimingOptions(**options)
         latencies_us = guard.measure_stable(
             lambda: cpu_timing.latencies(
                 module,
-                device,
+                self._device,
                 task.tensors,
                 settings,
-                cache_bytes=cache_bytes,
+                flush=cpu_timing.flush(cache_bytes),
                 first_us=first_us,
                 best_us=best_us,
             ),
@@ -121,7 +136,7 @@ class Runner:
         )
         return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
 
-    def _moved(self, task: _Prepared) -> _Prepared:
+    def _moved(self, task: Prepared) -> Prepared:
         """The task with small arrays elsewhere in memory.
 
         Where the pages of 1 MB arrays happened to lie was worth up to 10 % in a 512^3 GEMM.
@@ -129,8 +144,7 @@ class Runner:
         if sum(array.nbytes for array in task.fresh) > MOVED_BYTES:
             return task
         self._places.append(task.tensors)  # held, so that the new ones cannot be there
-        device = tvm.runtime.device(self._device_name, 0)
-        tensors = [tvm.runtime.tensor(array, device) for array in task.fresh]
+        tensors = [tvm.runtime.tensor(array, self._device) for array in task.fresh]
         self._task = dataclasses.replace(task, tensors=tensors)
         return self._task
 
@@ -143,18 +157,9 @@ class Runner:
             )
         return self._contention
 
-    def _load(self, folder: str) -> _Prepared:
-        if self._task is not None and self._task.folder == folder:
-            return self._task
-        stored = descriptions.read_task(folder)
-        fresh = stored.inputs()
-        device = tvm.runtime.device(self._device_name, 0)
-        self._task = None  # frees the other task's tensors before these are made
-        self._places.clear()
-        self._task = _Prepared(
-            folder=folder,
-            stored=stored,
-            fresh=fresh,
-            tensors=[tvm.runtime.tensor(array, device) for array in fresh],
-        )
+    def _load(self, folder: str) -> Prepared:
+        if self._task is None or self._task.folder != folder:
+            self._task = None  # frees the other task's tensors before these are made
+            self._places.clear()
+            self._task = Prepared.read(folder, self._device)
         return self._task

@@ -31,35 +31,23 @@ def latencies(
     args: Sequence[tvm.runtime.Tensor],
     options: timing.TimingOptions,
     *,
-    cache_bytes: int,
+    flush: str,
     first_us: float,
     best_us: float | None,
 ) -> list[float]:
-    """Latencies of the repeats in us; the kernel has been called once and took `first_us`."""
-    sample = _sampler(library, device, args, options, cache_bytes)
-    return timing.adaptive(sample, options, first_us, best_us)
+    """Latencies of the repeats in us; the kernel has been called once and took `first_us`.
 
-
-def _sampler(
-    library: tvm.runtime.Module,
-    device: tvm.runtime.Device,
-    args: Sequence[tvm.runtime.Tensor],
-    options: timing.TimingOptions,
-    cache_bytes: int,
-) -> Callable[[int], list[float]]:
-    settings: dict[str, Any] = {"number": 1}
-    if not options.flush:
-        settings["min_repeat_ms"] = options.min_repeat_ms
-    else:
-        settings["f_preproc"] = _flush(cache_bytes)
+    `flush` names the function that empties the device's caches of the arguments.
+    """
+    how = {"f_preproc": flush} if options.flush else {"min_repeat_ms": options.min_repeat_ms}
 
     def sample(repeat: int) -> list[float]:
         if repeat <= 0:
             return []
-        timer = library.time_evaluator("main", device, repeat=repeat, **settings)
+        timer = library.time_evaluator("main", device, number=1, repeat=repeat, **how)
         return [seconds * 1e6 for seconds in timer(*args).results]
 
-    return sample
+    return timing.adaptive(sample, options, first_us, best_us)
 
 
 def flusher(cache_bytes: int) -> Callable[..., None]:
@@ -76,8 +64,8 @@ def flusher(cache_bytes: int) -> Callable[..., None]:
     return write_all
 
 
-def _flush(cache_bytes: int) -> str:
-    """Register the flush for this process; returns its global name."""
+def flush(cache_bytes: int) -> str:
+    """The name of a `flusher` that TVM can call, registered once a process."""
     name = "felix.measure.flush"
     if tvm.get_global_func(name, allow_missing=True) is None:
         tvm.register_global_func(name, flusher(cache_bytes))

@@ -19,10 +19,7 @@ def bus_id(index: int) -> str:
     Raises:
         MeasureError: there is no driver here, or no such device.
     """
-    text = ctypes.create_string_buffer(64)
-    cuda = _library()
-    _of_device(cuda, index, lambda device: cuda.cuDeviceGetPCIBusId(text, 64, device))
-    return text.value.decode().lower()
+    return _text(index, "cuDeviceGetPCIBusId").lower()
 
 
 def uuid(index: int) -> str:
@@ -42,10 +39,7 @@ def visible_name(index: int) -> str:
 
 def name(index: int) -> str:
     """The model of a device, as the driver names it; raises as `bus_id`."""
-    text = ctypes.create_string_buffer(256)
-    cuda = _library()
-    _of_device(cuda, index, lambda device: cuda.cuDeviceGetName(text, 256, device))
-    return text.value.decode()
+    return _text(index, "cuDeviceGetName")
 
 
 def count() -> int:
@@ -77,6 +71,14 @@ def _library() -> ctypes.CDLL:
         return driver.libcuda()
     except driver.DriverError as error:
         raise errors.MeasureError(str(error)) from error
+
+
+def _text(index: int, call: str) -> str:
+    """What a call of the driver writes about a device."""
+    text = ctypes.create_string_buffer(256)
+    cuda = _library()
+    _of_device(cuda, index, lambda device: getattr(cuda, call)(text, len(text), device))
+    return text.value.decode()
 
 
 def _of_device(cuda: ctypes.CDLL, index: int, call: Callable[[ctypes.c_int], int]) -> None:

@@ -19,22 +19,12 @@ from felix.measure.cuda.building import nvrtc
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Expected:
-    """The expected contents of an output, flat, and the root mean square of its results."""
-
-    array: reference.Array
-    rms: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class HostTask:
     """A task in main memory: `arrays` has the contents of each argument before a run."""
 
     folder: str
-    args: tuple[reference.Argument, ...]
+    stored: description.StoredTask
     arrays: Sequence[reference.Array]
-    expected: dict[int, Expected]
-    relative: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,26 +53,23 @@ class DeviceTask:
 def read(folder: str, arrays: Sequence[reference.Array] | None) -> HostTask:
     """The task of a folder; `arrays` are its arguments, if they are known."""
     stored = description.read_task(folder)
-    arrays = stored.inputs() if arrays is None else arrays
-    expected = {}
-    if stored.expected is not None:
-        rms = stored.expected.rms
-        expected = {i: Expected(a.ravel(), rms[i]) for i, a in stored.expected.outputs.items()}
-    return HostTask(folder, stored.args, arrays, expected, stored.description.tolerance)
+    return HostTask(folder, stored, stored.inputs() if arrays is None else arrays)
 
 
 def place(context: driver.Context, task: HostTask) -> DeviceTask:
     """Put a task on the device."""
-    tensors, fresh = upload(context, task.args, task.arrays)
+    args, expected = task.stored.args, task.stored.expected
+    rms = {} if expected is None else expected.rms
+    tensors, fresh = upload(context, args, task.arrays)
     outputs = []
-    for index, expected in task.expected.items():
-        array = expected.array
+    for index, array in expected.outputs.items() if expected is not None else ():
         pointer = context.allocate(array.nbytes)
         context.upload(pointer, array)
-        kind = KINDS.get(task.args[index].dtype, 0)
+        kind = KINDS.get(args[index].dtype, 0)
         count = array.size if kind else array.nbytes
-        outputs.append(Output(index, pointer, count, kind, expected.rms))
-    return DeviceTask(task.folder, task.args, tensors, fresh, tuple(outputs), task.relative)
+        outputs.append(Output(index, pointer, count, kind, rms[index]))
+    relative = task.stored.description.tolerance
+    return DeviceTask(task.folder, args, tensors, fresh, tuple(outputs), relative)
 
 
 def upload(

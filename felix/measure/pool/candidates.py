@@ -9,7 +9,7 @@ from typing import Literal
 
 import tvm
 
-from felix.measure import build, protocol, timing
+from felix.measure import protocol, timing
 from felix.processes import policy
 
 
@@ -36,7 +36,6 @@ class LocalOptions:
     confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
     #: Time a canary on each device (`stages.canary`).
     canary: bool = False
-    link: build.Link = build.Link.AUTO
     #: Stop builders while timing; None: on CPU targets.
     pause_builders: bool | None = None
     #: Compare outputs with the unscheduled program before timing.
@@ -130,7 +129,6 @@ class PoolTask:
     #: Libraries of fast candidates by the digest of their payload: one submitted again is not
     #: built again.
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
-    best_us: float | None = None
     yardstick: Yardstick | None = None
     scales: dict[int, float] = dataclasses.field(default_factory=dict)
     refused: dict[int, str] = dataclasses.field(default_factory=dict)

@@ -82,20 +82,12 @@ def is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
-def _is_nothing(content: Any) -> bool:
-    return content is None
-
-
-def _is_reply(content: Any) -> bool:
-    return isinstance(content, dict)
-
-
 #: Kinds of messages, and whether a content is one of theirs.
 _CONTENT: dict[str, Callable[[Any], bool]] = {
-    "started": _is_nothing,
-    "quiet": _is_nothing,
+    "started": lambda content: content is None,
+    "quiet": lambda content: content is None,
     "resting": is_seconds,
-    "done": _is_reply,
+    "done": lambda content: isinstance(content, dict),
 }
 
 

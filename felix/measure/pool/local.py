@@ -16,9 +16,8 @@ import tvm
 from felix import errors, target
 from felix.measure.cuda import devices
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates, local_workers, staged
-from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import build_stage, canary, device_stage
+from felix.measure.pool import candidates, local_workers
+from felix.measure.pool.stages import canary
 from felix.processes import policy
 from felix.target import cpu
 
@@ -112,7 +111,7 @@ def num_cores(built_for: tvm.target.Target) -> int:
 LocalOptions = candidates.LocalOptions
 
 
-class LocalPool(staged.StagedPool):
+class LocalPool(local_workers.PoolOfWorkers):
     """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Raises:
@@ -123,16 +122,11 @@ class LocalPool(staged.StagedPool):
     def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
         options = options or LocalOptions()
         devices = chosen(task.target, options.devices)
-        self._processes = local_workers.LocalWorkers(options)
-        super().__init__(task.target.kind.name, self._processes.folders, devices)
+        super().__init__(task.target.kind.name, options, devices)
         is_cpu = devices[0].kind == "cpu"
-        self._builders = self._processes.builders(devices[0])
-        self._builds = build_stage.BuildStage(
-            self._builders, built=self._references.built, settle=self._settle
-        )
         threads = num_cores(task.target) if is_cpu else 1
         arch = "" if is_cpu else str(task.target.attrs["arch"])
-        self._runs = [
+        runs = [
             self._processes.runner(
                 "runner" if len(devices) == 1 else f"runner-{index}",
                 index,
@@ -144,12 +138,7 @@ class LocalPool(staged.StagedPool):
             for index, device in enumerate(devices)
         ]
         watch = canary.Canary(devices[0].kind) if options.canary else None
-        self._stages = [
-            device_stage.DeviceStage(index, runs, self._queues, self._finish, arch, watch)
-            for index, runs in enumerate(self._runs)
-        ]
-        self._processes.launch()
-        self._start()
+        self._begin(runs, [each.worker for each in runs], arch, watch)
         if options.confine_gpu is policy.ConfineGpu.ON:
             self._await_opened()
         self._task = self._task_of(task)
@@ -167,9 +156,6 @@ class LocalPool(staged.StagedPool):
         pids = [server.pid for server in self._processes.fork_servers]
         return super().is_alive and all(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
 
-    def _end(self) -> None:
-        self._processes.close()
-
     def _await_opened(self) -> None:
         """Wait for the run workers; an error of `RunWorker.open` closes the pool."""
         try:
@@ -178,7 +164,3 @@ class LocalPool(staged.StagedPool):
         except errors.MeasureError:
             self.close()
             raise
-
-    def _workers(self) -> list[pool_worker.Worker]:
-        built_by = [builder.worker for builder in self._builders]
-        return [*built_by, *(runs.worker for runs in self._runs)]

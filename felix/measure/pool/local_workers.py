@@ -7,10 +7,11 @@ not, for what runs on GPUs. Each starts if there is something for it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from felix.measure.pool import candidates, locks, rights
+from felix.measure.pool import candidates, locks, rights, staged
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import build_stage, run_stage
+from felix.measure.pool.stages import build_stage, canary, device_stage, run_stage
 from felix.processes import confine, fork_server, policy
 from felix.target import cpu
 
@@ -18,10 +19,6 @@ _WITH_TVM = "felix.measure.pool.fork_server_main"
 _FOR_GPUS = "felix.measure.pool.gpu_fork_server_main"
 #: How long a fork server may take to be ready.
 _START_S = 60.0
-#: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
-#: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
-#: search for up to 0.17 s after every candidate, and from resting.
-_SPIN_VARIABLE, _SPINS = "TVM_THREAD_POOL_SPIN_COUNT", 5_000
 
 
 class LocalWorkers:
@@ -113,8 +110,7 @@ class LocalWorkers:
     def _server(self, module: str) -> fork_server.ForkServer:
         """The fork server that runs a module."""
         if module not in self._servers:
-            variables = {_SPIN_VARIABLE: str(_SPINS)}
-            self._servers[module] = fork_server.ForkServer(module, _START_S, variables)
+            self._servers[module] = fork_server.ForkServer(module, _START_S)
         return self._servers[module]
 
     def _worker(
@@ -162,3 +158,43 @@ class LocalWorkers:
         )
         server = self._server(_FOR_GPUS if role == "cuda" else _WITH_TVM)
         return pool_worker.Worker(server, name, settings, allowance)
+
+
+class PoolOfWorkers(staged.StagedPool):
+    """A pool that builds here; a subclass makes what runs candidates and calls `_begin`."""
+
+    def __init__(
+        self,
+        target_kind: str,
+        options: candidates.LocalOptions,
+        devices: Sequence[candidates.Device],
+    ) -> None:
+        self._processes = LocalWorkers(options)
+        super().__init__(target_kind, self._processes.folders, devices)
+        self._builders = self._processes.builders(devices[0])
+        self._builds = build_stage.BuildStage(
+            self._builders, built=self._references.built, settle=self._settle
+        )
+        self._runners: list[pool_worker.Worker] = []
+
+    def _begin(
+        self,
+        runs: Sequence[device_stage.Runs],
+        runners: list[pool_worker.Worker],
+        arch: str = "",
+        watch: canary.Canary | None = None,
+    ) -> None:
+        """Start the stages of the devices; `runners` are the processes behind `runs`."""
+        self._runners = runners
+        self._stages = [
+            device_stage.DeviceStage(index, each, self._queues, self._finish, arch, watch)
+            for index, each in enumerate(runs)
+        ]
+        self._processes.launch()
+        self._start()
+
+    def _workers(self) -> list[pool_worker.Worker]:
+        return [*(builder.worker for builder in self._builders), *self._runners]
+
+    def _end(self) -> None:
+        self._processes.close()

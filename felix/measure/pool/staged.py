@@ -263,11 +263,11 @@ class StagedPool(protocol.Measurer):
         """Keep the library of a measured candidate if it is near the best, and settle it."""
         task, latency_us, digest = candidate.task, measurement.latency_us, candidate.digest
         with self._lock:
-            if latency_us is not None:
-                task.best_us = min(latency_us, task.best_us or latency_us)
-                if latency_us <= _REUSABLE_RATIO * task.best_us:
+            best = task.yardstick
+            if latency_us is not None and best is not None:
+                if latency_us <= _REUSABLE_RATIO * best.latency_us:
                     task.libraries.setdefault(digest, candidate.binary)
-            kept = {task.libraries.get(digest), task.yardstick and task.yardstick.binary}
+            kept = {task.libraries.get(digest), best and best.binary}
             is_spare = candidate.binary not in kept
         if is_spare:
             pathlib.Path(candidate.binary).unlink(missing_ok=True)

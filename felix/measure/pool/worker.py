@@ -95,7 +95,7 @@ class Worker:
         quiet: Callable[[], None] | None = None,
         busy: bool = False,
     ) -> dict[str, Any]:
-        """Send a request and wait; time spent paused or waiting for quiet does not count.
+        """The reply to a request; time spent paused or waiting for quiet does not count.
 
         A `busy` request computes all the time: its limit is on CPU seconds, so that a loaded
         machine does not fail what an idle one builds, and on `_STARVED` times as long a wait.
@@ -107,9 +107,13 @@ class Worker:
         self._is_interrupted = False
         self.is_called = True
         try:
-            return self._call(request, timeout_s, quiet, busy)
+            reply = self._call(request, timeout_s, quiet, busy)
         finally:
             self.is_called = False
+        try:
+            return inbox.checked(request, reply)
+        except inbox.Nonsense as error:
+            raise self.misbehaved(f"it replied with {error}") from None
 
     def _call(
         self,
@@ -281,19 +285,21 @@ class Worker:
 
 def cpu_seconds(pid: int | None) -> float:
     """CPU time that a process has used; 0 if it is gone or this system does not say."""
-    try:
-        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = _status(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _has_ended(pid: int | None) -> bool:
     """Whether a process is dead and waits to be reaped."""
+    return _status(pid)[:1] == ["Z"]
+
+
+def _status(pid: int | None) -> list[str]:
+    """What the system says of a process, its state first; nothing if it is gone."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return []
 
 
 def _await_end(pid: int | None) -> None:

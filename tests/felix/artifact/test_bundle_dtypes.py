@@ -8,12 +8,10 @@ import json
 import pathlib
 import random
 import sys
-import types
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
 from benchmarks.support import fuzzing
 from felix import target, workloads
@@ -21,12 +19,11 @@ from felix.artifact import export, run_script
 from felix.measure import task_program
 from felix.measure.checking import reference
 from felix.task import Task
-from tests.felix.artifact import test_generated_bundle
-from tests.support import run_py
+from tests.support import bundles, run_py
 
 
 def _export(task: Task, best: Any, folder: pathlib.Path) -> dict[str, Any]:
-    export.export(test_generated_bundle._Result(task, best), folder, created_s=0.0)
+    export.export(bundles.Result(task, best), folder)
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     return manifest
 
@@ -56,19 +53,7 @@ def test_run_py_checks_narrow_types_on_a_cpu(
     text: str, output: str, tmp_path: pathlib.Path
 ) -> None:
     task = workloads.parse(text, "llvm -num-cores 1")
-    schedule = tvm.s_tir.Schedule(task.mod)
-    schedule.get_sblock("root")
-    best = types.SimpleNamespace(
-        generated=None,
-        template_text=None,
-        mod=task.mod,
-        schedule=schedule,
-        latency_us=3.0,
-        sketch_index=0,
-        decisions=(),
-        variant="stock",
-    )
-    manifest = _export(task, best, tmp_path)
+    manifest = _export(task, bundles.unscheduled(task), tmp_path)
     assert manifest["arguments"][-1]["dtype"] == output
     done = run_py.run(tmp_path, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
@@ -98,9 +83,8 @@ def _generated(text: str, folder: pathlib.Path) -> tuple[Task, dict[str, Any]]:
     task = workloads.parse(text, "h200")
     made = fuzzing.suited(task, target.hardware(task.target))[0][0]
     ((decisions, program),) = fuzzing.legal(made, 1, random.Random(0))
-    best = test_generated_bundle._Best(
-        program, task.mod, decisions=tuple(decisions.values()), variant=made.name
-    )
+    values = tuple(decisions.values())
+    best = bundles.Best(task.mod, decisions=values, variant=made.name, generated=program)
     return task, _export(task, best, folder)
 
 

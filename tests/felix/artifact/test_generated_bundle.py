@@ -3,65 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
-from felix import errors, launch_plan, records
+from felix import errors, launch_plan
 from felix.artifact import export
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import nvrtc
-from felix.task import Task
 from felix.templates.generated import GeneratedProgram
-from tests.support import gpu, run_py
+from tests.support import bundles, gpu, run_py
 from tests.support.cuda import fakes
 from tests.support.cuda import generated_programs as programs
-
-
-@dataclasses.dataclass
-class _Best:
-    generated: GeneratedProgram
-    mod: tvm.IRModule
-    latency_us: float = 3.0
-    sketch_index: int = 7
-    decisions: tuple[int, ...] = (64, 32)
-    variant: str = "boxes"
-    template_text: str = "boxes: rows=64, columns=32"
-
-    @property
-    def schedule(self) -> Any:
-        raise errors.TuningError("boxes is a template: there is no schedule of TVM")
-
-
-@dataclasses.dataclass
-class _Result:
-    task: Task
-    best: Any
-    curve: tuple[tuple[int, float, float], ...] = ((1, 1.0, 3.0),)
-    records: tuple[records.Record, ...] = ()
-    repeats: tuple[()] = ()
-    unscheduled_us: float | None = None
-    tuned_or_none: Any = None
-
-    def unscheduled_note(self) -> str | None:
-        return None
 
 
 def _export(
     folder: pathlib.Path, program: GeneratedProgram, func: Any = programs.double
 ) -> pathlib.Path:
     task = programs.task(func, "cuda" if gpu.IS_HERE else "h200")
-    return export.export(_Result(task, _Best(program, task.mod)), folder, created_s=0.0)
+    text = "boxes: rows=64, columns=32"
+    best = bundles.Best(task.mod, variant="boxes", generated=program, template_text=text)
+    return export.export(bundles.Result(task, best), folder)
 
 
 def _manifest(folder: pathlib.Path) -> dict[str, Any]:
@@ -112,19 +81,7 @@ def test_the_scripts_need_nothing_of_felix(bundle: pathlib.Path) -> None:
 def test_a_schedule_s_bundle_takes_its_place(tmp_path: pathlib.Path) -> None:
     _export(tmp_path, programs.boxes())
     task = programs.task(programs.double, "llvm")
-    schedule = tvm.s_tir.Schedule(task.mod)
-    schedule.get_sblock("root")
-    best = types.SimpleNamespace(
-        generated=None,
-        template_text=None,
-        mod=task.mod,
-        schedule=schedule,
-        latency_us=3.0,
-        sketch_index=0,
-        decisions=(),
-        variant="stock",
-    )
-    export.export(_Result(task, best), tmp_path)
+    export.export(bundles.Result(task, bundles.unscheduled(task)), tmp_path)
     assert "kind" not in _manifest(tmp_path)
     assert (tmp_path / "schedule.py").exists() and (tmp_path / "database").exists()
     names = ("plan.json", "kernel.cubin", "reference.cubin", "player.py", "source/kernel.cu")

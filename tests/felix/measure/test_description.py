@@ -140,7 +140,7 @@ needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
 
 def _made(task: Task, folder: pathlib.Path, **changed: Any) -> tuple[Description, str]:
     text = payload.of(task.mod, task.target)
-    options = {"link": "auto", "seed": 3, "check": True, **changed}
+    options = {"seed": 3, "check": True, **changed}
     reply = build.handle_reference(text, str(folder / "made"), **options)
     assert json.dumps(reply)
     return Description.from_json(reply["description"]), reply["library"]

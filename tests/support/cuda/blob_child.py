@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pathlib
 
 import tvm
 
-from felix import workloads
-from felix.measure import build
+from felix.measure import build, payload
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import embedded, tvm_module
-from felix.sketch import sketch
-from felix.sketch.trace_sketch import TraceSketch
 from tests.support.cuda import generated_programs as programs
 
 
@@ -26,12 +24,10 @@ def blob(library: tvm.runtime.Module, cubins: dict[str, bytes], full: tvm.target
     )
 
 
-def main() -> None:
-    """A scheduled program, and a library of two generated ones whose kernels had equal names."""
-    task = workloads.parse("gemm:64,64,64", target="cuda -arch sm_90a")
-    traced = next(each for each in sketch.sketches(task) if isinstance(each, TraceSketch))
-    (row,) = traced.sample(1, seed=1)
-    blobs = [blob(build.module(traced.program(row), task.target), {}, task.target)]
+def main(path: str) -> None:
+    """A file's scheduled program; a library of two generated ones whose kernels had one name."""
+    scheduled = payload.read_tir(pathlib.Path(path).read_text())
+    blobs = [blob(build.module(scheduled.mod, scheduled.target), {}, scheduled.target)]
     of = programs.task(programs.square_sum)
     whole, cubins = None, {}
     for prefix in ("first", "second"):
@@ -48,7 +44,3 @@ def main() -> None:
     blobs.append(blob(whole, cubins, of.target))
     print("needed" if embedded.is_needed() else "not needed")
     print(*(hashlib.sha256(each).hexdigest() for each in blobs))
-
-
-if __name__ == "__main__":
-    main()

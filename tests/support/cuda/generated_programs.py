@@ -105,24 +105,8 @@ extern "C" __global__ void swapped(const float* in, float* out) {
 """
 
 
-@tir_programs.prim_func(s_tir=True)
-def square_sum(
-    a: T.Buffer((1000,), "float32"),
-    b: T.Buffer((1000,), "float32"),
-    c: T.Buffer((1000,), "float32"),
-):
-    for i in range(1000):
-        with T.sblock("c"):
-            vi = T.axis.spatial(1000, i)
-            c[vi] = a[vi] * a[vi] + b[vi]
-
-
-@tir_programs.prim_func(s_tir=True)
-def double(a: T.Buffer((100, 72), "float32"), c: T.Buffer((100, 72), "float32")):
-    for i, j in T.grid(100, 72):
-        with T.sblock("c"):
-            vi, vj = T.axis.remap("SS", [i, j])
-            c[vi, vj] = a[vi, vj] * T.float32(2)
+square_sum = tir_programs.mapped(lambda a, b: a * a + b, (N,))
+double = tir_programs.mapped(lambda a: a * 2.0, (ROWS, COLUMNS), names="a")
 
 
 @tir_programs.prim_func(s_tir=True)

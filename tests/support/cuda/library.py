@@ -7,8 +7,13 @@ counts bytes and floats that are not equal.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
+
+import pytest
+
+from felix.measure.pool import candidates, local, locks, rights
 
 _SOURCE = r"""
 #define _GNU_SOURCE
@@ -133,6 +138,24 @@ def make_stub(folder: pathlib.Path) -> None:
 def make(folder: pathlib.Path, device: pathlib.Path) -> None:
     """Compile `libcuda.so.1` into a folder, for a device that is a file."""
     _compile(_SOURCE, folder, f'-DDEVICE="{device}"')
+
+
+GPU = candidates.Device("cuda", "NVIDIA H200", 1 << 20)
+
+
+def use(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: pathlib.Path,
+    device: pathlib.Path,
+    allowed: bool = True,
+) -> None:
+    """Let pools find the GPU of that driver, which confined processes may use if `allowed`."""
+    device.touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(local, "of", lambda target: GPU)
+    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
+    if allowed:
+        monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(device)])
 
 
 def _compile(source: str, folder: pathlib.Path, *options: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import candidates, inbox, rights
+from felix.measure.pool import candidates, rights
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import dispatch, run_stage
 
@@ -199,7 +199,6 @@ class LocalBuilder:
             "verb": "reference",
             "payload": payload,
             "stem": str(self._folder / name),
-            "link": options.link.value,
             "seed": options.seed,
             "check": options.check,
         }
@@ -229,20 +228,12 @@ class LocalBuilder:
 
     def _request(self, kind: str, payload: str, stem: str) -> dict[str, Any]:
         request = {"verb": "build", "payload": payload, "stem": stem}
-        if kind != "cuda":
-            return request | {"link": self._options.link.value}
-        return request | {
-            "verb": "build_cuda",
-            "max_source_bytes": self._options.max_source_bytes,
-        }
+        of_cuda = {"verb": "build_cuda", "max_source_bytes": self._options.max_source_bytes}
+        return request | of_cuda if kind == "cuda" else request
 
     def _reply(self, request: dict[str, Any], timeout_s: float, busy: bool) -> dict[str, Any]:
         """The reply of the worker; its library is where no worker can write."""
         reply = self.worker.call(request, timeout_s, busy=busy)
-        try:
-            reply = inbox.checked(request, reply)
-        except inbox.Nonsense as error:
-            raise self.worker.misbehaved(f"it replied with {error}") from None
         if "error" in reply or not reply["library"]:
             return reply
         library = self._folders.libraries / pathlib.Path(reply["library"]).name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from felix.measure import protocol
 from felix.measure.pool import candidates
@@ -78,7 +78,8 @@ class Canary:
         with self._lock:
             own_us = self._best_us.get(device, latency_us)
             self._best_us[device] = min(own_us, latency_us)
-            kind_us = _typical(list(self._best_us.values()))
+            # The median; of two, the faster one, since one of them is right.
+            kind_us = statistics.median_low(self._best_us.values())
         for against_us, words in ((own_us, "as before"), (kind_us, "as on others of its kind")):
             if latency_us > self._far * against_us:
                 ratio = latency_us / against_us
@@ -89,8 +90,3 @@ class Canary:
     def _candidate(self) -> candidates.Candidate:
         assert self._task is not None
         return candidates.Candidate(self._task, "", "canary", binary=self._binary)
-
-
-def _typical(best_us: Sequence[float]) -> float:
-    """The median; of two, the faster one, since one of them is right."""
-    return statistics.median_low(best_us)

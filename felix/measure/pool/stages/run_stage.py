@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from felix import errors
 from felix.measure import protocol, timing
-from felix.measure.pool import candidates, inbox
+from felix.measure.pool import candidates
 from felix.measure.pool import worker as pool_worker
 from felix.processes import confine, policy
 
@@ -68,6 +68,11 @@ class OneByOne(abc.ABC):
     #: Candidates of a request.
     batch_size = 1
 
+    def __init__(self, options: candidates.LocalOptions, device: candidates.Device) -> None:
+        self._options, self._device = options, device
+        default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
+        self._timing = options.timing or default
+
     def run_all(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
     ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
@@ -95,6 +100,19 @@ class OneByOne(abc.ABC):
     ) -> protocol.Measurement:
         """Check and time one candidate of a task that has its reference."""
 
+    def _request(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> dict[str, Any]:
+        """What a worker needs to know for that, whatever its device."""
+        options = self._timing.burst() if candidate.thorough else self._timing
+        return {
+            "verb": "run",
+            "folder": state.folder,
+            "library": candidate.binary,
+            "options": dataclasses.asdict(options),
+            "best_us": state.best_us,
+        }
+
 
 class RunWorker(OneByOne):
     """Sends requests to `worker`, with `quiet` while kernels run, and classifies failures."""
@@ -106,12 +124,9 @@ class RunWorker(OneByOne):
         options: candidates.LocalOptions,
         device: candidates.Device,
     ) -> None:
+        super().__init__(options, device)
         self.worker = worker
         self._quiet = quiet
-        self._options = options
-        self._device = device
-        default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
-        self._timing = options.timing or default
         self._prepared: list[candidates.TaskState] = []
         #: why the device cannot be used, as far as `open` knows
         self._broken: str | None = None
@@ -202,8 +217,11 @@ class RunWorker(OneByOne):
         self, candidate: candidates.Candidate, state: candidates.TaskState
     ) -> protocol.Measurement:
         start = time.monotonic()
+        request = self._request(candidate, state) | {"cache_bytes": self._device.cache_bytes}
+        if self._device.kind == "cpu":
+            request["move"] = candidate.thorough
         try:
-            reply = self._call(self._request(candidate, state), self._options.run_timeout_s)
+            reply = self._call(request, self._options.run_timeout_s)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             run_s = time.monotonic() - start
             return candidate.failed(
@@ -215,22 +233,6 @@ class RunWorker(OneByOne):
             )
         return timed(candidate, state, reply, self._device)
 
-    def _request(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> dict[str, Any]:
-        options = self._timing.burst() if candidate.thorough else self._timing
-        request: dict[str, Any] = {
-            "verb": "run",
-            "folder": state.folder,
-            "library": candidate.binary,
-            "options": dataclasses.asdict(options),
-            "cache_bytes": self._device.cache_bytes,
-            "best_us": state.best_us,
-        }
-        if self._device.kind == "cpu":
-            request["move"] = candidate.thorough
-        return request
-
     def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """One request; a worker that failed is killed, unless its reply says `reusable`.
 
@@ -239,22 +241,13 @@ class RunWorker(OneByOne):
         """
         with self._quiet.until_end() as begin:
             try:
-                reply = self._checked_reply(request, timeout_s, begin)
+                reply = self.worker.call(request, timeout_s, begin)
             except pool_worker.WorkerMisbehaved:
                 self._forget_references()
                 raise
             if "error" in reply and not reply.get("reusable", False):
                 self.worker.kill()
         return reply
-
-    def _checked_reply(
-        self, request: dict[str, Any], timeout_s: float, begin: Callable[[], None]
-    ) -> dict[str, Any]:
-        reply = self.worker.call(request, timeout_s, begin)
-        try:
-            return inbox.checked(request, reply)
-        except inbox.Nonsense as error:
-            raise self.worker.misbehaved(f"it replied with {error}") from None
 
     def _forget_references(self) -> None:
         """What a worker that misbehaved has computed is gone, and is computed once more."""

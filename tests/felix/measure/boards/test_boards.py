@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -19,8 +18,8 @@ from felix.measure.boards import board_runs, pool, tracker
 from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
+from tests.support import cluster_machines, run_py, waiting, warm
 from tests.support import pool_programs as programs
-from tests.support import warm
 
 AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
 GEMM = tvm.IRModule({"main": programs.gemm})
@@ -59,23 +58,23 @@ def test_a_board_that_vanishes_loses_no_candidate(
         futures = [measurer.submit(GEMM) for _ in range(12)]
         boards.kill("vanishes")
         assert all(future.result(120).ok for future in futures)
-        board_fixture.until(lambda: measurer.n_devices == 1)
+        waiting.until(lambda: measurer.n_devices == 1)
         boards.add("vanishes")
-        board_fixture.until(lambda: measurer.n_devices == 2)
+        waiting.until(lambda: measurer.n_devices == 2)
         assert measurer.submit(GEMM).result(60).ok
     boards.kill("vanishes")
     boards.kill("stays")
 
 
-@pytest.mark.fresh_processes
 def test_sessions_end_with_their_board(boards: board_fixture.Boards) -> None:
     dies = boards.add("dies")
+    board = boards.boards["dies"].pid
+    before = _children(board)
     with pool.BoardPool(contract.task(), [dies], programs.OPTIONS) as measurer:
         assert measurer.submit(GEMM).result(60).ok
-        board = boards.processes["dies"].pid
-        (session,) = _children(board)
+        (session,) = _children(board) - before
         boards.kill("dies")
-        board_fixture.until(lambda: not pathlib.Path(f"/proc/{session}").exists())
+        waiting.until(lambda: not pathlib.Path(f"/proc/{session}").exists())
 
 
 def test_a_session_is_given_back_in_time(board: board_runs.Board) -> None:
@@ -92,33 +91,19 @@ def test_interrupting_ends_what_runs(board: board_runs.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         assert measurer.submit(GEMM).result(60).ok
         hangs = measurer.submit(tvm.IRModule({"main": programs.hang}))
-        board_fixture.until(lambda: measurer._runs[0].workers[0].is_called)
+        waiting.until(lambda: measurer._runners[0].is_called)
         measurer.interrupt()
         assert hangs.cancelled() or not hangs.result(60).ok
         assert measurer.submit(GEMM).result(60).ok
 
 
 def test_a_run_measures_on_a_board(board: board_runs.Board, tmp_path: pathlib.Path) -> None:
-    tuned = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "felix",
-            "tune",
-            "gemm:32,32,32",
-            f"--tracker={board.tracker}",
-            f"--key={board.key}",
-            "--trials=8",
-            "--round=4",
-            f"--out={tmp_path / 'out'}",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    where = ["--trials=4", "--round=4", f"--out={tmp_path}"]
+    options = [f"--tracker={board.tracker}", f"--key={board.key}", "--strategy=local", *where]
+    tuned = warm.run([sys.executable, "-m", "felix", "tune", "gemm:32,32,32", *options])
     assert tuned.returncode == 0, tuned.stderr
-    assert re.search(r"gemm_32x32x32 +8 +0 ", tuned.stdout)
-    run = warm.run([sys.executable, "run.py"], cwd=tmp_path / "out")
+    assert re.search(r"gemm_32x32x32 +4 +0 ", tuned.stdout)
+    run = run_py.run(tmp_path, "--repeats=2")
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -126,7 +111,7 @@ class TestRefusals:
     """Each says what to do."""
 
     def test_no_tracker(self) -> None:
-        nobody = tracker.Tracker("127.0.0.1", board_fixture.free_port())
+        nobody = tracker.Tracker("127.0.0.1", cluster_machines.free_port())
         with pytest.raises(errors.MeasureError, match=r"does not answer.*rpc_tracker"):
             nobody.keys()
 
@@ -139,20 +124,20 @@ class TestRefusals:
         with pytest.raises(errors.MeasureError, match="HOST:PORT"):
             tracker.Tracker.parse(text)
 
-    def test_no_such_board(self, board: board_runs.Board) -> None:
-        other = board_runs.Board(tracker=board.tracker, key="other")
-        with pytest.raises(errors.MeasureError, match=r"no board other, it has .*first.*worker"):
-            pool.BoardPool(contract.task(), [other])
-
-    def test_one_board_twice(self, board: board_runs.Board) -> None:
-        with pytest.raises(errors.MeasureError, match="once"):
-            pool.BoardPool(contract.task(), [board, board])
-
-    def test_a_key_with_blanks(self, board: board_runs.Board) -> None:
-        """What follows a blank would be an option of TVM's protocol."""
-        bad = board_runs.Board(tracker=board.tracker, key="first -timeout=1")
-        with pytest.raises(errors.MeasureError, match="a board's key"):
-            pool.BoardPool(contract.task(), [bad])
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            (["other"], r"no board other, it has .*first.*worker"),
+            (["first", "first"], "once"),
+            # what follows a blank would be an option of TVM's protocol
+            (["first -timeout=1"], "a board's key"),
+            ([], "at least one"),
+        ],
+    )
+    def test_keys(self, board: board_runs.Board, keys: list[str], message: str) -> None:
+        named = [board_runs.Board(tracker=board.tracker, key=key) for key in keys]
+        with pytest.raises(errors.MeasureError, match=message):
+            pool.BoardPool(contract.task(), named)
 
     def test_two_servers_with_a_key(self, board: board_runs.Board) -> None:
         with pytest.raises(errors.MeasureError, match="a key of its own"):
@@ -186,7 +171,7 @@ class TestOtherMachines:
     @needs_linker
     def test_a_program_is_linked_for_the_board(self, tmp_path: pathlib.Path) -> None:
         task = workloads.parse("softmax:16x64", target=AARCH64)
-        path = build.build(task.mod, task.target, str(tmp_path / "kernel"), build.Link.AUTO)
+        path = build.build(task.mod, task.target, str(tmp_path / "kernel"))
         header = pathlib.Path(path).read_bytes()[:20]
         assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == 183
 
@@ -209,9 +194,7 @@ class TestOtherMachines:
         assert "load" in measured.message and measured.build_s > 0
 
 
-def _children(pid: int) -> list[int]:
+def _children(pid: int) -> set[int]:
     """Processes that any thread of a process has started."""
     threads = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return [
-        int(child) for thread in threads for child in (thread / "children").read_text().split()
-    ]
+    return {int(child) for each in threads for child in (each / "children").read_text().split()}

@@ -21,6 +21,7 @@ from felix.measure.pool.stages import device_stage, dispatch
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.support import pool_programs as programs
+from tests.support import waiting
 
 QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
 GEMM = tvm.IRModule({"main": programs.gemm})
@@ -63,13 +64,6 @@ def test_contract(
             holds(over)
 
 
-def _until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
-    until_s = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-
-
 def _results(measurer: protocol.Measurer, number: int) -> list[protocol.Measurement]:
     return [each.result(60) for each in [measurer.submit(GEMM) for _ in range(number)]]
 
@@ -86,7 +80,7 @@ def test_a_node_that_is_lost_loses_no_candidate(
     assert over.n_devices == 1
     lost.before = lambda method: None
     lost.cut.clear()
-    _until(lambda: over.n_devices == 2)
+    waiting.until(lambda: over.n_devices == 2)
     assert all(each.ok for each in _results(over, 4))
 
 
@@ -107,7 +101,7 @@ def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) ->
     with pool.ClusterPool(contract.task(), growing, QUICK) as over:
         assert _results(over, 1)[0].ok and over.n_devices == 1
         growing.facts["second"] = cluster.facts["second"]
-        _until(lambda: over.n_devices == 2)
+        waiting.until(lambda: over.n_devices == 2)
         assert all(each.ok for each in _results(over, 12))
         assert growing.links["second"].calls.count("run") >= 2  # the yardstick is the first
         assert 1 in over._task.scales
@@ -194,7 +188,7 @@ def test_interrupting_ends_what_this_pool_runs_alone(
     with pool.ClusterPool(contract.task(), cluster, QUICK) as other:
         assert _results(over, 1)[0].ok and _results(other, 1)[0].ok
         hanging = over.submit(tvm.IRModule({"main": programs.hang}))
-        _until(lambda: any(_serves(each, over) for each in cluster.nodes.values()))
+        waiting.until(lambda: any(_serves(each, over) for each in cluster.nodes.values()))
         other.interrupt()
         assert not hanging.done()
         over.interrupt()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Iterator
 
@@ -11,25 +10,19 @@ import pytest
 from felix import workloads
 from felix.measure.cluster import pool
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates, local, locks, rights
+from felix.measure.pool import candidates
 from felix.tir.design_space import default_schedule
 from tests.felix.measure.cluster import nodes
 from tests.support.cuda import library
 
-GPU = candidates.Device("cuda", "NVIDIA H200", 1 << 20)
 OPTIONS = candidates.LocalOptions(builders=1)
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
 
 
 @pytest.fixture
 def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nodes.Cluster]:
-    gpu_file = tmp_path / "nvidia0"
-    gpu_file.touch()
-    library.make(tmp_path, gpu_file)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(local, "of", lambda target: GPU)
-    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
-    monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
+    library.make(tmp_path, tmp_path / "nvidia0")
+    library.use(monkeypatch, tmp_path, tmp_path / "nvidia0")
     made = nodes.Cluster()
     made.add("builds", OPTIONS, builders=1)
     made.add("measures", OPTIONS, target="h200")

@@ -26,16 +26,22 @@ N = 1 << 14
 TARGET = tvm.target.Target("llvm")
 
 
-def _mapped(function: Callable[[Any], Any], dtype: str = "float32") -> tvm.IRModule:
-    x = te.placeholder((N,), dtype, "x")
-    y = te.compute((N,), lambda i: function(x[i]), "y")
-    return tvm.IRModule({"main": te.create_prim_func([x, y])})
+def _mapped(
+    function: Callable[..., Any],
+    dtype: str = "float32",
+    names: tuple[str, ...] = ("x",),
+    count: int = N,
+) -> tvm.IRModule:
+    tensors = [te.placeholder((count,), dtype, name) for name in names]
+    y = te.compute((count,), lambda i: function(*(each[i] for each in tensors)), "y")
+    return tvm.IRModule({"main": te.create_prim_func([*tensors, y])})
 
 
-def _run(mod: tvm.IRModule, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    x, y = tvm.runtime.tensor(values), tvm.runtime.empty((N,), str(values.dtype))
-    build.module(mod, TARGET)["main"](x, y)
-    computed: np.ndarray[Any, Any] = y.numpy()
+def _run(mod: tvm.IRModule, *values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    like = values[0]
+    tensors = [*map(tvm.runtime.tensor, values), tvm.runtime.empty(like.shape, str(like.dtype))]
+    build.module(mod, TARGET)["main"](*tensors)
+    computed: np.ndarray[Any, Any] = tensors[-1].numpy()
     return computed
 
 
@@ -140,19 +146,7 @@ DIVISIONS = 32
 def _division_mapped(
     function: Callable[..., Any], dtype: str = "int32", names: tuple[str, ...] = ("n", "d")
 ) -> tvm.IRModule:
-    tensors = [te.placeholder((DIVISIONS,), dtype, name) for name in names]
-    y = te.compute((DIVISIONS,), lambda i: function(*(each[i] for each in tensors)), "y")
-    return tvm.IRModule({"main": te.create_prim_func([*tensors, y])})
-
-
-def _division_run(mod: tvm.IRModule, *values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    tensors = [
-        *map(tvm.runtime.tensor, values),
-        tvm.runtime.empty((DIVISIONS,), str(values[0].dtype)),
-    ]
-    build.module(mod, TARGET)["main"](*tensors)
-    computed: np.ndarray[Any, Any] = tensors[-1].numpy()
-    return computed
+    return _mapped(function, dtype, names, DIVISIONS)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
@@ -171,7 +165,7 @@ def test_nothing_traps_and_other_quotients_stay(operation: Any, truth: Any, dtyp
     n, d = (generator.integers(low, 9, DIVISIONS).astype(dtype) for _ in range(2))
     d[0] = 0
     n[1], d[1] = np.iinfo(dtype).min, np.iinfo(dtype).max if dtype == "uint8" else -1
-    computed = _division_run(_division_mapped(operation, dtype), n, d)
+    computed = _run(_division_mapped(operation, dtype), n, d)
     if dtype != "uint8":  # the quotient wraps around
         assert computed[1] == (0 if "mod" in operation.__name__ else n[1])
     n[1], d[1], computed[1] = 0, 1, 0

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import pathlib
 import re
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from tvm import te
 
-from felix import launch_plan, target
-from felix.measure import build, description, protocol, timing
-from felix.measure import payload as payloads
+from felix import target
+from felix.measure import protocol
 from felix.measure.checking import reference
-from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import reference as cuda_reference
-from felix.measure.cuda import runner as cuda_runner
 from felix.measure.cuda import tensors
-from felix.measure.cuda.building import nvrtc
 from tests.support import tir_programs
-from tests.support.cuda import fakes
+from tests.support.cuda import bench, fakes
 
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int32")
 N = 64
@@ -87,11 +81,8 @@ def test_only_outputs_that_differ_leave_the_device(
         a, c = (fakes.array(fakes.word(at), N, reference.np_dtype(dtype)) for at in args)
         c[:] = (a.astype(np.float32) + more).astype(c.dtype)
 
-    driver = fakes.Driver(
-        {"main_kernel": copied, "right": copied, "wrong": lambda args: copied(args, 100)}
-    )
-    monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
-    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *args, **kwargs: b"cubin")
+    kernels = {"main_kernel": copied, "right": copied, "wrong": lambda args: copied(args, 100)}
+    made = bench.Bench.make(monkeypatch, tmp_path, kernels)
     func = tir_programs.function(
         f"""
 for i in range({N}):
@@ -102,31 +93,19 @@ for i in range({N}):
         f'A: T.Buffer(({N},), "{dtype}")',
         f'C: T.Buffer(({N},), "{dtype}")',
     )
-    runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: None)
-    folder = tmp_path / "task"
-    folder.mkdir()
-    text = payloads.of(tvm.IRModule({"main": func}), target.parse("h200"))
-    made = build.handle_reference(text, str(tmp_path / "made"), "auto", seed=0, check=True)
-    runner.prepare(str(folder), made["description"], made["library"])
-
-    def run(kernel: str) -> dict[str, Any]:
-        launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, (0, 1))
-        path = str(tmp_path / "candidate.cubin")
-        description.write_program(path, launch_plan.LaunchPlan(2, (), (launch,)), b"cubin")
-        options = dataclasses.asdict(timing.GPU)
-        return runner.run(str(folder), path, options, cache_bytes=4096, best_us=None)
+    folder = made.prepare(func)
 
     def downloads() -> int:
-        return driver.log.count("cuMemcpyDtoH_v2")
+        return made.driver.log.count("cuMemcpyDtoH_v2")
 
     before = downloads()
-    assert run("right")["checked"]
+    assert made.run(folder, "right", n_params=2)["checked"]
     assert downloads() - before == 1  # how many elements differ
-    reply = run("wrong")
+    reply = made.run(folder, "wrong", n_params=2)
     assert reply["error"] == protocol.ErrorClass.WRONG_RESULT
     assert "64 of 64 elements differ" in reply["message"] and "first at [0]" in reply["message"]
     # how many, and two elements; of integers, which are compared fast, both tensors
     assert downloads() - before == 1 + 1 + 2
-    bytes_copied = driver.copied_to_host[-2:]
+    bytes_copied = made.driver.copied_to_host[-2:]
     item_bytes = reference.np_dtype(dtype).itemsize
     assert bytes_copied == [item_bytes * (N if dtype.startswith("int") else 1)] * 2

@@ -16,7 +16,7 @@ from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import cubins as cuda_source
 from felix.measure.cuda.building import nvrtc
-from tests.support import legal_rows
+from tests.support import legal_rows, share
 
 #: Small candidates, whose accumulators become variables.
 TARGET = "cuda -arch sm_90 -max_shared_memory_per_block 49152"
@@ -35,16 +35,19 @@ def _cubin(source: cuda_source.Source) -> bytes:
 
 @pytest.mark.parametrize(
     ("text", "sketch", "row"),
-    [
-        ("gemm:16,64,64,epilogue=bias+relu", 0, 3),
-        ("gemm:64,64,96,epilogue=bias+relu", 1, 0),
-        ("softmax:12x64x197", 1, 0),
-        ("softmax:12x64x197", 3, 1),
-        ("layer_norm:64x256", 2, 0),
-        ("layer_norm:64x256", 3, 1),
-        ("conv2d:1,14,14,32,32,3,padding=1", 0, 2),
-        ("conv2d:1,14,14,16,16,3,padding=1", 1, 2),
-    ],
+    share.of(
+        [
+            ("softmax:12x64x197", 1, 0),
+            ("softmax:12x64x197", 3, 1),
+            ("gemm:16,64,64,epilogue=bias+relu", 0, 3),
+            ("gemm:64,64,96,epilogue=bias+relu", 1, 0),
+            ("layer_norm:64x256", 2, 0),
+            ("layer_norm:64x256", 3, 1),
+            ("conv2d:1,14,14,16,16,3,padding=1", 1, 2),
+            ("conv2d:1,14,14,32,32,3,padding=1", 0, 2),
+        ],
+        4,
+    ),
 )
 def test_what_is_measured_is_what_tvm_would_build(
     text: str, sketch: int, row: int, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +121,8 @@ def test_a_module_needs_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "types", ["float16", "bfloat16,out_dtype=float32", "float8_e4m3fn", "float8_e5m2"]
+    "types",
+    share.of(["float16", "float8_e5m2", "float8_e4m3fn", "bfloat16,out_dtype=float32"], 3),
 )
 def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path) -> None:
     mod, target = _candidate(f"gemm:64,64,64,epilogue=bias+gelu,dtype={types}", 1, 0)

@@ -14,6 +14,7 @@ import pytest
 import tvm
 
 from felix import errors, target, workloads
+from felix.measure import payload
 from felix.measure.cuda.building import build, embedded, tvm_module
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
@@ -23,10 +24,17 @@ from tests.support.cuda import library
 without_driver = pytest.mark.skipif(not embedded.is_needed(), reason="there is a GPU's driver")
 
 
-def child(*folders: pathlib.Path) -> list[str]:
-    """What `blob_child` prints with these folders of libraries."""
+#: `blob_child`, which needs no torch, that TVM would load.
+_CHILD = (
+    "import sys; from felix import without_torch; from tests.support.cuda import blob_child; "
+    "blob_child.main(sys.argv[1])"
+)
+
+
+def child(path: pathlib.Path, *folders: pathlib.Path) -> list[str]:
+    """What `blob_child` prints of a file with these folders of libraries."""
     environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
-    command = [sys.executable, "-m", "tests.support.cuda.blob_child"]
+    command = [sys.executable, "-c", _CHILD, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -35,9 +43,13 @@ def child(*folders: pathlib.Path) -> list[str]:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_library_is_the_one_that_tvm_makes_beside_a_driver(tmp_path: pathlib.Path) -> None:
     library.make_stub(tmp_path)
+    task = workloads.parse("gemm:64,64,64", target="cuda -arch sm_90a")
+    traced = sketch.trace_sketches(task)[0]
+    program = traced.schedule(traced.sample(1, seed=1)[0]).mod
+    (tmp_path / "program.json").write_text(payload.of(program, task.target))
     runtime = [each for root in nvidia.__path__ for each in pathlib.Path(root).glob("*/lib")]
-    needed, hashes = child()
-    beside, expected = child(tmp_path, *runtime)
+    needed, hashes = child(tmp_path / "program.json")
+    beside, expected = child(tmp_path / "program.json", tmp_path, *runtime)
     assert (needed, beside) == ("needed", "not needed")
     assert hashes == expected
 

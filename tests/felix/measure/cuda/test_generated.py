@@ -15,15 +15,14 @@ import tvm
 
 from felix import errors, launch_plan, target
 from felix.measure import build as measure_build
-from felix.measure import description, protocol, timing
+from felix.measure import description, protocol
 from felix.measure import payload as payloads
-from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import runner as cuda_runner
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import launches, nvrtc, tvm_module
 from felix.measure.pool import local
 from felix.templates.generated import GeneratedProgram
 from tests.support import gpu
+from tests.support.cuda import bench as benches
 from tests.support.cuda import fakes
 from tests.support.cuda import generated_programs as programs
 
@@ -104,26 +103,9 @@ def test_headers_are_there_for_those_who_include_them(tmp_path: pathlib.Path) ->
 # ---------------------------------------------------------------- runs, on a fake driver
 
 
-@dataclasses.dataclass
-class Bench:
-    """A runner of one task on a fake driver."""
-
-    driver: fakes.Driver
-    runner: cuda_runner.Runner
-    folder: pathlib.Path
-
-    def run(self, program: GeneratedProgram) -> dict[str, Any]:
-        path = str(self.folder / "candidate.cubin")
-        description.write_program(path, program.plan, b"cubin")
-        options = dataclasses.asdict(timing.GPU)
-        return self.runner.run(
-            str(self.folder / "task"), path, options, cache_bytes=4096, best_us=None
-        )
-
-
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[Any], Bench]:
-    """A function that prepares a task; kernels are those of `generated_programs`."""
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> benches.Bench:
+    """Its kernels are those of `generated_programs`."""
 
     def squares(args: Sequence[int]) -> None:
         a, out = (fakes.array(fakes.word(address), programs.N) for address in args)
@@ -135,7 +117,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[
 
     def doubled(args: Sequence[int]) -> None:
         count = programs.ROWS * programs.COLUMNS
-        read, written = (fakes.array(driver.map_of(at).address, count) for at in args)
+        read, written = (fakes.array(made.driver.map_of(at).address, count) for at in args)
         written[:] = 2 * read
 
     def swapped(args: Sequence[int]) -> None:
@@ -144,43 +126,28 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[
         out[:] = a[:, ::-1]
 
     kernels = {"squares": squares, "sums": sums, "doubled": doubled, "swapped": swapped}
-    driver = fakes.Driver(kernels)
-    monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
-    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *args, **kwargs: b"cubin")
-
-    def prepared(func: Any, reference: fakes.Kernel) -> Bench:
-        driver.kernels["main_kernel"] = reference
-        driver._names = list(driver.kernels)
-        (tmp_path / "task").mkdir()
-        task = programs.task(func)
-        runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: None)
-        text = payloads.of(task.mod, task.target)
-        made = measure_build.handle_reference(
-            text, str(tmp_path / "made"), "auto", seed=0, check=True
-        )
-        runner.prepare(str(tmp_path / "task"), made["description"], made["library"])
-        return Bench(driver, runner, tmp_path)
-
-    return prepared
+    kernels["main_kernel"] = swapped  # what TVM calls that of a reference
+    made = benches.Bench.make(monkeypatch, tmp_path, kernels)
+    return made
 
 
-def _double(args: Sequence[int]) -> None:
-    a, c = (fakes.array(fakes.word(at), programs.ROWS * programs.COLUMNS) for at in args)
-    c[:] = 2 * a
+@pytest.fixture
+def doubling(bench: benches.Bench) -> str:
+    """The folder of a task that its reference has run for."""
+
+    def double(args: Sequence[int]) -> None:
+        a, c = (fakes.array(fakes.word(at), programs.ROWS * programs.COLUMNS) for at in args)
+        c[:] = 2 * a
+
+    bench.driver.kernels["main_kernel"] = double
+    return bench.prepare(programs.task(programs.double).func)
 
 
-def _swap(args: Sequence[int]) -> None:
-    shape = programs.PAIRS, 2, programs.THREADS
-    a, c = (fakes.array(fakes.word(at), int(np.prod(shape))).reshape(shape) for at in args)
-    c[:] = a[:, ::-1]
-
-
-def test_tensor_maps_are_arguments_by_value(bench: Any) -> None:
-    at_bench: Bench = bench(programs.double, _double)
-    reply = at_bench.run(programs.boxes())
+def test_tensor_maps_are_arguments_by_value(bench: benches.Bench, doubling: str) -> None:
+    reply = bench.run_plan(doubling, programs.boxes().plan)
     assert reply["checked"], reply
-    addresses = at_bench.runner._task.tensors
-    read, written = at_bench.driver._maps
+    addresses = bench.runner._task.tensors
+    read, written = bench.driver._maps
     assert read == fakes.EncodedMap(
         dtype=7,
         address=addresses[0],
@@ -193,10 +160,9 @@ def test_tensor_maps_are_arguments_by_value(bench: Any) -> None:
     assert written == dataclasses.replace(read, address=addresses[1], swizzle=0)
 
 
-def test_a_tensor_map_may_begin_inside_a_tensor(bench: Any) -> None:
-    at_bench: Bench = bench(programs.double, _double)
-    at_bench.run(programs.boxes(offset_bytes=64))
-    assert at_bench.driver._maps[0].address == at_bench.runner._task.tensors[0] + 64
+def test_a_tensor_map_may_begin_inside_a_tensor(bench: benches.Bench, doubling: str) -> None:
+    bench.run_plan(doubling, programs.boxes(offset_bytes=64).plan)
+    assert bench.driver._maps[0].address == bench.runner._task.tensors[0] + 64
 
 
 @pytest.mark.parametrize(
@@ -211,31 +177,30 @@ def test_a_tensor_map_may_begin_inside_a_tensor(bench: Any) -> None:
     ],
 )
 def test_a_refused_tensor_map_is_the_candidates_error(
-    bench: Any, changed: dict[str, Any], message: str
+    bench: benches.Bench, doubling: str, changed: dict[str, Any], message: str
 ) -> None:
-    at_bench: Bench = bench(programs.double, _double)
-    reply = at_bench.run(programs.boxes(**changed))
+    reply = bench.run_plan(doubling, programs.boxes(**changed).plan)
     assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
     assert message in reply["message"]
-    assert at_bench.run(programs.boxes())["checked"]
+    assert bench.run_plan(doubling, programs.boxes().plan)["checked"]
 
 
-def test_blocks_are_launched_in_clusters(bench: Any) -> None:
-    at_bench: Bench = bench(programs.swap, _swap)
-    reply = at_bench.run(programs.clusters())
+def test_blocks_are_launched_in_clusters(bench: benches.Bench) -> None:
+    folder = bench.prepare(programs.task(programs.swap).func)
+    reply = bench.run_plan(folder, programs.clusters().plan)
     assert reply["checked"], reply
-    launched = at_bench.driver.launched.count("swapped")
-    assert at_bench.driver.clusters == [(2, 1, 1)] * launched and launched > 1
+    launched = bench.driver.launched.count("swapped")
+    assert bench.driver.clusters == [(2, 1, 1)] * launched and launched > 1
 
 
 @pytest.mark.parametrize("size", [5, 12])
-def test_a_refused_cluster_is_the_candidates_error(bench: Any, size: int) -> None:
+def test_a_refused_cluster_is_the_candidates_error(bench: benches.Bench, size: int) -> None:
     """A size that does not divide the grid, and one that not every GPU has."""
-    at_bench: Bench = bench(programs.swap, _swap)
-    reply = at_bench.run(programs.clusters(size))
+    folder = bench.prepare(programs.task(programs.swap).func)
+    reply = bench.run_plan(folder, programs.clusters(size).plan)
     assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
     assert "CUDA_ERROR_INVALID_CLUSTER_SIZE in cuLaunchKernelEx" in reply["message"]
-    assert at_bench.run(programs.clusters())["checked"]
+    assert bench.run_plan(folder, programs.clusters().plan)["checked"]
 
 
 # ---------------------------------------------------------------- modules of TVM

@@ -16,6 +16,7 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import launches, nvrtc
 from felix.network import executable
 from felix.task import Task
+from tests.support import share
 
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 BASE = np.array([-3.0, -1.5, -1.0, -0.25, 0.5, 2.0])
@@ -109,11 +110,13 @@ def _lowered(text: str, count: int) -> list[cuda_build.DeviceProgram]:
 )
 def test_samples_are_lowered(text: str) -> None:
     """TVM's CUDA broadcasts no 8 lanes of float8, and reduces once into a buffer by threads."""
-    assert all("__global__" in program.source.text for program in _lowered(text, 6))
+    lowered = _lowered(text, share.rounds(1, 6))
+    assert all("__global__" in program.source.text for program in lowered)
 
 
 def test_padding_of_int8_is_a_valid_constant() -> None:
     """TVM writes 8 lanes of a constant as `make_int2` of 8 arguments."""
-    programs = _lowered("conv2d:1,14,14,32,48,3,padding=1,dtype=int8,epilogue=bias", 6)
+    text = "conv2d:1,14,14,32,48,3,padding=1,dtype=int8,epilogue=bias"
+    programs = _lowered(text, share.rounds(1, 6))
     constant = "(signed char)0, " * 7
     assert all(constant not in program.source.text for program in programs)

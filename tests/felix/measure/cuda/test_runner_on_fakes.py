@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from tvm import te
 from tvm.script import tirx as T
 
-from felix import errors, launch_plan, target, workloads
-from felix.measure import build, description, protocol, task_program, timing
-from felix.measure import payload as payloads
+from felix import errors, launch_plan, workloads
+from felix.measure import protocol, task_program, timing
 from felix.measure.checking import reference
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import reference as cuda_reference
-from felix.measure.cuda import runner as cuda_runner
-from felix.measure.cuda.building import nvrtc
 from tests.support import tir_programs
-from tests.support.cuda.fakes import Driver, array, word
+from tests.support.cuda.bench import Bench
+from tests.support.cuda.fakes import array, word
 
 N = 64
 _N_BYTES = N * 4
 
 
-@tir_programs.prim_func(s_tir=True)
-def add(a: T.Buffer((N,), "float32"), b: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
-    for i in range(N):
-        with T.sblock("c"):
-            vi = T.axis.spatial(N, i)
-            c[vi] = a[vi] + b[vi]
+add = tir_programs.mapped(lambda a, b: a + b, (N,))
+root = tir_programs.mapped(te.sqrt, (N,), names="a")
+both = tir_programs.mapped(lambda a: a + a, (N,), "int32", names="a")
 
 
 @tir_programs.prim_func(s_tir=True)
@@ -41,22 +35,6 @@ def accumulate(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
         with T.sblock("c"):
             vi = T.axis.spatial(N, i)
             c[vi] = c[vi] + a[vi]
-
-
-@tir_programs.prim_func(s_tir=True)
-def root(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
-    for i in range(N):
-        with T.sblock("c"):
-            vi = T.axis.spatial(N, i)
-            c[vi] = T.sqrt(a[vi])
-
-
-@tir_programs.prim_func(s_tir=True)
-def both(a: T.Buffer((N,), "int32"), c: T.Buffer((N,), "int32")):
-    for i in range(N):
-        with T.sblock("c"):
-            vi = T.axis.spatial(N, i)
-            c[vi] = a[vi] + a[vi]
 
 
 def _add(args: Sequence[int], n: int = N, more: float = 0.0) -> None:
@@ -92,74 +70,23 @@ KERNELS = {
 }
 
 
-@dataclasses.dataclass
-class Bench:
-    """A runner, its driver, and the log of both with "quiet" where the parent was asked."""
-
-    runner: cuda_runner.Runner
-    driver: Driver
-    folder: pathlib.Path
-
-    def prepare(self, func: Any, number: int = 0) -> str:
-        folder = self.folder / f"task-{number}"
-        folder.mkdir()
-        mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        payload = payloads.of(mod, target.parse("h200"))
-        made = build.handle_reference(payload, str(folder / "made"), "auto", seed=0, check=True)
-        self.runner.prepare(str(folder), made["description"], made["library"])
-        return str(folder)
-
-    def run(
-        self,
-        folder: str,
-        kernel: str,
-        n_params: int = 3,
-        workspaces: tuple[int, ...] = (),
-        best_us: float | None = None,
-        timed: timing.TimingOptions = timing.GPU,
-        n_launches: int = 1,
-    ) -> dict[str, Any]:
-        args = tuple(range(n_params + len(workspaces)))
-        launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
-        path = str(self.folder / "candidate.cubin")
-        description.write_program(
-            path, launch_plan.LaunchPlan(n_params, workspaces, (launch,) * n_launches), b"cubin"
-        )
-        options = dataclasses.asdict(timed)
-        return self.runner.run(folder, path, options, cache_bytes=4096, best_us=best_us)
-
-    def fresh(self) -> None:
-        """As after the worker's death."""
-        self.driver.memory.clear()
-        self.runner = cuda_runner.Runner(
-            str(self.folder), quiet=lambda: self.driver.log.append("quiet")
-        )
-
-
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Bench:
     def spacious(args: Sequence[int]) -> int | None:
         """Adds if its workspace is memory that it may use."""
         _add(args[:3])
-        return None if word(args[3]) in driver.memory else 700
+        return None if word(args[3]) in made.driver.memory else 700
 
-    # `main_kernel` is what TVM calls the kernel of a reference
-    driver = Driver({**KERNELS, "spacious": spacious, "main_kernel": _add})
-    monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
+    kernels = {**KERNELS, "spacious": spacious, "main_kernel": _add}
+    made = Bench.make(monkeypatch, tmp_path, kernels)
     inputs = reference.inputs
 
-    def compiled(source: str, arch: str, options: Any = (), headers: bool = False) -> bytes:
-        driver.log.append("compile")
-        return b"cubin"
-
     def noted(*args: Any, **kwargs: Any) -> Any:
-        driver.log.append("inputs")
+        made.driver.log.append("inputs")
         return inputs(*args, **kwargs)
 
-    monkeypatch.setattr(nvrtc, "compile_cubin", compiled)
     monkeypatch.setattr(reference, "inputs", noted)
-    runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: driver.log.append("quiet"))
-    return Bench(runner, driver, tmp_path)
+    return made
 
 
 # ---------------------------------------------------------------- who has the device

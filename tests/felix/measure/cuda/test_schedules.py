@@ -33,28 +33,6 @@ def test_random_schedules_of_row_chains_are_right(
     on_gpu.measured(task, mods)
 
 
-# Groups of rows on a GPU: every kind of reduction over threads gives the right results.
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "softmax:1536x128",
-        "softmax:12x197x197",
-        "layer_norm:394x768",
-        "rms_norm:2364x96",
-        "reduce:12x200x197,axes=2,kind=max",
-        "softmax:1536x128,dtype=float16",
-    ],
-)
-def test_random_schedules_of_row_groups_are_right(text: str) -> None:
-    """Rows of a part of a warp, of a warp and of several warps."""
-    task = felix.workloads.parse(text, target="cuda")
-    (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "row_groups")
-    mods = [sketch.schedule(row).mod for row in sketch.sample(24, seed=3)]
-    on_gpu.measured(task, mods)
-
-
 # Kernels with more than 48 KiB of shared memory on a GPU: measured, compiled and shipped.
 
 STATIC_BYTES = 48 * 1024
@@ -107,10 +85,27 @@ PRODUCTS = (
 )
 
 
+#: Rows of a part of a warp, of a warp and of several warps.
+ROW_GROUPS = (
+    "softmax:1536x128",
+    "softmax:12x197x197",
+    "layer_norm:394x768",
+    "rms_norm:2364x96",
+    "reduce:12x200x197,axes=2,kind=max",
+    "softmax:1536x128,dtype=float16",
+)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         *PRODUCTS[:6],
+        "gemm:128,96,64,epilogue=bias+relu",
+        "conv2d:1,14,14,32,32,3,padding=1",
+        "layer_norm:128x768",
+        "reduce:1000003",
+        "elementwise:197x3072,ops=add@1+gelu",
+        *ROW_GROUPS,
         "gemm:47,49,51,dtype=float8_e5m2,out_dtype=float16",
         "conv2d:1,14,14,32,48,3,padding=1,dtype=bfloat16",
         "conv2d:1,14,14,32,48,3,padding=1,dtype=int8,epilogue=bias",
@@ -124,7 +119,7 @@ def test_random_schedules_are_right(text: str) -> None:
     schedules = [
         sketch.schedule(row).mod
         for sketch in felix.trace_sketches(task)
-        for row in sketch.sample(6, 3)
+        for row in sketch.sample(24 if sketch.variant.name == "row_groups" else 6, seed=3)
     ]
     on_gpu.measured(task, schedules)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,13 @@ import pytest
 from felix.measure.pool import local
 from felix.task import Task
 from tests.support import pool_programs as programs
+
+
+@pytest.fixture
+def ends() -> Iterator[contextlib.ExitStack]:
+    """What is put into it is done after the test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from felix.measure.pool.stages import canary, device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.pool import test_several_devices as several
 from tests.support import pool_programs as programs
+from tests.support import waiting
 
 
 @pytest.fixture(autouse=True)
@@ -36,33 +36,23 @@ class Pool(several.Pool):
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Pool]]:
-    pools = []
-
+def make(ends: several.Ends) -> Callable[..., Pool]:
     def made(*runs: several.Runs) -> Pool:
-        pools.append(Pool(*runs))
-        pools[-1].start()
-        return pools[-1]
+        pool = Pool(*runs)
+        pool.start()
+        ends.callback(pool.close)
+        return pool
 
-    yield made
-    for pool in pools:
-        pool.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    return made
 
 
 def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Callable[..., Pool]) -> None:
     good, throttled = several.Runs(), several.Runs()
     pool = make(good, throttled)
-    until(lambda: "canary" in good.ran and "canary" in throttled.ran)
+    waiting.until(lambda: "canary" in good.ran and "canary" in throttled.ran)
     assert pool.queues.away == {}
     throttled.slowness = 1.8
-    until(lambda: pool.queues.away != {})
+    waiting.until(lambda: pool.queues.away != {})
     assert pool.queues.away == {
         1: "its canary takes 1.8 times as long as before: it is throttled or busy"
     }
@@ -73,31 +63,31 @@ def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Callable[..., Po
     assert [each.latency_us for each in results] == [10.0] * 20
     assert set(throttled.ran) <= {"canary"} and good.ran.count("job") == 20
     throttled.slowness = 1.0
-    until(lambda: pool.queues.away == {})
+    waiting.until(lambda: pool.queues.away == {})
 
 
 def test_a_device_that_is_slower_than_its_kind_never_measures(make: Callable[..., Pool]) -> None:
     runs = [several.Runs(1.0), several.Runs(1.1), several.Runs(1.9)]
     pool = make(*runs)
-    until(lambda: 2 in pool.queues.away)
+    waiting.until(lambda: 2 in pool.queues.away)
     assert "1.7 times as long as on others of its kind" in pool.queues.away[2]
-    until(lambda: runs[0].ran.count("canary") > 5 and runs[1].ran.count("canary") > 5)
+    waiting.until(lambda: runs[0].ran.count("canary") > 5 and runs[1].ran.count("canary") > 5)
     assert set(pool.queues.away) == {2}
 
 
 def test_what_waits_for_the_only_device_waits_until_it_is_well(make: Callable[..., Pool]) -> None:
     only = several.Runs()
     pool = make(only)
-    until(lambda: "canary" in only.ran)
+    waiting.until(lambda: "canary" in only.ran)
     only.slowness = 3.0
-    until(lambda: pool.queues.lost is not None)
+    waiting.until(lambda: pool.queues.lost is not None)
     assert "3.0 times as long" in str(pool.queues.lost)
-    waiting = pool.submit(pool.task(), "job")
+    held = pool.submit(pool.task(), "job")
     only.ran.clear()
-    until(lambda: only.ran.count("canary") > 5)
-    assert not waiting.done()
+    waiting.until(lambda: only.ran.count("canary") > 5)
+    assert not held.done()
     only.slowness = 1.0
-    assert waiting.result(10).latency_us == 10.0
+    assert held.result(10).latency_us == 10.0
 
 
 def test_busy_devices_are_looked_at_after_some_candidates(
@@ -107,10 +97,10 @@ def test_busy_devices_are_looked_at_after_some_candidates(
     monkeypatch.setattr(canary, "EVERY_N", 5)
     only = several.Runs()
     pool = make(only)
-    until(lambda: only.ran.count("canary") == canary.N_RUNS)  # when it opens
+    waiting.until(lambda: only.ran.count("canary") == canary.N_RUNS)  # when it opens
     task = pool.task()
     several._results([pool.submit(task, "job") for _ in range(20)])
-    until(lambda: only.ran.count("canary") == 5 * canary.N_RUNS)
+    waiting.until(lambda: only.ran.count("canary") == 5 * canary.N_RUNS)
 
 
 def test_a_canary_without_a_latency_says_nothing() -> None:
@@ -141,7 +131,7 @@ def test_a_real_pool_times_its_canary() -> None:
     with local.LocalPool(contract.task(), options) as pool:
         watch = pool._stages[0]._watch
         assert watch is not None
-        until(lambda: watch._best_us.get(0) is not None)
+        waiting.until(lambda: watch._best_us.get(0) is not None)
         assert watch._best_us[0] > 1.0
         assert pool.measure([tvm.IRModule({"main": programs.gemm})])[0].ok
         (condition,) = pool.conditions()

@@ -21,7 +21,7 @@ from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import reference
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates, inbox, local, locks, rights
+from felix.measure.pool import inbox, local, rights
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
@@ -150,13 +150,15 @@ def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged
 ) -> None:
     worker = pool._processes._worker(
-        "gpu-runner", rights.cuda_runner(pool._folders), GPU, role="cuda", threads=1, nice=0
+        "gpu-runner",
+        rights.cuda_runner(pool._folders),
+        library.GPU,
+        role="cuda",
+        threads=1,
+        nice=0,
     )
     take(worker, place.code(pids=others(pool, "gpu-runner")))
     assert place.harm(log_of(pool, "gpu-runner")) == {}
-
-
-GPU = candidates.Device("cuda", "a GPU", 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,11 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     may = rights.cuda_runner(pool._folders)
     devices = [*may.devices, *([str(gpu_file)] if is_allowed else [])]
     may = dataclasses.replace(may, devices=devices)
-    worker = pool._processes._worker("gpu-runner", may, GPU, role="cuda", threads=1, nice=0)
+    worker = pool._processes._worker(
+        "gpu-runner", may, library.GPU, role="cuda", threads=1, nice=0
+    )
     quiet = run_stage.Quiet(pool.timing_lock, ())
-    runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), GPU)
+    runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), library.GPU)
     runs.open("sm_90")
     assert worker.is_confined is is_confined and runs._broken == failure
     assert (runs.unconfined is None) is is_confined
@@ -198,10 +202,7 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
 def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
     gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu_file.touch()  # which no policy allows
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
-    monkeypatch.setattr(local, "of", lambda target: GPU)
-    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
+    library.use(monkeypatch, drivers, gpu_file, allowed=False)
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
@@ -213,11 +214,7 @@ def test_a_gpu_gets_references_and_candidates_that_builders_made(
     text: str, gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By processes without TVM; kernels do nothing here, so sums are not as the builder's."""
-    gpu_file.touch()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
-    monkeypatch.setattr(local, "of", lambda target: GPU)
-    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
-    monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
+    library.use(monkeypatch, drivers, gpu_file)
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     task = workloads.parse(text, target="h200")
     with local.LocalPool(task, options) as pool:
@@ -315,8 +312,8 @@ def test_a_builder_cannot_have_the_tuner_delete_a_file(
         "time.sleep(60)"
     )
     builder = pool._builders[0].worker
-    call = builder.call
-    monkeypatch.setattr(builder, "call", lambda _, *rest, **named: call(taken, *rest, **named))
+    call = builder._call
+    monkeypatch.setattr(builder, "_call", lambda _, *rest: call(taken, *rest))
     result = pool.measure([task.mod.with_attr("felix.fresh", "a library elsewhere")])[0]
     assert result.error is protocol.ErrorClass.BUILD and "library elsewhere" in result.message
     assert victim.read_text() == "data"

@@ -14,35 +14,15 @@ import tvm
 
 from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import local
+from felix.measure.pool import local, worker
 from felix.task import Task
-from tests.support import in_place
+from tests.support import in_place, waiting, warm
 from tests.support import pool_programs as programs
 
 
-def _gone(pid: int, within_s: float = 10.0) -> bool:
-    """Whether a process ends (a zombie has ended) within a time."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def test_good_candidates_have_latency_and_are_checked(pool: local.LocalPool) -> None:
-    results = pool.measure([programs.module(programs.gemm), programs.parallel()])
-    for result in results:
-        assert result.ok and result.checked and result.error is None
-        assert result.latency_us is not None and 0 < result.latency_us < 1e5
-        assert result.build_s > 0 and result.run_s > 0
-        assert result.device
-    longest = max(results, key=lambda result: len(result.latencies_us))  # one may be early-stopped
-    assert len(longest.latencies_us) >= 3 and longest.spread is not None
+def _await_end(*pids: int | None) -> None:
+    """Until processes have ended; a zombie has."""
+    waiting.until(lambda: all(worker._status(pid)[:1] in ([], ["Z"]) for pid in pids))
 
 
 @pytest.mark.parametrize(
@@ -69,12 +49,14 @@ def test_a_bad_candidate_costs_only_itself(
 
 
 @pytest.mark.parametrize("name", in_place.PROGRAMS)
-def test_each_candidate_finds_unchanged_what_it_changes_in_place(name: str) -> None:
+def test_each_candidate_finds_unchanged_what_it_changes_in_place(
+    pool: local.LocalPool, name: str
+) -> None:
     right = programs.module(in_place.program(name))
     wrong = programs.module(in_place.program("added" if name == "scaled" else "scaled"))
     task = Task.from_prim_func(right["main"], "llvm -num-cores 2")
-    with local.LocalPool(task, programs.OPTIONS) as pool:
-        first, bad, second = pool.measure([right, wrong, right.with_attr("felix.fresh", 1)])
+    programs_of_it = [right, wrong, right.with_attr("felix.fresh", 1)]
+    first, bad, second = pool.for_task(task).measure(programs_of_it)
     assert bad.error is protocol.ErrorClass.WRONG_RESULT
     for each in (first, second):
         assert each.ok and each.checked, each
@@ -99,7 +81,7 @@ def test_an_idle_process_killed_from_outside_is_replaced(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
     dead = pids if victim == "fork_server" else victims  # its workers die with the fork server
-    assert all(_gone(number) for name in dead if (number := pids[name]) is not None)
+    _await_end(*(pids[name] for name in dead if pids[name] is not None))
     fresh = [
         programs.module(programs.gemm.with_attr("felix.fresh", f"{victim} {n}")) for n in range(8)
     ]
@@ -114,24 +96,23 @@ def test_killed_while_running_is_infrastructure(pool: local.LocalPool, victim: s
     pid = pool.worker_pids()[victim]
     assert pid is not None
     future = pool.submit(programs.module(programs.hang))
-    time.sleep(1.0)  # it builds in well under that, and hangs for two seconds
+    waiting.until(lambda: pool._stages[0].runs.worker.is_called)  # it hangs for two seconds
+    time.sleep(0.5)
     os.kill(pid, signal.SIGKILL)
     result = future.result(timeout=20)
     assert result.error is protocol.ErrorClass.INFRASTRUCTURE and "SIGKILL" in result.message
     assert pool.measure([programs.module(programs.gemm)])[0].ok
 
 
-def test_killed_while_building_is_infrastructure(task: Task) -> None:
-    options = local.LocalOptions(builders=1, build_timeout_s=30)
-    with local.LocalPool(task, options) as pool:
-        assert pool.measure([programs.module(programs.gemm)])[0].ok
-        future = pool.submit(programs.unrolled())
-        time.sleep(0.5)
-        pid = pool.worker_pids()["builder-0"]
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        assert future.result(timeout=20).error is protocol.ErrorClass.INFRASTRUCTURE
-        assert pool.measure([programs.module(programs.gemm)])[0].ok
+def test_killed_while_building_is_infrastructure(pool: local.LocalPool) -> None:
+    future = pool.submit(programs.unrolled())
+    waiting.until(lambda: any(each.worker.is_called for each in pool._builders))
+    (building,) = (each.worker for each in pool._builders if each.worker.is_called)
+    waiting.until(lambda: building._cpu_s() > 0.1)
+    assert building.pid is not None
+    os.kill(building.pid, signal.SIGKILL)
+    assert future.result(timeout=60).error is protocol.ErrorClass.INFRASTRUCTURE
+    assert pool.measure([programs.module(programs.gemm)])[0].ok
 
 
 def test_close_ends_every_process_and_pending_candidates(task: Task) -> None:
@@ -142,7 +123,7 @@ def test_close_ends_every_process_and_pending_candidates(task: Task) -> None:
     time.sleep(0.5)
     pool.close()
     pool.close()
-    assert all(_gone(pid) for pid in pids)
+    _await_end(*pids)
     assert all(future.done() for future in futures)
     assert any(future.cancelled() for future in futures) or all(
         future.result().error is protocol.ErrorClass.INFRASTRUCTURE for future in futures
@@ -169,10 +150,10 @@ time.sleep(60)
 
 
 def test_no_orphans_after_the_parent_is_killed() -> None:
-    script = _PARENT
     root = str(pathlib.Path(__file__).parents[4])
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script],
+    parent = warm.Popen(
+        [sys.executable, "-c", _PARENT],
+        warm=True,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": root},
@@ -182,11 +163,8 @@ def test_no_orphans_after_the_parent_is_killed() -> None:
     parent.kill()
     parent.wait()
     assert len(pids) == 4
-    assert all(_gone(int(pid)) for pid in pids)
-    deadline = time.monotonic() + 5
-    while pathlib.Path(folder).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not pathlib.Path(folder).exists()
+    _await_end(*map(int, pids))
+    waiting.until(lambda: not pathlib.Path(folder).exists())
 
 
 def test_several_tasks_share_the_workers(pool: local.LocalPool) -> None:
@@ -216,6 +194,7 @@ def test_a_failing_reference_is_infrastructure() -> None:
     assert result.error is protocol.ErrorClass.INFRASTRUCTURE and "reference" in result.message
 
 
+@pytest.mark.fresh_processes
 def test_a_pool_that_cannot_start_says_so(
     task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import tvm
 from tvm import te
@@ -46,19 +47,25 @@ def test_libraries_bind_to_the_current_functions_of_libm(
     assert logf.startswith("logf@GLIBC_")
 
 
-@pytest.mark.parametrize("link", [build.Link.LD, build.Link.CC, build.Link.JIT])
-def test_every_way_to_link_gives_a_kernel(task: Task, link: build.Link) -> None:
-    if link is not build.Link.JIT and build.resolve(build.Link.AUTO) is link.JIT:
+@pytest.mark.parametrize("link", build.Link)
+def test_every_way_to_link_gives_a_kernel(tmp_path: pathlib.Path, link: build.Link) -> None:
+    if build.available_link() is build.Link.JIT is not link:
         pytest.skip("no linker here: nothing but the JIT can be tested")
-    with local.LocalPool(task, local.LocalOptions(builders=1, link=link)) as pool:
-        assert pool.measure([programs.parallel()])[0].ok
+    llvm = tvm.target.Target("llvm")
+    path = build.build(programs.parallel(), llvm, str(tmp_path / "kernel"), link)
+    a, b, c = (np.ones((programs.N, programs.N), "float32") for _ in range(3))
+    tensors = [tvm.runtime.tensor(array) for array in (a, b, c)]
+    tvm.runtime.load_module(path)["main"](*tensors)
+    np.testing.assert_allclose(tensors[2].numpy(), a @ b)
 
 
-def test_auto_link_needs_no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tools_are_needed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
-    assert build.resolve(build.Link.AUTO) is build.Link.JIT
+    assert build.available_link() is build.Link.JIT
+    with local.LocalPool(task, local.LocalOptions(builders=1)) as pool:
+        assert pool.measure([programs.parallel()])[0].ok
 
 
 @pytest.mark.parametrize("pause", [True, False])

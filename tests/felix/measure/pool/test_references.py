@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -81,28 +81,16 @@ class Pool(staged.StagedPool):
         self._start()
         self._task = self._task_of(contract.task())
 
-    @property
-    def is_idle(self) -> bool:
-        return self._builds.is_empty and self._queues.is_empty
-
     def _end(self) -> None:
-        pass
-
-    def _interrupt(self) -> None:
         pass
 
 
 @pytest.fixture
-def make(tmp_path: pathlib.Path) -> Iterator[Callable[..., Pool]]:
-    pools = []
-
+def make(tmp_path: pathlib.Path, ends: several.Ends) -> Callable[..., Pool]:
     def made(builders: list[Builder], runs: list[Runs]) -> Pool:
-        pools.append(Pool(tmp_path, builders, runs))
-        return pools[-1]
+        return ends.enter_context(Pool(tmp_path, builders, runs))
 
-    yield made
-    for pool in pools:
-        pool.close()
+    return made
 
 
 def test_several_devices_have_one_reference(make: Callable[..., Pool]) -> None:

@@ -191,12 +191,7 @@ def test_seconds_of_a_build_are_those_of_the_cpu(
 # ---------------------------------------------------------------- real processes
 
 
-@tir_programs.prim_func(s_tir=True)
-def double(a: T.Buffer((64,), "float32"), c: T.Buffer((64,), "float32")):
-    for i in range(64):
-        with T.sblock("c"):
-            vi = T.axis.spatial(64, i)
-            c[vi] = a[vi] + a[vi]
+double = tir_programs.mapped(lambda a: a + a, (64,), names="a")
 
 
 @tir_programs.prim_func(s_tir=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +18,7 @@ from felix.measure import protocol
 from felix.measure.cuda import devices
 from felix.measure.pool import candidates, local
 from felix.measure.pool.stages import device_stage, dispatch
+from tests.support import waiting
 
 TARGET = tvm.target.Target("llvm")
 GPU = candidates.Device("cuda", "a GPU", 1 << 20)
@@ -100,9 +101,19 @@ def _results(futures: list[Future[protocol.Measurement]]) -> list[protocol.Measu
     return [future.result(10) for future in futures]
 
 
-def begun(*runs: Runs) -> tuple[Pool, candidates.PoolTask]:
-    """A running pool and a task of which its home has measured one candidate."""
+Ends = contextlib.ExitStack
+
+
+def made(ends: Ends, *runs: Runs) -> Pool:
+    """A pool that is closed at the end."""
     pool = Pool(*runs)
+    ends.callback(pool.close)
+    return pool
+
+
+def begun(ends: Ends, *runs: Runs) -> tuple[Pool, candidates.PoolTask]:
+    """A running pool and a task of which its home has measured one candidate."""
+    pool = made(ends, *runs)
     task = pool.task()
     pool.start()
     pool.submit(task).result(10)
@@ -121,9 +132,11 @@ def test_tasks_are_spread_over_devices() -> None:
 
 
 @pytest.mark.parametrize("n_devices", [2, 4])
-def test_all_devices_run_candidates_of_one_task_at_the_same_time(n_devices: int) -> None:
+def test_all_devices_run_candidates_of_one_task_at_the_same_time(
+    ends: Ends, n_devices: int
+) -> None:
     runs = [Runs() for _ in range(n_devices)]
-    pool = Pool(*runs)
+    pool = made(ends, *runs)
     task = pool.task()
     pool.start()
     pool.submit(task).result(10)  # the yardstick
@@ -133,12 +146,11 @@ def test_all_devices_run_candidates_of_one_task_at_the_same_time(n_devices: int)
     results = _results([pool.submit(task) for _ in range(3 * n_devices)])
     assert [each.latency_us for each in results] == [10.0] * len(results)
     assert all(each.together is None for each in runs)
-    pool.close()
 
 
-def test_latencies_of_a_helper_are_those_of_the_home() -> None:
+def test_latencies_of_a_helper_are_those_of_the_home(ends: Ends) -> None:
     home, helper = Runs(1.0), Runs(1.1)
-    pool = Pool(home, helper)
+    pool = made(ends, home, helper)
     task = pool.task()
     pool.start()
     pool.submit(task, "first").result(10)
@@ -149,20 +161,18 @@ def test_latencies_of_a_helper_are_those_of_the_home() -> None:
     assert [each.latency_us for each in helped] == pytest.approx([10.0] * 3)
     assert [each.latency_us for each in _results(futures)] == pytest.approx([10.0] * 6)
     assert helper.ran[0] == "yardstick" and helper.ran.count("yardstick") == 1
-    pool.close()
 
 
-def test_finals_run_at_home_alone() -> None:
+def test_finals_run_at_home_alone(ends: Ends) -> None:
     home, helper = Runs(), Runs()
-    pool, task = begun(home, helper)
+    pool, task = begun(ends, home, helper)
     _results([pool.submit(task, "final", thorough=True) for _ in range(8)])
     assert home.ran.count("final") == 8 and "final" not in helper.ran
-    pool.close()
 
 
-def test_nobody_helps_before_there_is_a_yardstick() -> None:
+def test_nobody_helps_before_there_is_a_yardstick(ends: Ends) -> None:
     home, helper = Runs(), Runs()
-    pool = Pool(home, helper)
+    pool = made(ends, home, helper)
     task = pool.task()
     home.held.clear()
     pool.start()
@@ -170,22 +180,22 @@ def test_nobody_helps_before_there_is_a_yardstick() -> None:
     assert not any(future.done() for future in futures) and not helper.ran
     home.held.set()
     _results(futures)
-    pool.close()
 
 
-def test_a_throttled_device_measures_nothing_of_a_task(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_throttled_device_measures_nothing_of_a_task(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
     home, slow = Runs(1.0), Runs(1.5)
-    pool, task = begun(home, slow)
+    pool, task = begun(ends, home, slow)
     results = _results([pool.submit(task, "c") for _ in range(20)])
     assert [each.latency_us for each in results] == [10.0] * 20
     assert set(slow.ran) <= {"yardstick"} and home.ran.count("c") == 20
-    pool.close()
     assert all("1.50 times as long" in text for text in task.refused.values())
 
 
-def test_a_calibration_that_is_interrupted_says_nothing_about_the_device() -> None:
+def test_a_calibration_that_is_interrupted_says_nothing_about_the_device(ends: Ends) -> None:
     home, helper = Runs(), Runs()
-    pool, task = begun(home, helper)
+    pool, task = begun(ends, home, helper)
     run = helper.run
 
     def interrupted(
@@ -201,12 +211,11 @@ def test_a_calibration_that_is_interrupted_says_nothing_about_the_device() -> No
     assert failed.message == "the pool was interrupted" and not task.refused
     helper.run = run  # type: ignore[method-assign]
     assert pool.submit(task).result(10).ok
-    pool.close()
 
 
-def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing() -> None:
+def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing(ends: Ends) -> None:
     fine, broken = Runs(), Runs(broken="error 999 in cuInit")
-    pool = Pool(broken, fine)
+    pool = made(ends, broken, fine)
     tasks = [pool.task() for _ in range(4)]
     futures = [pool.submit(task) for task in tasks for _ in range(5)]
     pool.start()
@@ -214,7 +223,6 @@ def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing() -> Non
     assert not broken.ran and pool.queues.faults == {0: "error 999 in cuInit"}
     assert {task.home for task in tasks} == {1}
     assert pool.task().home == 1
-    pool.close()
 
 
 def test_the_last_device_stays_and_says_what_is_wrong() -> None:
@@ -223,28 +231,26 @@ def test_the_last_device_stays_and_says_what_is_wrong() -> None:
     assert pool.queues.faults == {} and pool.task().home == 0
 
 
-def test_a_task_that_moves_is_calibrated_against_its_first_home() -> None:
+def test_a_task_that_moves_is_calibrated_against_its_first_home(ends: Ends) -> None:
     first, second = Runs(1.0), Runs(1.1)
-    pool, task = begun(first, second)
+    pool, task = begun(ends, first, second)
     move(pool, task)
     again = pool.submit(task, "c", thorough=True).result(10)
     assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
-    pool.close()
 
 
-def test_a_new_home_may_differ_by_more_than_a_helper() -> None:
+def test_a_new_home_may_differ_by_more_than_a_helper(ends: Ends) -> None:
     first, second = Runs(1.0), Runs(2.0)
-    pool, task = begun(first, second)
+    pool, task = begun(ends, first, second)
     task.refused[1] = "it differed when it was to help"
     move(pool, task)
     again = pool.submit(task, "c", thorough=True).result(10)
     assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
-    pool.close()
 
 
-def test_a_helper_that_becomes_the_home_while_it_is_compared() -> None:
+def test_a_helper_that_becomes_the_home_while_it_is_compared(ends: Ends) -> None:
     first, second = Runs(1.0), Runs(2.0)
-    pool, task = begun(first, second)
+    pool, task = begun(ends, first, second)
     run = second.run
 
     def moved(
@@ -262,31 +268,28 @@ def test_a_helper_that_becomes_the_home_while_it_is_compared() -> None:
     assert [each.latency_us for each in helped] == pytest.approx([10.0] * 2)
     first.held.set()
     futures[0].result(10)
-    pool.close()
 
 
-def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
+def test_a_task_whose_new_home_differs_much_fails_with_the_reason(ends: Ends) -> None:
     first, second = Runs(1.0), Runs(4.0)
-    pool, task = begun(first, second)
+    pool, task = begun(ends, first, second)
     move(pool, task)
     failed = pool.submit(task).result(10)
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
     assert "4.00 times as long" in failed.message
     assert second.ran == ["yardstick"] * device_stage.HOME_TRIES
-    pool.close()
 
 
-def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy() -> None:
-    pool, task = begun(Runs(8.0), Runs(1.0))
+def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy(ends: Ends) -> None:
+    pool, task = begun(ends, Runs(8.0), Runs(1.0))
     move(pool, task)
     assert pool.submit(task).result(10).latency_us == 80.0  # as the first home would have it
     assert task.scales[1] == 8.0
-    pool.close()
 
 
-def test_devices_are_compared_by_the_fastest_candidate() -> None:
+def test_devices_are_compared_by_the_fastest_candidate(ends: Ends) -> None:
     first, second = Runs(8.0), Runs(1.0)
-    pool = Pool(first, second)
+    pool = made(ends, first, second)
     task = pool.task()
     pool.start()
     pool.submit(task, "while it was busy").result(10)
@@ -295,10 +298,9 @@ def test_devices_are_compared_by_the_fastest_candidate() -> None:
     assert task.yardstick == candidates.Yardstick("library", 10.0)
     move(pool, task)
     assert pool.submit(task).result(10).latency_us == 10.0
-    pool.close()
 
 
-def test_a_new_home_that_is_busy_for_a_moment_measures() -> None:
+def test_a_new_home_that_is_busy_for_a_moment_measures(ends: Ends) -> None:
     class BusyOnce(Runs):
         def run(self, *args: Any) -> protocol.Measurement:
             measurement = super().run(*args)
@@ -306,11 +308,10 @@ def test_a_new_home_that_is_busy_for_a_moment_measures() -> None:
             return measurement
 
     second = BusyOnce(4.0)
-    pool, task = begun(Runs(1.0), second)
+    pool, task = begun(ends, Runs(1.0), second)
     move(pool, task)
     assert pool.submit(task, "later").result(10).latency_us == 10.0
     assert second.ran == ["yardstick", "yardstick", "later"]
-    pool.close()
 
 
 def _queued(queues: dispatch.Dispatch, number: int) -> candidates.PoolTask:
@@ -343,10 +344,8 @@ def test_one_candidate_that_comes_wakes_as_many_helpers_as_have_something_to_do(
     ]
     for helper in helpers:
         helper.start()
-    until_s = time.monotonic() + 10
-    while len(queues._idle) < 3:  # nobody may help before there is a yardstick
-        assert time.monotonic() < until_s
-        time.sleep(0.001)
+    # nobody may help before there is a yardstick
+    waiting.until(lambda: len(queues._idle) == 3)
     task.yardstick = candidates.Yardstick("", 1.0)
     queues.put(candidates.Candidate(task, "", "5", Future()))
     for helper in helpers:

@@ -38,7 +38,7 @@ class FakeForkServer:
                 theirs.recv()
                 inbox.send(theirs, "started")
                 self._serve(theirs)
-                inbox.send(theirs, "done", {})
+                inbox.send(theirs, "done", {"seconds": 0.0})
         finally:
             os._exit(0)
 
@@ -84,7 +84,7 @@ def test_what_keeps_others_off_fails_by_itself(
     with pytest.raises(errors.MeasureError, match="no-such-folder"):
         worker.call({}, 5.0, lock.acquire)
     assert worker.pid is None  # it waited for an answer
-    assert worker.call({}, 5.0, lambda: None) == {}
+    assert worker.call({"verb": "open"}, 5.0, lambda: None) == {"seconds": 0.0}
 
 
 @pytest.mark.parametrize("worker", [_wants_quiet], indirect=True)
