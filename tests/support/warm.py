@@ -37,6 +37,8 @@ from felix.processes import child
 ROOT = pathlib.Path(__file__).parents[2]
 #: Packages whose modules are forked when run by `python -m`.
 PACKAGES = ("felix", "server", "costmodel", "tvm")
+#: How a program of ours begins that is given as text.
+_TEXT = "from felix import without_torch; from felix."
 #: What the process loads.
 LOADED = (
     "torch",
@@ -178,10 +180,12 @@ def spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> i
 
 
 def is_warm(args: Any) -> bool:
-    """Whether a command is `python -m` of a module of ours."""
-    if isinstance(args, str | bytes | os.PathLike) or list(args[:2]) != [sys.executable, "-m"]:
+    """Whether a command is `python -m` of a module of ours, or text as `felix.tir.sandbox` has."""
+    if isinstance(args, str | bytes | os.PathLike) or args[0] != sys.executable or len(args) < 3:
         return False
-    return args[2].partition(".")[0] in PACKAGES
+    if args[1] == "-c":
+        return args[2].startswith(_TEXT)
+    return args[1] == "-m" and args[2].partition(".")[0] in PACKAGES
 
 
 def _request(

@@ -316,6 +316,7 @@ def test_hostile_json_is_one_error_not_a_crash(what):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.fresh_processes
 def test_a_child_that_hangs_or_crashes_is_an_error(monkeypatch):
     monkeypatch.setattr(sandbox, "CHILD_SECONDS", 0.05)
     with pytest.raises(errors.WorkloadError, match="took longer than"):

@@ -14,6 +14,7 @@ from felix.tir import sandbox
 from tests.support.hostile import besieged
 
 
+@pytest.mark.fresh_processes
 def test_a_sandbox_that_is_taken_over_gets_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
