@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interrupts.termination_as_interrupt():
             return int(command(options))
     except errors.FelixError as error:
-        print(f"felix: error: {_one_line(error)}", file=sys.stderr)
+        message = display.printable(" ".join(str(error).split()))
+        print(f"felix: error: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("felix: interrupted", file=sys.stderr)
@@ -59,10 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-
-
-def _one_line(error: errors.FelixError) -> str:
-    return display.printable(" ".join(str(error).split()))
 
 
 def _parser() -> argparse.ArgumentParser:

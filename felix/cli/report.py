@@ -64,7 +64,8 @@ def show(
     rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     rows.add_column("task", overflow="fold")
     columns = [name for name in libraries.NAMES if any(name in times for times in compared)]
-    for name in ("trials", "failed", "best", "GFLOP/s", _baseline_column(tasks)):
+    baseline = results.baseline_name(tasks[0].task).removesuffix(" program")  # of one target
+    for name in ("trials", "failed", "best", "GFLOP/s", f"vs {baseline}"):
         rows.add_column(name, justify="right")
     for name in columns:
         rows.add_column(f"vs {libraries.NAMES[name]}", justify="right")
@@ -80,11 +81,6 @@ def show(
                 console.print(note, soft_wrap=True, highlight=False)
     for line in dict.fromkeys(_notes(tasks, compared)):
         console.print(line, soft_wrap=True, highlight=False)
-
-
-def _baseline_column(tasks: Sequence[results.TuneResult]) -> str:
-    """Tasks of a run have one target."""
-    return f"vs {results.baseline_name(tasks[0].task).removesuffix(' program')}"
 
 
 def _notes(tasks: Sequence[results.TuneResult], compared: Sequence[Compared]) -> Iterator[str]:

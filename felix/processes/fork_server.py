@@ -64,7 +64,8 @@ class ForkServer:
                 except ConnectionError:
                     self._drop()
                     if attempt == 2:
-                        raise errors.MeasureError(f"cannot start workers: {self._log()}") from None
+                        said = tail(self.work_dir / "fork_server.log") or "no message"
+                        raise errors.MeasureError(f"cannot start workers: {said}") from None
         raise AssertionError("unreachable")
 
     def wait(self, pid: int) -> int | None:
@@ -141,9 +142,6 @@ class ForkServer:
                 self._process.kill()
                 self._process.wait()
         self._control = self._process = None
-
-    def _log(self) -> str:
-        return tail(self.work_dir / "fork_server.log") or "no message"
 
 
 def tail(path: pathlib.Path) -> str:

@@ -105,7 +105,11 @@ class TaskRun(task_search.TaskSearch):
                 compute_guard.yield_to_timing()
                 some = suggestions[first : first + width]
                 made_here = threads.map(
-                    lambda each: made_elsewhere.get(each.key) or self._program(each), some
+                    lambda each: (
+                        made_elsewhere.get(each.key)
+                        or made(self.sketches[each.sketch_index], each)
+                    ),
+                    some,
                 )
                 for suggestion, program in zip(some, made_here, strict=True):
                     if isinstance(program, errors.InvalidSchedule):
@@ -118,9 +122,6 @@ class TaskRun(task_search.TaskSearch):
                     elif not self._is_duplicate(suggestion, program):
                         programs.append((suggestion, program))
         return programs
-
-    def _program(self, suggestion: interface.Suggestion) -> Made:
-        return made(self.sketches[suggestion.sketch_index], suggestion)
 
     def _is_duplicate(self, suggestion: interface.Suggestion, program: payload.Submitted) -> bool:
         """Whether another candidate gives the same program; it then shares its measurement."""

@@ -34,8 +34,10 @@ def task(text: str, target: str | None) -> Task:
 
 def operator(text: str) -> str | None:
     """A WORKLOAD argument that is no file: an operator with its parameters; else None."""
-    name = text.partition(":")[0]
-    return text if name in workloads.OPERATORS or not _is_path(text) else None
+    if text.partition(":")[0] in workloads.OPERATORS:
+        return text
+    is_path = text.endswith(".json") or "/" in text or pathlib.Path(text).exists()
+    return None if is_path else text
 
 
 def _has_target(content: str) -> bool:
@@ -45,7 +47,3 @@ def _has_target(content: str) -> bool:
     except (ValueError, RecursionError):
         return False  # `Task.from_json` says what is wrong
     return isinstance(task_or_function, dict) and "target" in task_or_function
-
-
-def _is_path(text: str) -> bool:
-    return text.endswith(".json") or "/" in text or pathlib.Path(text).exists()

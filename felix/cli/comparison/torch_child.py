@@ -89,13 +89,9 @@ def median_us(call: Call, inputs: Sequence[torch.Tensor], device: str) -> float:
 
     from felix.measure.calls import cpu_calls
 
-    flat = [tvm.runtime.from_dlpack(_as_stored(tensor)) for tensor in inputs]
+    rows = [each.as_strided((each.numel(),), (1,)) for each in inputs]  # as they lie in memory
+    flat = [tvm.runtime.from_dlpack(row) for row in rows]
     return cpu_calls.median_us(lambda: call(*inputs), flat)
-
-
-def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements in one row, as they lie in memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 @contextlib.contextmanager

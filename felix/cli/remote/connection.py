@@ -42,7 +42,8 @@ def connect(
     """
     environment = os.environ if environment is None else environment
     host, port = _listening(environment)
-    url = arguments.url or environment.get("FELIX_URL") or _url(host, port)
+    here = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = arguments.url or environment.get("FELIX_URL") or here
     key = environment.get("FELIX_API_KEY", "")
     if arguments.key_file is not None:
         key = _read(pathlib.Path(arguments.key_file))
@@ -90,10 +91,6 @@ def _listening(environment: Mapping[str, str]) -> tuple[str, int]:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise errors.FelixError(f"FELIX_PORT is {text!r}: a port is a number from 1 to 65535")
     return _REACHED_AT.get(host, host), int(text)
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _is_reached_at(url: str, host: str, port: int) -> bool:

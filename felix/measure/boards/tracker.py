@@ -107,7 +107,8 @@ def serve(tracker: Tracker, key: str, host: str, port: int) -> NoReturn:
         raise errors.MeasureError(
             f"the tracker at {tracker} has a board {key}: each needs a key of its own"
         )
-    os.register_at_fork(after_in_child=_end_with_parent)
+    # Sessions are forks of the server, and end with it.
+    os.register_at_fork(after_in_child=lambda: syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
     folder = os.getcwd()
     while True:
         os.chdir(folder)  # a session that crashed leaves the process in a folder that is gone
@@ -141,8 +142,3 @@ def own_address(tracker: Tracker) -> str:
             return str(connection.getsockname()[0])
     except OSError as error:
         raise errors.MeasureError(f"the tracker at {tracker} does not answer: {error}") from error
-
-
-def _end_with_parent() -> None:
-    """Sessions are forks of the server, and end with it."""
-    syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

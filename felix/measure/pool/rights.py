@@ -92,7 +92,7 @@ def builder(folders: Folders, index: int, memory_bytes: int | None) -> policy.Po
     return policy.Policy(
         folder=folder,
         scratch=[folder],
-        read=_cuda_toolkits(),
+        read=glob.glob("/usr/local/cuda*"),
         names=["/usr/local"],
         programs=True,
         file_bytes=min(BUILD_FILE_BYTES, folders.limit_bytes),
@@ -142,10 +142,6 @@ def nvidia_devices() -> list[str]:
 def nvidia_files() -> list[str]:
     """What the driver and its libraries read, as far as it is there."""
     return [path for pattern in _NVIDIA_FILES for path in glob.glob(pattern)]
-
-
-def _cuda_toolkits() -> Sequence[str]:
-    return glob.glob("/usr/local/cuda*")
 
 
 # What a worker uses beyond what the kernel limits: disk in all, and processes in all.
