@@ -236,39 +236,24 @@ def _message(**fields: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "content"),
+    ("method", "text"),
     [
-        ("no JSON", b""),
-        (_message(suffix="/../../x.so", build_s=1.0), b"x"),
-        (_message(suffix=".so"), b"x"),
-        (_message(error="no class", message="", build_s=1.0), b""),
-        (json.dumps({"version": 99, "suffix": ".so", "build_s": 1.0}), b"x"),
+        ("build", "no JSON"),
+        ("build", _message(suffix="/../../x.so", build_s=1.0)),
+        ("build", _message(suffix=".so")),
+        ("build", _message(error="no class", message="", build_s=1.0)),
+        ("build", json.dumps({"version": 99, "suffix": ".so", "build_s": 1.0})),
+        ("reference", _message(build_s=1.0, suffix=".so")),
+        ("reference", _message(build_s=1.0, suffix=".so", description="{}")),
+        ("reference", _message(build_s=1.0, suffix=".so", description=7)),
+        ("reference", _message(build_s=1.0, suffix=".so", description="x" * (1 << 20))),
+        ("reference", _message(build_s=1.0, suffix=".py", description=DESCRIPTION)),
+        ("reference", _message(build_s=1.0, suffix=[], description=DESCRIPTION)),
     ],
 )
-def test_a_forged_build_is_an_infrastructure_error(
-    text: str, content: bytes, tmp_path: Any
-) -> None:
-    made = remote.RemoteBuilder(_Says((text, content)), tmp_path, "cpu").build("{}", "name")
-    assert made.error is protocol.ErrorClass.INFRASTRUCTURE and made.message
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("reply", "content"),
-    [
-        ({"suffix": ".so"}, b"x"),
-        ({"suffix": ".so", "description": "{}"}, b"x"),
-        ({"suffix": ".so", "description": 7}, b"x"),
-        ({"suffix": ".so", "description": "x" * (1 << 20)}, b"x"),
-        ({"suffix": ".py", "description": DESCRIPTION}, b"x"),
-        ({"suffix": [], "description": DESCRIPTION}, b"x"),
-    ],
-)
-def test_a_forged_reference_is_an_infrastructure_error(
-    reply: dict[str, Any], content: bytes, tmp_path: Any
-) -> None:
-    says = _Says((_message(build_s=1.0, **reply), content))
-    made = remote.RemoteBuilder(says, tmp_path, "cpu").reference("{}", "name")
+def test_a_forged_reply_is_an_infrastructure_error(method: str, text: str, tmp_path: Any) -> None:
+    builder = remote.RemoteBuilder(_Says((text, b"x")), tmp_path, "cpu")
+    made = getattr(builder, method)("{}", "name")
     assert made.error is protocol.ErrorClass.INFRASTRUCTURE and made.message
     assert list(tmp_path.iterdir()) == []
 

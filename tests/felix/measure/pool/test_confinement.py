@@ -277,26 +277,20 @@ def test_nonsense_is_no_message(sent: bytes) -> None:
                 pass
 
 
-def test_half_a_message_delays_nobody(pool: local.LocalPool) -> None:
-    worker = pool._builders[0].worker
-    code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]')"
-    code += f"; os.write({_PIPE}, struct.pack('!i', 99) + b'[\"done\"'); time.sleep(60)"
+@pytest.mark.parametrize(
+    "then",
+    [f"os.write({_PIPE}, struct.pack('!i', 99) + b'[\"done\"')", "send(b'[\"resting\", 1e6]')"],
+    ids=["half a message", "a rest that never ends"],
+)
+def test_a_worker_delays_nobody(
+    pool: local.LocalPool, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_worker, "_MAX_REST_S", 0.5)
+    code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); {then}; time.sleep(60)"
     request: Any = Takeover(code)
     begun = time.monotonic()
     with pytest.raises(pool_worker.WorkerTimeout):
-        worker.call(request, 0.5)
-    assert time.monotonic() - begun < 30
-
-
-def test_a_rest_that_never_ends_is_cut(pool: local.LocalPool) -> None:
-    worker = pool._builders[0].worker
-    rest = "send(b'[\"resting\", 1e6]')"
-    code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); {rest}; time.sleep(99)"
-    request: Any = Takeover(code)
-    begun = time.monotonic()
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(pool_worker.WorkerTimeout):
-        patched.setattr(pool_worker, "_MAX_REST_S", 0.5)
-        worker.call(request, 0.5)
+        pool._builders[0].worker.call(request, 0.5)
     assert time.monotonic() - begun < 30
 
 
