@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import sympy
 
-from felix.symbolic import expr, ir, loaded, scalar
+from felix.symbolic import expr, ir, loaded, regions, scalar
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Scalar
 
 
@@ -50,17 +50,9 @@ def moved_dims(access: Access, block: Block, components: Collection[IterComponen
     iters = {
         it.symbol
         for it, binding in zip(block.iters, block.bindings, strict=True)
-        if any(_depends(comp, components) for comp in binding.terms)
+        if any(regions.depends(comp, components) for comp in binding.terms)
     }
     return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]
-
-
-def _depends(component: IterComponent, components: Collection[IterComponent]) -> bool:
-    if component in components:
-        return True
-    return component.source is not None and any(
-        _depends(comp, components) for comp in component.source.flat.terms
-    )
 
 
 def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:

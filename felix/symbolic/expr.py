@@ -12,7 +12,9 @@ Notation: all decision variables are positive integers; `a`, `b` are integer-val
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import sympy
@@ -75,36 +77,34 @@ class _Picked(_Operator):
     """
 
 
-class FloorDiv(Whole):
+class _Quotient(Whole):
+    """Base of quotients of integers, rounded to an integer."""
+
+    nargs = 2
+    is_nonnegative = True
+    #: 1 where it is rounded down, -1 where up.
+    _sign: int
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b is ONE or a is ZERO:
+            return a
+        if a.is_Integer and b.is_Integer:
+            return Integer(cls._sign * (cls._sign * int(a) // int(b)))
+        quotient = a / b
+        return quotient if divides(quotient) else None
+
+
+class FloorDiv(_Quotient):
     """floor(a / b)."""
 
-    nargs = 2
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if b is ONE or a is ZERO:
-            return a
-        if a.is_Integer and b.is_Integer:
-            return Integer(int(a) // int(b))
-        quotient = a / b
-        return quotient if divides(quotient) else None
+    _sign = 1
 
 
-class CeilDiv(Whole):
+class CeilDiv(_Quotient):
     """ceil(a / b)."""
 
-    nargs = 2
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if b is ONE or a is ZERO:
-            return a
-        if a.is_Integer and b.is_Integer:
-            return Integer(-(-int(a) // int(b)))
-        quotient = a / b
-        return quotient if divides(quotient) else None
+    _sign = -1
 
 
 class FloorMod(Whole):
@@ -122,32 +122,29 @@ class FloorMod(Whole):
         return ZERO if divides(a / b) else None
 
 
-class Minimum(_Picked):
+class _Extremum(_Picked):
+    """Base of the lesser and the greater of two values."""
+
+    nargs = 2
+    _of: Callable[..., Expr]
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            return a
+        return cls._of(a, b) if a.is_Number and b.is_Number else None
+
+
+class Minimum(_Extremum):
     """min(a, b)."""
 
-    nargs = 2
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if a == b:
-            return a
-        if a.is_Number and b.is_Number:
-            return a if a <= b else b
-        return None
+    _of = min
 
 
-class Maximum(_Picked):
+class Maximum(_Extremum):
     """max(a, b)."""
 
-    nargs = 2
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if a == b:
-            return a
-        if a.is_Number and b.is_Number:
-            return a if a >= b else b
-        return None
+    _of = max
 
 
 class Absolute(_Picked):
@@ -163,73 +160,61 @@ class Absolute(_Picked):
         return a if is_nonnegative(a) else None
 
 
-class Floor(Whole):
+class _Rounded(Whole):
+    """Base of what a real number is rounded to."""
+
+    nargs = 1
+    _of: Callable[[Expr], Expr]
+
+    @classmethod
+    def eval(cls, a: Expr) -> Expr | None:
+        if a.is_Number:
+            return cls._of(a)
+        return a if a.is_integer else None
+
+
+class Floor(_Rounded):
     """Largest integer not above a (any real a)."""
 
-    nargs = 1
-
-    @classmethod
-    def eval(cls, a: Expr) -> Expr | None:
-        if a.is_Number:
-            return sympy.floor(a)
-        return a if a.is_integer else None
+    _of = sympy.floor
 
 
-class Ceiling(Whole):
+class Ceiling(_Rounded):
     """Smallest integer not below a (any real a)."""
 
-    nargs = 1
+    _of = sympy.ceiling
+
+
+class _Comparison(Whole):
+    """Base of comparisons: 1 or 0."""
+
+    nargs = 2
+    is_nonnegative = True
+    _of: Callable[[Expr, Expr], Any]
 
     @classmethod
-    def eval(cls, a: Expr) -> Expr | None:
-        if a.is_Number:
-            return sympy.ceiling(a)
-        return a if a.is_integer else None
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            a = b = ZERO
+        return Integer(bool(cls._of(a, b))) if a.is_Number and b.is_Number else None
 
 
-class Less(Whole):
+class Less(_Comparison):
     """1 if a < b else 0."""
 
-    nargs = 2
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if a == b:
-            return ZERO
-        if a.is_Number and b.is_Number:
-            return ONE if a < b else ZERO
-        return None
+    _of = operator.lt
 
 
-class LessEqual(Whole):
+class LessEqual(_Comparison):
     """1 if a <= b else 0."""
 
-    nargs = 2
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if a == b:
-            return ONE
-        if a.is_Number and b.is_Number:
-            return ONE if a <= b else ZERO
-        return None
+    _of = operator.le
 
 
-class Equal(Whole):
+class Equal(_Comparison):
     """1 if a == b else 0."""
 
-    nargs = 2
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, a: Expr, b: Expr) -> Expr | None:
-        if a == b:
-            return ONE
-        if a.is_Number and b.is_Number:
-            return ZERO
-        return None
+    _of = operator.eq
 
 
 class And(Whole):

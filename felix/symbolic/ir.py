@@ -16,7 +16,7 @@ Notation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import sympy
@@ -182,6 +182,14 @@ class Value:
         """What is read there."""
         return cls("load", access.buffer.is_float, access=access)
 
+    def replaced(self, by: Callable[[Value], Value | None]) -> Value:
+        """The value with its parts replaced for which `by` gives another value."""
+        other = by(self)
+        if other is not None:
+            return other
+        args = tuple(arg.replaced(by) for arg in self.args)
+        return Value(self.op, self.is_float, args, self.access, self.expr)
+
     def walk(self) -> Iterator[Value]:
         for arg in self.args:
             yield from arg.walk()
@@ -305,6 +313,14 @@ class Program:
             if buffer.name == name:
                 return buffer
         raise KeyError(name)
+
+    def like(
+        self, old: Buffer, name: str, shape: tuple[Scalar, ...], scope: str | None = None
+    ) -> Buffer:
+        """A new buffer of the type of another, and in the same memory unless `scope` says so."""
+        made = Buffer(name, shape, old.dtype, old.dtype_bytes, scope or old.scope)
+        self.buffers.append(made)
+        return made
 
     def discard(self, buffer: Buffer) -> None:
         """Take out a buffer that nothing accesses any more."""

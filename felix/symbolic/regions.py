@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 import sympy
@@ -112,12 +112,10 @@ def index_interval(index: sympy.Expr, block: Block, relaxed: set[IterComponent])
     affine = index_affine(index, block)
     if affine is not None:
         return relax(affine, relaxed, block.guards)
-    if isinstance(index, expr.FloorDiv) and index.args[1].is_Integer:
+    if isinstance(index, (expr.FloorDiv, expr.FloorMod)) and index.args[1].is_Integer:
         inner = index_interval(index.args[0], block, relaxed)
-        return _floordiv(inner, int(index.args[1]))
-    if isinstance(index, expr.FloorMod) and index.args[1].is_Integer:
-        inner = index_interval(index.args[0], block, relaxed)
-        return _floormod(inner, int(index.args[1]))
+        rule = _floordiv if isinstance(index, expr.FloorDiv) else _floormod
+        return rule(inner, int(index.args[1]))
     if isinstance(index, sympy.Add):
         return _sum([index_interval(arg, block, relaxed) for arg in index.args])
     if isinstance(index, sympy.Mul) and index.args[0].is_Integer:
@@ -145,7 +143,7 @@ def _data_interval(
     runs: Scalar = 0
     for binding in bindings:
         for component in binding.terms:
-            if _runs(component, relaxed):
+            if depends(component, relaxed):
                 runs = scalar.either(runs, binding.mentions(component))
     if scalar.is_static(runs, 1):
         return Interval(Affine({}, 0), extent)
@@ -154,12 +152,12 @@ def _data_interval(
     return Interval(Affine({value: 1}), scalar.select(runs, extent, 1))
 
 
-def _runs(component: IterComponent, relaxed: set[IterComponent]) -> bool:
-    """Whether the component has several values while the `relaxed` components run."""
-    if component in relaxed:
+def depends(component: IterComponent, on: Collection[IterComponent]) -> bool:
+    """Whether the component is one of these, or has several values while they run."""
+    if component in on:
         return True
     return component.source is not None and any(
-        _runs(comp, relaxed) for comp in component.source.flat.terms
+        depends(comp, on) for comp in component.source.flat.terms
     )
 
 
@@ -404,10 +402,5 @@ def required_intervals(
             else index_interval(index, block, relaxed)
             for index, extent in zip(access.indices, buffer.shape, strict=True)
         ]
-        if result is None:
-            result = intervals
-        else:
-            result = [
-                union(a, b, n) for a, b, n in zip(result, intervals, buffer.shape, strict=True)
-            ]
+        result = intervals if result is None else unions(result, intervals, buffer.shape)
     return result

@@ -85,15 +85,10 @@ def substitute_value(value: ir.Value, mapping: dict[sympy.Symbol, sympy.Expr]) -
     """The value with block iterators replaced, simultaneously."""
     access = value.access
     if access is not None:
-        access = Access(access.buffer, tuple(replace(i, mapping) for i in access.indices))
+        access = Access(access.buffer, tuple(i.xreplace(mapping) for i in access.indices))
     args = tuple(substitute_value(a, mapping) for a in value.args)
-    expr = replace(value.expr, mapping) if value.expr is not None else None
+    expr = value.expr.xreplace(mapping) if value.expr is not None else None
     return ir.Value(value.op, value.is_float, args, access, expr)
-
-
-def replace(expr: sympy.Expr, mapping: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
-    """Simultaneous substitution of symbols."""
-    return expr.xreplace(mapping)
 
 
 def reverse_compute_inline(program: Program, block: Block) -> None:
@@ -117,8 +112,10 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
                 raise UnsupportedSchedule("reverse inlining a block with an iterator of its own")
             mapping[it.symbol] = sympy.Integer(0)
     value = substitute_value(block.store.value, mapping)
-    value = _with_loads_of(value, stored.buffer, producer.store.value)
-    indices = tuple(replace(i, mapping) for i in block.store.target.indices)
+    value = value.replaced(
+        lambda v: producer.store.value if v.access and v.access.buffer is stored.buffer else None
+    )
+    indices = tuple(i.xreplace(mapping) for i in block.store.target.indices)
     producer.stores = (ir.Store(Access(block.store.target.buffer, indices), value),)
     placement.remove(program, block)
     program.discard(stored.buffer)
@@ -136,7 +133,7 @@ def _guards(
         affine = regions.index_affine(index, producer)
         if affine is None:
             continue
-        reach = scalar.plain(replace(index, farthest)) + 1
+        reach = scalar.plain(index.xreplace(farthest)) + 1
         if not scalar.is_static(reach, it.extent):
             guards.append((affine, it.extent))
     return guards
@@ -145,14 +142,6 @@ def _guards(
 def _chooses(buffer: ir.Buffer, index: sympy.Expr) -> bool:
     """Whether an index is made of elements of the buffer."""
     return any(other is buffer for other, _ in loaded.elements(index))
-
-
-def _with_loads_of(value: ir.Value, buffer: ir.Buffer, loaded: ir.Value) -> ir.Value:
-    """The value where every load of the buffer gives `loaded`."""
-    if value.access is not None and value.access.buffer is buffer:
-        return loaded
-    args = tuple(_with_loads_of(a, buffer, loaded) for a in value.args)
-    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
 
 
 def _iterators_of(

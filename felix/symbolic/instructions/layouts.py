@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,11 @@ def transform_block_layout(program: Program, block: Block, index_map: IndexMap) 
     """
     old = zip(index_map.symbols, block.iters, strict=True)
     symbols = {symbol: it.symbol for symbol, it in old}
-    results = [inlining.replace(each, symbols) for each in index_map.results]
+    results = [each.xreplace(symbols) for each in index_map.results]
     iters = [_iter_of(result, number, block) for number, result in enumerate(results)]
     mapping = _old_iterators(block, results, iters)
     loops = program.loops_of(block)
-    holder = loop_transforms.container(program, loops[0])
-    place = next(i for i, node in enumerate(holder) if node is loops[0])
+    holder, place = loop_transforms.place_of(program, loops[0])
     block.stores, block.inits = (
         tuple(_substituted(store, mapping) for store in stores)
         for stores in (block.stores, block.inits)
@@ -105,12 +104,11 @@ def reindex_read(program: Program, block: Block, index: int) -> Block:
     (access,) = accesses
     used = set().union(*(each.free_symbols for each in access.indices))
     iters = [it for it in block.iters if it.symbol in used]
-    shape = tuple(it.extent for it in iters)
-    copy = Buffer(f"{source.name}_reindex", shape, source.dtype, source.dtype_bytes, source.scope)
-    program.buffers.append(copy)
+    copy = program.like(source, f"{source.name}_reindex", tuple(it.extent for it in iters))
     read = Access(copy, tuple(it.symbol for it in iters))
     block.stores = tuple(
-        ir.Store(store.target, _redirected(store.value, access, read)) for store in block.stores
+        ir.Store(store.target, store.value.replaced(_moved(access, read)))
+        for store in block.stores
     )
     return _insert_copy(program, block, access, read, iters)
 
@@ -121,17 +119,16 @@ def reindex_write(program: Program, block: Block, index: int) -> Block:
     (target,) = block.writes[index : index + 1]
     used = set().union(*(each.free_symbols for each in target.indices))
     iters = [it for it in block.iters if it.symbol in used]
-    old, shape = target.buffer, tuple(it.extent for it in iters)
-    made = Buffer(f"{old.name}_reindex", shape, old.dtype, old.dtype_bytes, old.scope)
-    program.buffers.append(made)
+    old = target.buffer
+    made = program.like(old, f"{old.name}_reindex", tuple(it.extent for it in iters))
     written = Access(made, tuple(it.symbol for it in iters))
     block.stores, block.inits = (
-        tuple(ir.Store(written, _redirected(store.value, target, written)) for store in stores)
+        tuple(ir.Store(written, store.value.replaced(_moved(target, written))) for store in stores)
         for stores in (block.stores, block.inits)
     )
     fresh, names = _renamed(iters)
     value = ir.Value.load(Access(made, tuple(it.symbol for it in fresh)))
-    indices = tuple(inlining.replace(each, names) for each in target.indices)
+    indices = tuple(each.xreplace(names) for each in target.indices)
     copy = Block(made.name, fresh, [], (ir.Store(Access(old, indices), value),))
     program.body.insert(program.place_of(block) + 1, _nest(copy))
     return copy
@@ -151,7 +148,7 @@ def _insert_copy(
 ) -> Block:
     """The block that stores what `access` has to where `read` is, before the block."""
     fresh, names = _renamed(iters)
-    indices = tuple(inlining.replace(each, names) for each in access.indices)
+    indices = tuple(each.xreplace(names) for each in access.indices)
     target = Access(read.buffer, tuple(it.symbol for it in fresh))
     value = ir.Value.load(Access(access.buffer, indices))
     stage = Block(f"{read.buffer.name}_reindex", fresh, [], (ir.Store(target, value),))
@@ -167,16 +164,14 @@ def _nest(block: Block, prefix: str = "ax") -> Loop | Block:
 
 
 def _substituted(store: ir.Store, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> ir.Store:
-    indices = tuple(inlining.replace(each, dict(mapping)) for each in store.target.indices)
+    indices = tuple(each.xreplace(mapping) for each in store.target.indices)
     target = Access(store.target.buffer, indices)
     return ir.Store(target, inlining.substitute_value(store.value, dict(mapping)))
 
 
-def _redirected(value: ir.Value, old: Access, new: Access) -> ir.Value:
-    """The value with loads of `new` in place of those of `old`."""
-    access = new if value.access == old else value.access
-    args = tuple(_redirected(each, old, new) for each in value.args)
-    return ir.Value(value.op, value.is_float, args, access, value.expr)
+def _moved(old: Access, new: Access) -> Callable[[ir.Value], ir.Value | None]:
+    """What loads `new` in place of `old`."""
+    return lambda value: ir.Value.load(new) if value.access == old else None
 
 
 def pad_einsum(program: Program, block: Block, padding: Sequence[int]) -> None:
@@ -220,9 +215,7 @@ def _padded_buffer(
         padded.get(index, extent) if index.is_Symbol else 1
         for index, extent in zip(access.indices, old.shape, strict=True)
     )
-    buffer = Buffer(f"{old.name}_pad", shape, old.dtype, old.dtype_bytes, old.scope)
-    program.buffers.append(buffer)
-    return buffer
+    return program.like(old, f"{old.name}_pad", shape)
 
 
 def _copy_in(
@@ -242,8 +235,7 @@ def _copy_in(
     loaded = ir.Value.load(Access(old, indices))
     zero = ir.Value("const", old.is_float, expr=None if old.is_float else sympy.Integer(0))
     value = ir.Value("if", old.is_float, (condition, loaded, zero))
-    store = ir.Store(Access(new, indices), value)
-    return _nest(Block(new.name, iters, [], (store,)), "i")
+    return _copy(new, iters, new, value)
 
 
 def _copy_out(
@@ -253,9 +245,14 @@ def _copy_out(
     old, new = access.buffer, _padded_buffer(program, access, padded)
     placement.redirect(block, old, new)
     iters = placement.iters_of(old)
-    indices = tuple(it.symbol for it in iters)
-    store = ir.Store(Access(old, indices), ir.Value.load(Access(new, indices)))
-    return _nest(Block(new.name, iters, [], (store,)), "i")
+    value = ir.Value.load(Access(new, tuple(it.symbol for it in iters)))
+    return _copy(old, iters, new, value)
+
+
+def _copy(target: Buffer, iters: list[Iter], padded: Buffer, value: ir.Value) -> Loop | Block:
+    """The nest that stores a value of iterators, called after the padded buffer."""
+    store = ir.Store(Access(target, tuple(it.symbol for it in iters)), value)
+    return _nest(Block(padded.name, iters, [], (store,)), "i")
 
 
 def _less(symbol: sympy.Symbol, bound: ir.Scalar) -> ir.Value:

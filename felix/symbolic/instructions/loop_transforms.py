@@ -104,24 +104,21 @@ def reorder(program: Program, order: Sequence[Loop]) -> None:
     if len(chain) != len(order):
         raise UnsupportedSchedule("reorder needs loops of one nest")
     bodies = [lp.body for lp in chain]
-    parents = [container(program, lp) for lp in chain]
-    places = [
-        next(i for i, n in enumerate(p) if n is lp) for p, lp in zip(parents, chain, strict=True)
-    ]
-    for holder, place, loop in zip(parents, places, order, strict=True):
+    places = [place_of(program, lp) for lp in chain]
+    for (holder, place), loop in zip(places, order, strict=True):
         holder[place] = loop
     for loop, body in zip(order, bodies, strict=True):
         loop.body = body
 
 
-def container(program: Program, node: Loop | Block) -> list[Loop | Block]:
-    """The statement list that holds `node`."""
+def place_of(program: Program, node: Loop | Block) -> tuple[list[Loop | Block], int]:
+    """The statement list that holds `node`, and where."""
     stack: list[list[Loop | Block]] = [program.body]
     while stack:
         statements = stack.pop()
-        for child in statements:
+        for place, child in enumerate(statements):
             if child is node:
-                return statements
+                return statements, place
             if isinstance(child, Loop):
                 stack.append(child.body)
     raise KeyError("node is not in the program")
@@ -129,8 +126,7 @@ def container(program: Program, node: Loop | Block) -> list[Loop | Block]:
 
 def add_unit_loop(program: Program, node: Loop | Block) -> Loop:
     """sch.add_unit_loop: a loop of extent 1 around `node`."""
-    holder = container(program, node)
-    place = next(i for i, n in enumerate(holder) if n is node)
+    holder, place = place_of(program, node)
     loop = Loop([IterComponent("u", 1)], [node])
     holder[place] = loop
     return loop

@@ -221,7 +221,7 @@ def cache_read(
 ) -> Block:
     """sch.cache_read: copy a buffer the block reads into a new buffer of `scope`."""
     source = tvm_reads(block)[index]
-    cached = _cache_buffer(program, source, scope)
+    cached = program.like(source, f"{source.name}_{scope}", source.shape, scope)
     copy, nest = _copy_block(program, source, cached, f"{source.name}_{scope}")
     writers = [b for _, b in program.walk() if b.stores_to(source)]
     program.body.insert(program.place_of(writers[0]) + 1 if writers else 0, nest)
@@ -235,18 +235,11 @@ def cache_write(program: Program, block: Block, index: int, scope: str) -> Block
     if index != 0:
         raise UnsupportedSchedule("cache_write of a second output")
     target = block.store.target.buffer
-    cached = _cache_buffer(program, target, scope)
+    cached = program.like(target, f"{target.name}_{scope}", target.shape, scope)
     copy, nest = _copy_block(program, cached, target, f"{target.name}_{scope}")
     program.body.insert(program.place_of(block) + 1, nest)
     redirect(block, target, cached)
     return copy
-
-
-def _cache_buffer(program: Program, source: Buffer, scope: str) -> Buffer:
-    name = f"{source.name}_{scope}"
-    buffer = Buffer(name, source.shape, source.dtype, source.dtype_bytes, scope)
-    program.buffers.append(buffer)
-    return buffer
 
 
 def set_scope(buffer: Buffer, scope: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 
@@ -19,7 +19,6 @@ from felix.symbolic.ir import (
     IterComponent,
     Loop,
     Program,
-    Scalar,
 )
 
 
@@ -36,25 +35,21 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
         raise UnsupportedSchedule("rfactor over a fused loop")
     dimensions = len(block.writes[0].indices)
     axis = factor_axis if factor_axis >= 0 else dimensions + 1 + factor_axis
-    buffers = [_factored(target.buffer, axis, rf_component.extent) for target in block.writes]
-    program.buffers += buffers
+    buffers = [_factored(program, each.buffer, axis, rf_component) for each in block.writes]
     rf_block, copies = _rfactor_block(block, loops, rf_component, buffers, axis)
     rf_nest: Loop | Block = rf_block
     for lp in reversed(loops):
         rf_nest = Loop([copies[comp] for comp in lp.components], [rf_nest])
-    place = next(i for i, n in enumerate(program.body) if n is loops[0])
+    place = program.place_of(block)
     _write_back(program, block, loops, loop, buffers, axis)
     program.body.insert(place, rf_nest)
     return rf_block
 
 
-def _factored(buffer: Buffer, axis: int, extent: Scalar) -> Buffer:
+def _factored(program: Program, buffer: Buffer, axis: int, part: IterComponent) -> Buffer:
     """What a part of the reduction stores to instead of `buffer`."""
-    shape = list(buffer.shape)
-    shape.insert(axis, extent)
-    return Buffer(
-        f"{buffer.name}.rf", tuple(shape), buffer.dtype, buffer.dtype_bytes, buffer.scope
-    )
+    shape = (*buffer.shape[:axis], part.extent, *buffer.shape[axis:])
+    return program.like(buffer, f"{buffer.name}.rf", shape)
 
 
 def _rfactor_block(
@@ -90,7 +85,7 @@ def _rfactor_block(
     stores, inits = [], []
     for store, init in zip(block.stores, block.inits, strict=True):
         value = store.value if has_reduce else _combiner_right(store)
-        value = inlining.substitute_value(_retarget(value, targets), mapping)
+        value = inlining.substitute_value(value.replaced(_accumulators(targets)), mapping)
         stores.append(ir.Store(targets[store.target], value))
         inits.append(ir.Store(targets[store.target], init.value))
     guards = [(copied(g, copies), bound) for g, bound in block.guards]
@@ -155,17 +150,14 @@ def _as_index(affine: Affine, symbols: dict[IterComponent, sympy.Symbol]) -> sym
 
 
 def _with_axis(access: Access, buffer: Buffer, axis: int, symbol: sympy.Symbol) -> Access:
-    indices = list(access.indices)
-    indices.insert(axis, symbol)
-    return Access(buffer, tuple(indices))
+    return Access(buffer, (*access.indices[:axis], symbol, *access.indices[axis:]))
 
 
-def _retarget(value: ir.Value, targets: Mapping[Access, Access]) -> ir.Value:
-    """The update with its accumulators read from the new buffers."""
-    if value.access is not None and value.access in targets:
-        return ir.Value(value.op, value.is_float, (), targets[value.access])
-    args = tuple(_retarget(a, targets) for a in value.args)
-    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
+def _accumulators(
+    targets: Mapping[Access, Access],
+) -> Callable[[ir.Value], ir.Value | None]:
+    """What reads an update's accumulators from the new buffers."""
+    return lambda value: ir.Value.load(targets[value.access]) if value.access in targets else None
 
 
 def _combiner_right(store: ir.Store) -> ir.Value:
@@ -206,7 +198,7 @@ def _write_back(
     added = [_combiner_right(store) for store in block.stores]
     every = dict(zip(added, parts, strict=True))
     block.stores = tuple(  # two stores may add the same: each has its own part then
-        ir.Store(store.target, _with_parts(store.value, {**every, own: part}))
+        ir.Store(store.target, store.value.replaced({**every, own: part}.get))
         for store, own, part in zip(block.stores, added, parts, strict=True)
     )
     remaining = [
@@ -214,21 +206,12 @@ def _write_back(
         for lp in loops
         if lp is rf_loop or not any(comp in reduce_components for comp in lp.components)
     ]
-    holder = loop_transforms.container(program, loops[0])
-    place = next(i for i, n in enumerate(holder) if n is loops[0])
+    holder, place = loop_transforms.place_of(program, loops[0])
     node: Loop | Block = block
     for lp in reversed(remaining):
         lp.body = [node]
         node = lp
     holder[place] = node
-
-
-def _with_parts(value: ir.Value, parts: Mapping[ir.Value, ir.Value]) -> ir.Value:
-    """The update with what a step adds taken from the parts of the reduction."""
-    if value in parts:
-        return parts[value]
-    args = tuple(_with_parts(a, parts) for a in value.args)
-    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
 
 
 def decompose_reductions(program: Program) -> None:
@@ -297,8 +280,7 @@ def _decompose(program: Program, block: Block, loops: list[Loop], point: int) ->
             body=[node],
             annotations=dict(lp.annotations),
         )
-    holder = loop_transforms.container(program, loops[point])
-    place = next(i for i, n in enumerate(holder) if n is loops[point])
+    holder, place = loop_transforms.place_of(program, loops[point])
     holder.insert(place, node)
 
 
