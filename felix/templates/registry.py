@@ -52,6 +52,12 @@ BESIDE = Generator(gemv.runs_on, gemv.unsuited, gemv.templates, rounds=False)
 WIDEST_BITS = 16
 
 
+def templates_of(mod: tvm.IRModule, target: tvm.target.Target, machine: Hardware) -> Matching:
+    """The templates of a task's program; none on a CPU."""
+    is_gpu = target.kind.name == "cuda"
+    return of_program(mod, str(target.attrs["arch"]), machine) if is_gpu else Matching()
+
+
 def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
     """The templates of the first generator that runs on the architecture and suits the problem,
     and those of products of few rows.
@@ -120,22 +126,3 @@ def _copies_float32(problem: GemmProblem) -> bool:
 
 def _is_narrow(dtype: str) -> bool:
     return bool(tvm.DataType(dtype).bits <= WIDEST_BITS)
-
-
-#: (the task's module, the target's arch like "sm_90", its hardware) -> templates, reasons why not.
-Family = Callable[[tvm.IRModule, str, Hardware], Matching]
-
-#: Every family of templates, in the order in which their sketches are numbered.
-FAMILIES: tuple[Family, ...] = (of_program,)
-
-
-def templates_of(mod: tvm.IRModule, target: tvm.target.Target, machine: Hardware) -> Matching:
-    """The templates of a task's program; none on a CPU."""
-    if target.kind.name != "cuda":
-        return Matching()
-    arch = str(target.attrs["arch"])
-    every = [of_program(mod, arch, machine) for of_program in FAMILIES]
-    return Matching(
-        tuple(template for matching in every for template in matching.templates),
-        tuple(reason for matching in every for reason in matching.reasons),
-    )

@@ -19,6 +19,7 @@ from felix.sketch import sketch as sketching
 from felix.symbolic import expr
 from felix.target import hardware
 from felix.templates import registry, spec
+from felix.templates.template import Matching
 from tests.support.templates import naive_gemm
 
 SKETCH = naive_gemm.sketch()
@@ -182,7 +183,7 @@ def test_programs_compile_and_equal_ones_have_one_fingerprint() -> None:
 def test_templates_follow_the_traces_of_a_task(
     monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
+    monkeypatch.setattr(registry, "of_program", naive_gemm.of_program)
     task, lines = naive_gemm.task(16, 16, 16, target=target), []
     traces = sketching.trace_sketches(task)
     every = sketching.sketches(task, on_left_out=lines.append)
@@ -198,7 +199,7 @@ def test_templates_follow_the_traces_of_a_task(
 
 
 def test_what_no_template_recognises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
+    monkeypatch.setattr(registry, "of_program", naive_gemm.of_program)
     task, lines = felix.workloads.softmax((8, 32), target="cuda -arch sm_90"), []
     every = sketching.sketches(task, on_left_out=lines.append)
     assert all(s.formulas.kind is FeatureKind.TRACE for s in every)
@@ -215,10 +216,10 @@ def test_a_template_suffices_where_no_trace_can_be_modelled(
 
     monkeypatch.setattr(sketching, "TraceSketch", refuse)
     task = naive_gemm.task(16, 16, 16)
-    monkeypatch.setattr(registry, "FAMILIES", ())
+    monkeypatch.setattr(registry, "of_program", lambda *_: Matching())
     with pytest.raises(errors.UnsupportedSchedule, match="the test refuses it"):
         sketching.sketches(task)
-    monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
+    monkeypatch.setattr(registry, "of_program", naive_gemm.of_program)
     (made,) = sketching.sketches(task)
     assert made.variant == "naive-gemm"
 

@@ -217,7 +217,7 @@ def test_a_search_has_traces_alone_if_wished(
     templates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
+    monkeypatch.setattr(registry, "of_program", naive_gemm.of_program)
     task = naive_gemm.task()
     monkeypatch.setattr(sketching, "sketches", lambda *_, **__: [naive_gemm.sketch(0, task)])
     monkeypatch.setattr(sketching, "trace_sketches", lambda *_, **__: fakes.sketches(fakes.task()))

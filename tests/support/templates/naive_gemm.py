@@ -131,7 +131,7 @@ class NaiveGemm:
         )
 
 
-def family(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
+def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
     """The template of a program of two float32 matrices; or why there is none."""
     shapes = [tuple(map(int, param.shape)) for param in mod["main"].params]
     if len(shapes) != 3 or any(len(shape) != 2 for shape in shapes):
@@ -149,5 +149,5 @@ def sketch(index: int = 0, of: Task | None = None) -> template_sketch.TemplateSk
     """The template sketch of such a task."""
     of = of or task()
     machine = hardware(of.target)
-    (template,) = family(of.mod, "sm_90", machine).templates
+    (template,) = of_program(of.mod, "sm_90", machine).templates
     return template_sketch.TemplateSketch(of, index, template, machine)

@@ -31,14 +31,14 @@ Value = Any
 MMA_M, MMA_N = 16, 8
 WARP = 32
 _LEAST_SIZE = 16
-_MOST_REGISTERS = 255
+MOST_REGISTERS = 255
 #: Registers of a thread beside accumulators, fragments and copies.
 _OTHER_REGISTERS = 24
 #: Of each copy that a thread makes in a step: its address, and how much of it is inside.
 _COPY_REGISTERS = 6
 #: Shared bytes of each resident block that the system takes.
 SYSTEM_BYTES = 1024
-_MOST_BLOCKS = 2**31 - 1
+MOST_BLOCKS = 2**31 - 1
 #: Copies of 16 bytes of a thread in one step: more take registers and time to compile.
 _MOST_COPIES = 16
 _MAX_SPLIT = 64
@@ -238,7 +238,7 @@ def common_constraints(
     """Of blocks with `used` registers of a thread and `shared` bytes."""
     resident_threads = d.threads * d.blocks_per_sm
     return [
-        ("registers of a thread", used - _MOST_REGISTERS),
+        ("registers of a thread", used - MOST_REGISTERS),
         ("registers of a multiprocessor", used * resident_threads - limits.registers),
         ("threads of a block", d.threads - limits.block_threads),
         ("threads of a multiprocessor", resident_threads - limits.threads),
@@ -249,5 +249,5 @@ def common_constraints(
         ),
         ("copies of a thread", too_many_copies),
         ("parts of the sum", d.split_k - work.steps),
-        ("blocks", work.blocks - _MOST_BLOCKS),
+        ("blocks", work.blocks - MOST_BLOCKS),
     ]

@@ -70,13 +70,18 @@ def functions(problem: GemmProblem) -> str:
 
 def functions_of_one(problem: GemmProblem) -> str:
     """`Reads`, `Out` and `store_one` of a problem without phases."""
-    reads, places = problem.epilogue.reads, problem.epilogue.places
     return _finished(problem) + _ONE.format(
-        loads="".join(_load(read, problem) for read in reads),
+        loads="".join(_load(read, problem) for read in problem.epilogue.reads),
         offset=_offset(problem.output, problem),
-        values="".join(f", {read.name}_0" for read in reads)
-        + "".join(f", {indexing.place(place)}" for place in places),
+        values=_arguments(problem),
     )
+
+
+def _arguments(problem: GemmProblem, number: int = 0, column: str = "column") -> str:
+    """What `finished` takes beside the sum, of a column: values of reads and of places."""
+    names = [f"{read.name}_{number}" for read in problem.epilogue.reads]
+    names += [indexing.place(place, column=column) for place in problem.epilogue.places]
+    return "".join(f", {name}" for name in names)
 
 
 def _finished(problem: GemmProblem) -> str:
@@ -93,26 +98,22 @@ def _finished(problem: GemmProblem) -> str:
 
 
 def _pairs(problem: GemmProblem) -> str:
-    reads, places = problem.epilogue.reads, problem.epilogue.places
     return _PAIR.format(
         pixel=indexing.pixel_of(problem) if problem.phases else "",
-        loads="".join(_pair_load(read, problem) for read in reads),
-        first="".join(f", {read.name}_0" for read in reads)
-        + "".join(f", {indexing.place(place)}" for place in places),
-        second="".join(f", {read.name}_1" for read in reads)
-        + "".join(f", {indexing.place(place, column='(column + 1)')}" for place in places),
+        loads="".join(_pair_load(read, problem) for read in problem.epilogue.reads),
+        first=_arguments(problem),
+        second=_arguments(problem, 1, "(column + 1)"),
         offset=_offset(problem.output, problem),
         stores=_pair_store(problem),
     )
 
 
 def _apart(problem: GemmProblem) -> str:
-    reads = problem.epilogue.reads
     return _APART.format(
         pixel=indexing.pixel_of(problem),
-        loads="".join(_load(read, problem) for read in reads),
+        loads="".join(_load(read, problem) for read in problem.epilogue.reads),
         offset=_offset(problem.output, problem),
-        values="".join(f", {read.name}_0" for read in reads),
+        values=_arguments(problem),
     )
 
 
@@ -135,11 +136,8 @@ def _c_type(read: Read) -> str:
 
 def _pair_load(read: Read, problem: GemmProblem) -> str:
     """Both values of a read for two columns; as one vector where they are one."""
-    kind, name, storage = (
-        instructions.arithmetic(read.dtype),
-        read.name,
-        instructions.STORAGE[read.dtype],
-    )
+    kind, storage = instructions.arithmetic(read.dtype), instructions.STORAGE[read.dtype]
+    name = read.name
     at = f"reads.{name} + {_offset(read, problem)}"
     if _are_pairs_aligned(read, problem):
         pair = _PAIRS[storage.size_bytes]
@@ -207,15 +205,14 @@ def functions_of_four(problem: GemmProblem) -> str:
 
 def _four_whole(problem: GemmProblem) -> str:
     """Of a result that is stored in vectors, so all four columns are inside."""
-    reads, places = problem.epilogue.reads, problem.epilogue.places
-    values = ""
-    for i in range(4):
-        names = "".join(f", {read.name}_{i}" for read in reads)
-        names += "".join(f", {indexing.place(p, column=f'(column + {i})')}" for p in places)
-        values += f"  result.values[{i}] = finished(x{i}{names});\n"
+    arguments = [_arguments(problem, i, f"(column + {i})") for i in range(4)]
+    values = "".join(
+        f"  result.values[{i}] = finished(x{i}{of_column});\n"
+        for i, of_column in enumerate(arguments)
+    )
     size = instructions.STORAGE[problem.output.dtype].size_bytes
     return _FOUR_WHOLE.format(
-        loads="".join(_four_loads(read, problem) for read in reads),
+        loads="".join(_four_loads(read, problem) for read in problem.epilogue.reads),
         vector=_FOURS[size],
         values=values,
         offset=indexing.offset(problem.output, problem.inner_batch),
@@ -224,11 +221,8 @@ def _four_whole(problem: GemmProblem) -> str:
 
 def _four_loads(read: Read, problem: GemmProblem) -> str:
     """The values of a read for four columns; as one vector where they are one."""
-    kind, name, storage = (
-        instructions.arithmetic(read.dtype),
-        read.name,
-        instructions.STORAGE[read.dtype],
-    )
+    kind, storage = instructions.arithmetic(read.dtype), instructions.STORAGE[read.dtype]
+    name = read.name
     at = [indexing.offset(read, problem.inner_batch, column=f"(column + {i})") for i in range(4)]
     elements = [f"reads.{name}[{each}]" for each in at]
     text = ""

@@ -215,13 +215,13 @@ def times(f: Row, hardware: Hardware, shared_bytes: int, mainloop: Value) -> Row
         "mainloop_us": mainloop,
         "store_us": store,
         "launch_us": launch,
-        "analytic_us": launch + _together(mainloop + store, dram),
+        "analytic_us": launch + together(mainloop + store, dram),
     }
 
 
-def _together(a: Value, b: Value) -> Value:
-    """Of two things at the same time, which get in each other's way: near the longer one."""
-    return (a**4 + b**4) ** sympy.Rational(1, 4)
+def together(*times: Value) -> Value:
+    """Of things done at the same time, which get in each other's way: near the longest one."""
+    return sum(time**4 for time in times) ** sympy.Rational(1, 4)
 
 
 def _step_time(d: Decisions, f: Row, on_sm: Value, cycles: float, tensor: float) -> Value:

@@ -160,23 +160,18 @@ def _packed_matrices(problem: GemmProblem) -> Packed:
     operands = []
     for operand, rows in ((problem.a, problem.m), (problem.b, problem.n)):
         if problem.k > 1 and not _suits(problem, operand):
-            copies.append(_of_matrix(problem, operand, rows, problem.n_params + len(copies)))
+            copies.append(_of_matrix(problem, operand, rows, len(copies)))
             operand = _packed_weights(operand, copies[-1])
         operands.append(operand)
     a, b = operands
     return Packed(dataclasses.replace(problem, a=a, b=b), tuple(copies))
 
 
-def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, workspace: int) -> Copy:
+def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, number: int) -> Copy:
     _, row_stride, k_stride = operand.strides
     in_line = LINE_BYTES // instructions.STORAGE[operand.dtype].size_bytes
     return Copy(
-        operand.param,
-        workspace,
-        operand.dtype,
-        _batches(problem, operand),
-        problem.batch_strides(operand),
-        operand.offset,
+        *_source(problem, operand, number),
         rows,
         row_stride,
         1,
@@ -186,6 +181,15 @@ def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, workspace: int
         -(-problem.k // in_line) * in_line,
         is_along_rows=True,
     )
+
+
+def _source(
+    problem: GemmProblem, operand: Operand, number: int
+) -> tuple[int, int, str, tuple[int, int], tuple[int, int], int]:
+    """What a `Copy`, of this number, has of its operand first."""
+    batches, strides = _batches(problem, operand), problem.batch_strides(operand)
+    workspace = problem.n_params + number
+    return operand.param, workspace, operand.dtype, batches, strides, operand.offset
 
 
 def _data(problem: GemmProblem) -> Operand | None:
@@ -226,12 +230,7 @@ def _batches(problem: GemmProblem, operand: Operand) -> tuple[int, int]:
 
 def _of_data(problem: GemmProblem, data: Operand, of: Gather, channels: int) -> Copy:
     return Copy(
-        data.param,
-        problem.n_params,
-        data.dtype,
-        _batches(problem, data),
-        problem.batch_strides(data),
-        data.offset,
+        *_source(problem, data, 0),
         of.images,
         of.image_stride,
         math.prod(w.extent for w in of.windows),
@@ -271,12 +270,7 @@ def _of_weights(
         place_stride = weights.gather.windows[-1].element_stride
         channel_stride = weights.gather.channel_stride
     return Copy(
-        weights.param,
-        problem.n_params + number,
-        weights.dtype,
-        _batches(problem, weights),
-        problem.batch_strides(weights),
-        weights.offset,
+        *_source(problem, weights, number),
         columns,
         row_stride,
         problem.k // data.channels,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import sympy
 
@@ -25,23 +24,18 @@ from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates import template
 from felix.templates.gemm.ampere import features, instructions
+from felix.templates.gemm.ampere.decisions import MOST_BLOCKS, MOST_REGISTERS, WARP, Value
 from felix.templates.gemm.ampere.features import Row
 from felix.templates.gemm.problem import GemmProblem, Operand
 from felix.templates.template import Parameter
 
-#: An integer, or a sympy expression of one.
-Value = Any
-
 #: More rows are faster on tensor cores, and their sums do not fit registers.
 MOST_ROWS = 8
-WARP = 32
 CHUNK_BYTES = 16
 _SUM_BYTES = 4
-_MOST_REGISTERS = 255
 #: Registers of a thread beside sums and what it loads.
 _OTHER_REGISTERS = 32
 _REGISTER_BYTES = 4
-_MOST_BLOCKS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,11 +137,11 @@ def constraints(
     """What is limited, by name; legal where <= 0."""
     used = registers(problem, d)
     return [
-        ("registers of a thread", used - _MOST_REGISTERS),
+        ("registers of a thread", used - MOST_REGISTERS),
         ("registers of a block", used * d.threads - hardware.registers_per_block),
         ("threads of a block", d.threads - hardware.max_threads_per_block),
         ("shared memory of a block", shared_bytes(problem, d) - hardware.shared_bytes_per_block),
-        ("blocks", tiles(problem, d) * problem.batch - _MOST_BLOCKS),
+        ("blocks", tiles(problem, d) * problem.batch - MOST_BLOCKS),
     ]
 
 
@@ -221,5 +215,5 @@ def _times(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware) -> Ro
         "step_us": step,
         "mainloop_us": mainloop,
         "launch_us": launch,
-        "analytic_us": launch + (mainloop**4 + dram**4) ** sympy.Rational(1, 4),
+        "analytic_us": launch + features.together(mainloop, dram),
     }

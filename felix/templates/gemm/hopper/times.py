@@ -15,6 +15,7 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
+from felix.templates.gemm.ampere import features
 from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.hopper.decisions import Decisions, Value
 from felix.templates.gemm.problem import GemmProblem
@@ -26,7 +27,7 @@ Row = dict[str, Value]
 class Rates:
     """Constants of the model, fitted together to kernels timed on an H200 with a cold L2.
 
-    As `_together` takes longer than the longest, a rate may be above what the hardware reaches.
+    As `together` takes longer than the longest, a rate may be above what the hardware reaches.
 
     Attributes:
         clock: of the tensor cores, over the boost clock.
@@ -90,13 +91,8 @@ def product(
         "mainloop_us": mainloop,
         "store_us": store,
         "launch_us": launch,
-        "analytic_us": launch + _together(mainloop + store, dram),
+        "analytic_us": launch + features.together(mainloop + store, dram),
     }
-
-
-def _together(*times: Value) -> Value:
-    """Of things done at the same time, which get in each other's way: near the longest one."""
-    return sum(time**4 for time in times) ** sympy.Rational(1, 4)
 
 
 def _step(
@@ -114,7 +110,7 @@ def _step(
     from_l2 = size * d.block_k * (d.block_m / d.cluster_n + d.block_n / d.cluster_m)
     reads_a_copy = f["shared_traffic"] / f["copied_bytes"]
     in_shared = f["stage_bytes"] * reads_a_copy
-    busy = blocks_on_sm * _together(operations / tensor, in_shared / shared, from_l2 / l2)
+    busy = blocks_on_sm * features.together(operations / tensor, in_shared / shared, from_l2 / l2)
     # A stage is refilled after its step and the next have begun: a ring's round has both.
     return expr.Maximum(busy, (rates.latency_us + 2 * busy) / d.stages)
 
