@@ -37,6 +37,7 @@ T log(1/T)). On 12 synthetic problems a descent ends nearer the best known than 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,15 +103,11 @@ def _margin(a: Array, b: Array, shift: float, t: Temperature) -> tuple[Array, Ar
     return z, -2.0 / width - drift * a, 2.0 / width - drift * b
 
 
-def _compare(shift: float) -> Callable[[tuple[Array, ...], Temperature], Smooth]:
+def _compare(shift: float, args: tuple[Array, ...], t: Temperature) -> Smooth:
     """Step of the margin. Limit: at integers |b - a + shift| >= 1/2, so |z| >= 1/w -> inf."""
-
-    def smooth(args: tuple[Array, ...], t: Temperature) -> Smooth:
-        z, z_a, z_b = _margin(args[0], args[1], shift, t)
-        value, slope = step(z)
-        return value, (slope * z_a, slope * z_b)
-
-    return smooth
+    z, z_a, z_b = _margin(args[0], args[1], shift, t)
+    value, slope = step(z)
+    return value, (slope * z_a, slope * z_b)
 
 
 def _equal(args: tuple[Array, ...], t: Temperature) -> Smooth:
@@ -172,25 +169,21 @@ def _select(args: tuple[Array, ...], t: Temperature) -> Smooth:
     )
 
 
-def _extremum(sign: float) -> Callable[[tuple[Array, ...], Temperature], Smooth]:
+def _extremum(sign: float, args: tuple[Array, ...], t: Temperature) -> Smooth:
     """Maximum (sign +1) and minimum (sign -1): y = s(b) +- T ramp(+-(s(a) - s(b)) / T).
 
     T ramp(z/T) -> max(z, 0), so y -> the extremum of s(a), s(b), and sinh keeps order. The
     weight of a is step(+-gap/T) in [0, 1]: at a tie both share the gradient, no jump.
     """
-
-    def smooth(args: tuple[Array, ...], t: Temperature) -> Smooth:
-        a, b = args
-        s_b = np.arcsinh(b)
-        above, weight = ramp(sign * (np.arcsinh(a) - s_b) / t)
-        value = np.sinh(s_b + sign * t * above)
-        growth = np.sqrt(1.0 + value * value)
-        return value, (
-            growth * weight / np.sqrt(1.0 + a * a),
-            growth * (1.0 - weight) / np.sqrt(1.0 + b * b),
-        )
-
-    return smooth
+    a, b = args
+    s_b = np.arcsinh(b)
+    above, weight = ramp(sign * (np.arcsinh(a) - s_b) / t)
+    value = np.sinh(s_b + sign * t * above)
+    growth = np.sqrt(1.0 + value * value)
+    return value, (
+        growth * weight / np.sqrt(1.0 + a * a),
+        growth * (1.0 - weight) / np.sqrt(1.0 + b * b),
+    )
 
 
 def _absolute(args: tuple[Array, ...], t: Temperature) -> Smooth:
@@ -223,22 +216,18 @@ def _divisor(b: Array) -> tuple[Array, Array]:
     return safe, (b >= TINY).astype(np.float64)
 
 
-def _division(shift: float, offset: float) -> Callable[[tuple[Array, ...], Temperature], Smooth]:
+def _division(shift: float, offset: float, args: tuple[Array, ...], t: Temperature) -> Smooth:
     """floor((a + shift) / b) + offset by the staircase of width T in units of the quotient.
 
     For integers floor(a/b) = floor((a + 1/2)/b) and ceil(a/b) = floor((a - 1/2)/b) + 1, so the
     nearest jump is 1/(2b) away and the limit is exact at O(T b). Hot, both are lines through
     the mean of the stairs (true division but for the offset), at most 1/2 off.
     """
-
-    def smooth(args: tuple[Array, ...], t: Temperature) -> Smooth:
-        b, live = _divisor(args[1])
-        y = (args[0] + shift) / b
-        value, slope = _staircase(y, t)
-        partial = slope / b
-        return value + offset, (partial, -partial * y * live)
-
-    return smooth
+    b, live = _divisor(args[1])
+    y = (args[0] + shift) / b
+    value, slope = _staircase(y, t)
+    partial = slope / b
+    return value + offset, (partial, -partial * y * live)
 
 
 def _modulo(args: tuple[Array, ...], t: Temperature) -> Smooth:
@@ -250,21 +239,17 @@ def _modulo(args: tuple[Array, ...], t: Temperature) -> Smooth:
     return a - b * stair, (1.0 - slope, (slope * y - stair) * live)
 
 
-def _rounding(sign: float) -> Callable[[tuple[Array, ...], Temperature], Smooth]:
+def _rounding(sign: float, args: tuple[Array, ...], t: Temperature) -> Smooth:
     """Floor (sign +1) of any real, and ceiling(x) = -floor(-x) (sign -1).
 
     An integer x is itself a jump, so the stairs are moved by sqrt(T)/2 and are T wide: both
     vanish with T, the width faster, and the move outgrows the O(T) errors of an argument that
     is smooth itself. At an integer the error is O(sqrt(T)). At T = 1 the rule is the identity.
     """
-
-    def smooth(args: tuple[Array, ...], t: Temperature) -> Smooth:
-        x = sign * args[0]
-        whole = np.floor(x)  # apart, so that the move is not lost beside a large x
-        value, slope = _staircase(x - whole + 0.5 * np.sqrt(t), t)
-        return sign * (whole + value), (slope,)
-
-    return smooth
+    x = sign * args[0]
+    whole = np.floor(x)  # apart, so that the move is not lost beside a large x
+    value, slope = _staircase(x - whole + 0.5 * np.sqrt(t), t)
+    return sign * (whole + value), (slope,)
 
 
 def _product(args: tuple[Array, ...], t: Temperature) -> Smooth:
@@ -315,40 +300,29 @@ def _truth(values: Any) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
-def _exact_select(c: Array, a: Array, b: Array) -> Array:
-    return np.where(c > 0.5, a, b)
-
-
-def _exact_product(*args: Array) -> Array:
-    value = args[0] * args[1]
-    for factor in args[2:]:
-        value = value * factor
-    return value
-
-
 #: Operator of `symbolic.expr` -> rule. Exact quotients are rounded from the true division,
 #: which is right for |a| < 2^52: the next quotient is at least 1/b = ulp-visible away.
 RULES: dict[type[Any], Rule] = {
-    expr.FloorDiv: Rule(lambda a, b: np.floor(a / b), _division(0.5, 0.0)),
-    expr.CeilDiv: Rule(lambda a, b: np.ceil(a / b), _division(-0.5, 1.0)),
+    expr.FloorDiv: Rule(lambda a, b: np.floor(a / b), functools.partial(_division, 0.5, 0.0)),
+    expr.CeilDiv: Rule(lambda a, b: np.ceil(a / b), functools.partial(_division, -0.5, 1.0)),
     expr.FloorMod: Rule(lambda a, b: a - b * np.floor(a / b), _modulo),
-    expr.Minimum: Rule(np.minimum, _extremum(-1.0)),
-    expr.Maximum: Rule(np.maximum, _extremum(1.0)),
+    expr.Minimum: Rule(np.minimum, functools.partial(_extremum, -1.0)),
+    expr.Maximum: Rule(np.maximum, functools.partial(_extremum, 1.0)),
     expr.Absolute: Rule(np.abs, _absolute),
-    expr.Floor: Rule(np.floor, _rounding(1.0)),
-    expr.Ceiling: Rule(np.ceil, _rounding(-1.0)),
-    expr.Less: Rule(lambda a, b: _truth(a < b), _compare(-0.5)),
-    expr.LessEqual: Rule(lambda a, b: _truth(a <= b), _compare(0.5)),
+    expr.Floor: Rule(np.floor, functools.partial(_rounding, 1.0)),
+    expr.Ceiling: Rule(np.ceil, functools.partial(_rounding, -1.0)),
+    expr.Less: Rule(lambda a, b: _truth(a < b), functools.partial(_compare, -0.5)),
+    expr.LessEqual: Rule(lambda a, b: _truth(a <= b), functools.partial(_compare, 0.5)),
     expr.Equal: Rule(lambda a, b: _truth(a == b), _equal),
     expr.And: Rule(lambda a, b: a * b, _and),
     expr.Or: Rule(lambda a, b: a + b - a * b, _or),
     expr.Not: Rule(lambda a: 1.0 - a, _not),
-    expr.Select: Rule(_exact_select, _select),
+    expr.Select: Rule(lambda c, a, b: np.where(c > 0.5, a, b), _select),
 }
 
 #: Arithmetic that sympy writes itself; smooth already, guarded only where it has a pole.
 ARITHMETIC: dict[str, Rule] = {
-    "multiply": Rule(_exact_product, _product),
+    "multiply": Rule(lambda *args: functools.reduce(np.multiply, args), _product),
     "divide": Rule(np.divide, _quotient),
     "power": Rule(np.power, _power),
     "log": Rule(np.log, _logarithm),

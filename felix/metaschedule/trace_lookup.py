@@ -6,6 +6,7 @@ it came from; `trace_text` says how one is recognised all the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,18 +46,17 @@ class TraceScorer:
         self.scorer = scorer
         self.sketches = sketches
         self._make = make
-        self._layouts: dict[str, trace_text.Layout | None] = {}
-        for index, sketch in enumerate(sketches):
-            self._register(sketch, index)
+        self._finder = trace_text.Finder(sketches)
+        #: signatures of what no sketch can model
+        self._unknown: set[str] = set()
 
     def find(self, trace: Trace) -> Located | None:
         """Sketch and decisions of a trace; None if no sketch can model it."""
         simplified = trace.simplified(True)
         signature, decisions = trace_text.read(simplified)
-        if signature not in self._layouts:
+        if self._finder.sketch_of(signature) is None and signature not in self._unknown:
             self._learn(signature, simplified)
-        layout = self._layouts[signature]
-        return None if layout is None else layout.locate(decisions)
+        return self._finder.find(signature, decisions)
 
     def sketch_of(self, trace: Trace) -> TraceSketch:
         """The sketch of a design space's trace, made if it is new.
@@ -64,16 +64,13 @@ class TraceScorer:
         Raises:
             UnsupportedSchedule: it cannot be modelled.
         """
-        simplified = trace.simplified(True)
-        signature, _ = trace_text.read(simplified)
-        layout = self._layouts.get(signature)
-        if layout is None:
+        index = self._finder.sketch_of(trace_text.read(trace.simplified(True))[0])
+        if index is None:
             if self._make is None:
                 raise errors.UnsupportedSchedule("the trace is of no sketch known here")
             self._add(self._make(trace, len(self.sketches)))
-            layout = self._layouts[signature]
-            assert layout is not None
-        return self.sketches[layout.sketch_index]
+            return self.sketches[-1]
+        return self.sketches[index]
 
     def predict(self, traces: Sequence[Trace], n_new_structures: int = 8) -> NDArray[np.float64]:
         """Predicted ln(latency_us) of traces; NaN for those no sketch can model.
@@ -124,20 +121,11 @@ class TraceScorer:
         return True
 
     def _add(self, sketch: TraceSketch) -> None:
-        self._register(sketch, len(self.sketches))
+        self._finder.add(sketch, len(self.sketches))
         self.sketches.append(sketch)
 
-    def _register(self, sketch: TraceSketch, index: int) -> None:
-        simplified = sketch.trace.simplified(True)
-        signature, _ = trace_text.read(simplified)
-        self._layouts[signature] = trace_text.layout(sketch, index, simplified)
-
     def _learn(self, signature: str, simplified: Trace) -> None:
-        self._layouts[signature] = None
-        if self._make is None:
-            return
-        try:
-            sketch = self._make(simplified, len(self.sketches))
-        except errors.UnsupportedSchedule:
-            return
-        self._add(sketch)
+        self._unknown.add(signature)
+        if self._make is not None:
+            with contextlib.suppress(errors.UnsupportedSchedule):
+                self._add(self._make(simplified, len(self.sketches)))

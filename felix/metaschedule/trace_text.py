@@ -75,8 +75,17 @@ class Finder:
     def __init__(self, sketches: Sequence[TraceSketch]) -> None:
         self._layouts: dict[str, Layout] = {}
         for index, sketch in enumerate(sketches):
-            simplified = sketch.trace.simplified(True)
-            self._layouts[read(simplified)[0]] = layout(sketch, index, simplified)
+            self.add(sketch, index)
+
+    def add(self, sketch: TraceSketch, index: int) -> None:
+        """Find traces of another sketch, too."""
+        simplified = sketch.trace.simplified(True)
+        self._layouts[read(simplified)[0]] = layout(sketch, index, simplified)
+
+    def sketch_of(self, signature: str) -> int | None:
+        """Number of the sketch; None if it is none."""
+        known = self._layouts.get(signature)
+        return None if known is None else known.sketch_index
 
     def find(self, signature: str, decisions: Sequence[str]) -> Located | None:
         """Number of the sketch, and decisions; None if they are of none."""

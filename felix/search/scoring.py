@@ -207,8 +207,7 @@ class Scorer:
             of_sketch.setdefault(sketch_index, []).append(position)
         for sketch_index, positions in of_sketch.items():
             decisions = np.asarray([keys[p][1] for p in positions], np.int64)
-            for structure, rows in self._by_structure(sketch_index, decisions):
-                values = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
+            for rows, _, values in self._evaluated(sketch_index, decisions):
                 parts.append(([positions[row] for row in rows.tolist()], values))
         n_rows = max(values.shape[1] for _, values in parts)
         result = np.zeros((len(keys), n_rows, parts[0][1].shape[2]), np.float32)
@@ -221,11 +220,17 @@ class Scorer:
     ) -> NDArray[np.bytes_]:
         """Those of decisions [n], as in their scores."""
         result = np.zeros(len(decisions), FINGERPRINT)
-        for structure, rows in self._by_structure(sketch_index, decisions):
-            values = decisions[rows].astype(np.float64)
-            features = self.features(sketch_index, structure, values)
+        for rows, values, features in self._evaluated(sketch_index, decisions):
             result[rows] = self._fingerprints(sketch_index, features, values)
         return result
+
+    def _evaluated(
+        self, sketch_index: int, decisions: interface.Decisions
+    ) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
+        """(rows, decisions, exact features) of each structure among decisions."""
+        for structure, rows in self._by_structure(sketch_index, decisions):
+            values = decisions[rows].astype(np.float64)
+            yield rows, values, self.features(sketch_index, structure, values)
 
     def _scores(
         self,
@@ -236,9 +241,7 @@ class Scorer:
         known = {} if known is None else known
         model = self.model_of(self.kind_of(sketch_index))
         result = Scores.blank(len(decisions))
-        for structure, rows in self._by_structure(sketch_index, decisions):
-            values = decisions[rows].astype(np.float64)
-            features = self.features(sketch_index, structure, values)
+        for rows, values, features in self._evaluated(sketch_index, decisions):
             build = build_time.BuildCost.of(self.sketches[sketch_index], features)
             fingerprints = self._fingerprints(sketch_index, features, values)
             keys = fingerprints.tolist()

@@ -14,10 +14,11 @@ Notation
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import sympy
@@ -74,42 +75,29 @@ class Extracted:
     constraints: Sequence[tuple[str, Any]]
 
 
-class Source(Protocol):
-    """What formulas are made from."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source(abc.ABC):
+    """What formulas are made from.
 
-    @property
-    def kind(self) -> FeatureKind:
-        """Which table the features are of."""
-        ...
+    Attributes:
+        kind: which table the features are of.
+        names: features, in order.
+        log: which of them are reported as log2(1 + value).
+        code: modules of `felix` that decide what a formula is; see `formula_cache`.
+        variables: the sketch's decision variables.
+        key: what identifies the sketch in the cache.
+    """
 
-    @property
-    def variables(self) -> Sequence[Variable]:
-        """The sketch's decision variables."""
-        ...
+    kind: ClassVar[FeatureKind]
+    names: ClassVar[tuple[str, ...]]
+    log: ClassVar[tuple[bool, ...]]
+    code: ClassVar[tuple[str, ...]]
+    variables: Sequence[Variable]
+    key: str
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Features, in order."""
-        ...
-
-    @property
-    def log(self) -> tuple[bool, ...]:
-        """Which of them are reported as log2(1 + value)."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """What identifies the sketch in the cache."""
-        ...
-
-    @property
-    def code(self) -> tuple[str, ...]:
-        """Modules of `felix` that decide what a formula is; see `formula_cache`."""
-        ...
-
+    @abc.abstractmethod
     def extract(self, structure: Structure) -> Extracted:
         """The expressions under these values of the structural variables."""
-        ...
 
 
 class Formulas:
@@ -288,23 +276,19 @@ class Formulas:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TraceSource:
-    """A `Source` of the features of `felix.features.spec`.
+class TraceSource(Source):
+    """Of the features of `felix.features.spec`.
 
     Attributes:
-        variables: the sketch's decision variables.
         program: symbolic program of a structure, after its postprocessors.
         hardware: limits and rates of the target.
         max_threads, max_shared_bytes: the target's limits on a block; 0 on a CPU.
-        key: what identifies the sketch in the cache.
     """
 
-    variables: Sequence[Variable]
     program: Callable[[Structure], Program]
     hardware: Hardware
     max_threads: int
     max_shared_bytes: int
-    key: str
 
     kind = FeatureKind.TRACE
     names = spec.NAMES

@@ -36,12 +36,10 @@ TRACE_ONLY = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TemplateSource:
-    """A `felix.sketch.formulas.Source` of the features of `felix.templates.spec`."""
+class TemplateSource(formulas.Source):
+    """Of the features of `felix.templates.spec`."""
 
-    variables: Sequence[Variable]
     template: Template
-    key: str
 
     kind = FeatureKind.TEMPLATE
     names = spec.NAMES
@@ -123,7 +121,7 @@ class TemplateSketch:
     def formulas(self) -> formulas.Formulas:
         """Feature formulas and constraints, of one structure."""
         key = f"{self.key}-{self.hardware}-{[(v.name, v.domain) for v in self.variables]}"
-        return formulas.Formulas(TemplateSource(self.variables, self.template, key))
+        return formulas.Formulas(TemplateSource(self.variables, key, self.template))
 
     def values(self, decisions: Sequence[int]) -> dict[str, int]:
         """Decisions by the names of the parameters.

@@ -107,11 +107,11 @@ class TraceSketch:
         is_gpu = self.is_gpu
         source = formulas.TraceSource(
             self.variables,
+            f"{self.key}-{self.hardware}-{self._names}",
             self.symbolic,
             self.hardware,
             int(limits["max_threads_per_block"]) if is_gpu else 0,
             int(limits["max_shared_memory_per_block"]) if is_gpu else 0,
-            f"{self.key}-{self.hardware}-{self._names}",
         )
         return formulas.Formulas(source)
 

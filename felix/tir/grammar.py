@@ -181,6 +181,13 @@ def substituted(expr: Any, values: Mapping[Any, Any]) -> Any:
     )
 
 
+def nodes(root: Any, kind: type[Any]) -> list[Any]:
+    """The nodes of a type in an expression or statement."""
+    found: list[Any] = []
+    structural.structural_walk(root, ((kind, found.append),))
+    return found
+
+
 def is_nonzero(expr: Any) -> bool:
     """Whether an expression is Select(x == 0, c, x) with a constant c that is not 0."""
     if type(expr).__name__ != "Select" or type(expr.condition).__name__ != "EQ":

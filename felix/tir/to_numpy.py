@@ -36,7 +36,6 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm_ffi import structural
 
 from felix.tir import grammar
 
@@ -340,8 +339,7 @@ def _is_plain(block: Any) -> bool:
     stores = [store] if block.init is None else [store, block.init]
     if not all(isinstance(each, tirx.BufferStore) for each in stores):
         return False
-    loads: list[Any] = []
-    structural.structural_walk(store.value, ((tvm.ir.TensorLoad, loads.append),))
+    loads = grammar.nodes(store.value, tvm.ir.TensorLoad)
     own = [load for load in loads if load.source.same_as(store.buffer)]
     if any(v.iter_type == REDUCTION for v in block.iter_vars) and not _accumulates(store, own):
         return False

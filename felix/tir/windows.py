@@ -17,7 +17,6 @@ import tvm_ffi
 from tvm import s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
-from tvm_ffi import structural
 
 from felix.tir import grammar
 
@@ -133,7 +132,7 @@ def _even_block(
     }
     term = grammar.substituted(store.value.b, values)
     inside = [tirx.LT(of_loops[lp.loop_var], lp.extent) for lp in loops]
-    for load in _nodes(term, TensorLoad):
+    for load in grammar.nodes(term, TensorLoad):
         inside += _in_bounds(load, of_loops)
     guarded = tirx.if_then_else(functools.reduce(tirx.And, inside), term, init.value)
     indices = [grammar.substituted(index, values) for index in store.indices]
@@ -154,7 +153,7 @@ def _even_block(
 
 def _largest(extent: Any, domains: Mapping[Any, Any]) -> int | None:
     """The largest value of an extent over all values of the variables in it."""
-    variables = list(dict.fromkeys(_nodes(extent, tirx.Var)))
+    variables = list(dict.fromkeys(grammar.nodes(extent, tirx.Var)))
     if len(variables) > 1 or any(v not in domains for v in variables):
         return None
     if not variables:
@@ -170,16 +169,9 @@ def _largest(extent: Any, domains: Mapping[Any, Any]) -> int | None:
     return max(int(value) for value in values) if known else None
 
 
-def _nodes(expr: Any, kind: type[Any]) -> list[Any]:
-    """The nodes of a type in an expression."""
-    nodes: list[Any] = []
-    structural.structural_walk(expr, ((kind, nodes.append),))
-    return nodes
-
-
 def _in_bounds(load: Any, of_loops: Mapping[Any, Any]) -> Iterator[Any]:
     """That indices of a window are below their extents, as they are inside of it."""
     variables = set(of_loops.values())
     for index, extent in zip(load.indices, load.source.shape, strict=True):
-        if not variables.isdisjoint(_nodes(index, tirx.Var)):
+        if not variables.isdisjoint(grammar.nodes(index, tirx.Var)):
             yield tirx.LT(index, extent)

@@ -228,18 +228,12 @@ def analyzer(variables: Sequence[tirx.Var], extents: Sequence[int]) -> sym.Analy
 
 def loads(expr: Expr) -> list[TensorLoad]:
     """The loads in an expression."""
-    return list(_nodes(expr, TensorLoad))
+    return grammar.nodes(expr, TensorLoad)
 
 
 def variables(expr: Expr) -> list[tirx.Var]:
     """The variables in an expression, each once."""
-    return list(dict.fromkeys(_nodes(expr, tirx.Var)))
-
-
-def _nodes(expr: Expr, kind: type[Any]) -> Iterator[Any]:
-    nodes: list[Any] = []
-    structural.structural_walk(expr, ((kind, nodes.append),))
-    yield from nodes
+    return list(dict.fromkeys(grammar.nodes(expr, tirx.Var)))
 
 
 def with_loads(expr: Expr, replace: Callable[[TensorLoad], Expr | None]) -> Expr:
