@@ -2,6 +2,7 @@
 
 Tiny instances of every operator and variant, both targets, every sketch; and programs with what
 the operators do not have: several accesses to a buffer, conditions on data, transposed operands.
+What is counted by enumeration is that of sets of tuples.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+import sympy
 from tvm import te, topi
 
 from felix import errors, task, workloads
-from felix.features import spec
+from felix.features import iterators, spec
 from felix.measure.cuda.building import build
 from felix.sketch import sketch as sketching
+from felix.symbolic import index_expr, ir
+from felix.symbolic.expr import FloorDiv, FloorMod
 from felix.tir.design_space.variants import (
     packed_operands,
     padded_extents,
@@ -199,7 +203,7 @@ TASKS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name, target", share.of(itertools.product(TASKS, ["llvm", "cuda"]), 41))
+@pytest.mark.parametrize("name, target", share.of(itertools.product(TASKS, ["llvm", "cuda"]), 25))
 def test_every_feature_equals_its_enumeration(name: str, target: str) -> None:
     sketches = sketching.trace_sketches(TASKS[name](target=target))
     assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
@@ -338,3 +342,61 @@ def test_asynchronous_copies_are_those_of_the_source_that_tvm_writes(dtype: str)
         assert written <= predicted <= {4, 8, 16}
         moved |= written
     assert moved
+
+
+# ---------------------------------------------------------------- what accesses touch
+
+
+X, Y = index_expr.iter_symbol("i"), index_expr.iter_symbol("j")
+VISITED = {X: iterators.Visited(0, 7, 7), Y: iterators.Visited(2, 9, 9)}
+
+
+def below(left: sympy.Expr, right: int) -> ir.Value:
+    sides = (
+        ir.Value("iter", False, expr=left),
+        ir.Value("iter", False, expr=sympy.Integer(right)),
+    )
+    return ir.Value("lt", False, sides)
+
+
+ACCESSES: dict[str, list[iterators.Touching]] = {
+    "rows": [((X, Y), ())],
+    "neighbours": [((X, Y), ()), ((X, Y + 1), ()), ((X - 1, Y), ())],
+    "diagonal": [((X + Y,), ()), ((X - Y,), ())],
+    "quotients": [((FloorDiv(X, 2), FloorMod(Y, 4)), ())],
+    "guarded": [((X, Y), (below(X + Y, 9),)), ((Y, X), (below(X, 3), below(Y, 5)))],
+    "nowhere": [((X, Y), (below(X, 0),))],
+    "constant": [((sympy.Integer(3), Y), ()), ((sympy.Integer(3), sympy.Integer(4)), ())],
+    "far apart": [((X * (1 << 40), Y), ()), ((X, Y * (1 << 40)), ())],
+    "sparse": [((X * (1 << 20), Y * (1 << 12)), ())],
+}
+
+
+@pytest.mark.parametrize("name", ACCESSES)
+def test_touched_elements_are_those_of_sets(name: str) -> None:
+    touched = set()
+    for i, j in itertools.product(range(7), range(2, 11)):
+        grid = {X: np.array([i]), Y: np.array([j])}
+        for indices, conditions in ACCESSES[name]:
+            if all(iterators.can_hold(each, grid).all() for each in conditions):
+                touched.add(tuple(index_expr.evaluate(index, grid).item() for index in indices))
+    assert iterators.n_touched(ACCESSES[name], [X, Y], VISITED) == len(touched)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "rows"), [(1, [[4, 0], [64, 0]]), (3, [[4, 8, 0], [32, 4, 0]])]
+)
+def test_predicates_keep_it_in_its_domain(sketch: int, rows: list[list[int]]) -> None:
+    """All but active_trips: the least of the domain's 4 values that pass is 2, the bound is 4."""
+    x = te.placeholder((1, 1, 6, 6), name="x")
+    y = topi.nn.pool2d(x, (3, 3), (1, 1), (1, 1), (0, 0, 0, 0), "max")
+    y = topi.nn.pool2d(y, (3, 3), (1, 1), (1, 1), (0, 0, 0, 0), "max")
+    chosen = sketching.trace_sketches(task.Task.from_te([x, y], "cuda"))[sketch]
+    stores = [(row.block, row.buffer) for row in chosen.formulas.rows]
+    for row in rows:
+        counted = features.features(chosen, row)
+        for store, values in zip(stores, chosen.formulas.raw(np.array([row]))[0], strict=True):
+            formula = dict(zip(spec.NAMES, values.tolist(), strict=True))
+            active = counted[store].pop("active_trips")
+            assert active <= formula.pop("active_trips") <= 2 * active
+            assert formula == pytest.approx(counted[store])
