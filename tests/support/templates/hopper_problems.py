@@ -106,6 +106,18 @@ def random_problem(rng: random.Random) -> GemmProblem:
     )
 
 
+def template(problem: GemmProblem) -> HopperGemm:
+    """The template of a problem, on an H200."""
+    return HopperGemm(problem, hardware())
+
+
+def drawn(seed: int) -> tuple[HopperGemm, dict[str, int]]:
+    """That of a random problem, and legal decisions."""
+    rng = random.Random(seed)
+    made = template(random_problem(rng))
+    return made, legal(made, rng)
+
+
 def sample(template: HopperGemm, rng: random.Random) -> dict[str, int]:
     """Decisions of the domains, legal or not, with clusters that add sums as often as others."""
     values = {p.name: rng.choice(p.domain) for p in template.parameters}

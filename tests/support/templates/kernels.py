@@ -6,20 +6,29 @@ import ctypes
 import dataclasses
 import pathlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import pytest
 
 from felix import errors, target
+from felix.launch_plan import Launch
 from felix.measure.checking import reference
 from felix.measure.cuda.building import nvrtc
+from felix.templates import spec
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Template
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
-A100 = target.hardware(target.parse("cuda -arch sm_80"))
+
+def machine(arch: str) -> target.Hardware:
+    """A GPU of an architecture like "sm_80"."""
+    return target.hardware(target.parse(f"cuda -arch {arch}"))
+
+
+A100 = machine("sm_80")
 
 
 def decisions(text: str, of: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -123,3 +132,50 @@ def check_compiles(made: Template, values: Mapping[str, int], registers: float) 
     cubin.check(binary, generated.plan.launches)
     kernel = "gemv" if made.name == "gemv" else "gemm"
     assert cubin.registers(binary, kernel) <= 1.25 * registers
+
+
+#: (blocks, threads of a block, its shared bytes) of the first launch of decisions that fit.
+Fitting = Callable[[dict[str, int]], tuple[int, int, int] | None]
+
+
+def check_limits(made: Template, n: int, fitting: Fitting) -> None:
+    """Of n random decisions those are taken that fit, and what is launched is as they say."""
+    rng = random.Random(0)
+    every = [{q.name: rng.choice(q.domain) for q in made.parameters} for _ in range(n)]
+    launches = [fitting(values) for values in every]
+    assert template_rows.hold(made, every) == [launch is not None for launch in launches]
+    assert 20 < n - launches.count(None) < n
+    for values, launch in zip(every, launches, strict=True):
+        if launch is None:
+            with pytest.raises(errors.DecisionError):
+                made.generate(values)
+            continue
+        first, (blocks, threads, shared) = made.generate(values).plan.launches[0], launch
+        assert first.extents == (blocks, 1, 1, threads, 1, 1)
+        assert first.shared_bytes == shared
+    name = made.parameters[0].name
+    with pytest.raises(errors.DecisionError, match=name):
+        made.generate(every[0] | {name: 999})
+
+
+#: Features by kernel and name.
+Rows = Mapping[str, Mapping[str, float]]
+
+
+def check_split_features(
+    whole: Rows, parted: Rows, launches: Sequence[Launch], element_bytes: int
+) -> None:
+    """Those of a product of 300 x 200 x 1000 with a bias and a residual, whole and in 4 parts."""
+    assert set(whole["reduce"].values()) == {0.0}
+    for launch, row in zip(launches, parted.values(), strict=True):
+        assert row["grid_blocks"] == launch.extents[0]
+        assert row["block_threads"] == launch.extents[3]
+    assert parted["gemm"]["shared_bytes"] == launches[0].shared_bytes
+    # one read of the bias and of the residual, which partial sums do without
+    elements = 300 * 1000 + 200 * 1000 + 2 * 300 * 200 + 200
+    assert whole["gemm"]["dram_bytes"] == element_bytes * elements
+    assert parted["gemm"]["stored_bytes"] == 4 * 4 * 300 * 200
+    for row in (whole["gemm"], *parted.values()):
+        assert set(row) <= set(spec.NAMES)
+        assert all(value >= 0 for value in row.values())
+        assert 1 < row["analytic_us"] < 1000

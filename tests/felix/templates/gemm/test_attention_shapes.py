@@ -14,8 +14,9 @@ from felix.templates.gemm.ampere import program
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import helpers, layout
-from felix.templates.gemm.hopper.template import ARCH, HopperGemm
+from felix.templates.gemm.hopper.template import ARCH
 from felix.templates.gemm.problem import GemmProblem
+from tests.support import share
 from tests.support.templates import attention_problems as attention
 from tests.support.templates import (
     cubin,
@@ -76,7 +77,7 @@ def test_the_problem_means_what_numpy_computes(tmp_path: pathlib.Path) -> None:
 def test_tensor_maps_find_every_element(before: int, shared_keys: bool) -> None:
     """Of operands and of the output: the address by coordinates is the one by the strides."""
     problem = attention.scores(40, 48, 64, before=before, shared_keys=shared_keys)
-    template = HopperGemm(problem, hopper_problems.hardware())
+    template = hopper_problems.template(problem)
     design = template.design(_HOPPER | {"tma_store": 2})
     assert design.matrices == design.sources  # nothing is packed
     output = designs.store_tile(design.final, 64).tensor_map(problem.m, problem.n)
@@ -105,7 +106,7 @@ def test_tensor_maps_find_every_element(before: int, shared_keys: bool) -> None:
 def test_hopper_constants_name_the_coordinates() -> None:
     """Heads and images are coordinates of copies; a shared operand's are 0."""
     shared = attention.scores(64, 64, 64, shared_keys=True)
-    source = HopperGemm(shared, hopper_problems.hardware()).generate(_HOPPER).source
+    source = hopper_problems.template(shared).generate(_HOPPER).source
     a, b = source.split("struct A {")[1].split("struct B {")
     assert "inner_batch(int batch) { return batch % 3; }" in a
     assert "inner_batch(int batch) { return 0; }" in b.split("};")[0]
@@ -131,12 +132,13 @@ def test_unaligned_heads_are_packed_by_their_strides(tmp_path: pathlib.Path) -> 
                 assert copy[new] == source[old]
 
 
-@pytest.mark.parametrize("tma_store", [1, 2])
-@pytest.mark.parametrize("changes", [{}, {"split_k": 2}, {"cluster_m": 2}])
+@pytest.mark.parametrize(
+    ("changes", "tma_store"), share.crossed([{}, {"split_k": 2}, {"cluster_m": 2}], [1, 2])
+)
 def test_hopper_kernels_compile(tma_store: int, changes: dict[str, int]) -> None:
     problem = attention.scores(256, 256, 128, shared_keys=True)
     values = _HOPPER | {"tma_store": tma_store} | changes
-    generated = HopperGemm(problem, hopper_problems.hardware()).generate(values)
+    generated = hopper_problems.template(problem).generate(values)
     binary = nvrtc.compile_cubin(generated.source, ARCH)
     cubin.check(binary, generated.plan.launches)
 

@@ -3,6 +3,7 @@ reference."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +12,8 @@ import tvm
 from felix import target, workloads
 from felix.task import Task
 from felix.templates import registry
-from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.recognise import recognise
 from felix.templates.registry import Generator
-from tests.support.templates import attention_programs, on_gpu, transposed_programs
+from tests.support.templates import attention_programs, on_gpu, recognised, transposed_programs
 from tests.support.templates.transposed_programs import Dimension
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +28,19 @@ WORKLOADS = {
         "gemm:33,65,129,batch=3,transpose_a=true,dtype=float16",
         "gemm:1,4096,1024,transpose_b=true,epilogue=bias,dtype=float16",
         "gemm:130,200,264,transpose_b=true,epilogue=bias,allow_tf32=true",
+        "conv2d:2,14,14,128,256,3,padding=1,dtype=float16",
+        "conv2d:3,28,28,128,64,1,stride=2,dtype=float16",
+        "conv2d:2,15,15,72,40,3,padding=1,stride=2,dtype=float16",
+        "conv2d:1,64,64,3,64,7,padding=3,stride=2,dtype=float16",
+        "conv2d:2,20,17,96,64,3,padding=2x1,stride=1x2,dilation=2x3,dtype=float16",
+        "conv2d:1,7,7,256,512,3,padding=1,dtype=float16",
+        "conv2d:1,14,14,64,96,3,padding=1,groups=2,dtype=float16",
+        "conv2d:3,14,14,64,64,3,padding=1,stride=2,groups=4,dtype=float16",
+        "conv2d:3,15,15,64,96,3,padding=1,stride=2,layout=NCHW,dtype=float16",
+        "conv2d:1,64,64,3,64,7,padding=3,stride=2,layout=NCHW,dtype=float16",
+        "conv1d:3,333,80,96,5,padding=4,stride=3,dilation=2,dtype=float16",
+        "conv3d:2,8,8,8,64,64,3,padding=1,dtype=float16",
+        "conv3d:1,9,14,14,32,48,3,padding=1,stride=1x2x2,dtype=float16",
     ),
     "mma": (
         "gemm:256,256,256,dtype=bfloat16",
@@ -105,6 +117,18 @@ def test_random_decisions_compute_the_workload(generator: str, spec: str) -> Non
     _check(GENERATORS[generator], workloads.parse(spec, "cuda"))
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("generator", ["hopper", "mma"])
+def test_random_decisions_compute_random_convolutions(generator: str, seed: int) -> None:
+    rng = random.Random(seed)
+    while True:
+        n_axes, sizes, options = recognised.random_convolution(rng)
+        task = recognised.convolution(n_axes, *sizes, target="cuda", **options)
+        if GENERATORS[generator].unsuited(recognised.problem(task.mod)) is None:
+            break
+    _check(GENERATORS[generator], task)
+
+
 @pytest.mark.parametrize("which", ["scores", "mixed"])
 @pytest.mark.parametrize("rows, dim", [(128, 64), (197, 40), (33, 20)])
 @pytest.mark.parametrize("generator", ["hopper", "mma", "threads"])
@@ -128,6 +152,6 @@ def _check(generator: Generator, task: Task) -> None:
     arch = str(task.target.attrs["arch"])
     if not generator.runs_on(arch):
         pytest.skip(f"has no kernels for {arch}")
-    problem = recognise(task.mod)
-    assert isinstance(problem, GemmProblem) and generator.unsuited(problem) is None
+    problem = recognised.problem(task.mod)
+    assert generator.unsuited(problem) is None
     on_gpu.check(task, generator.templates(problem, target.hardware(task.target), arch))

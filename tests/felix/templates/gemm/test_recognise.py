@@ -19,7 +19,7 @@ from tvm import te, tirx, topi
 import felix
 from felix import workloads
 from felix.templates.gemm.problem import GemmProblem
-from tests.support import tir_programs
+from tests.support import share, tir_programs
 from tests.support.templates import attention_programs, recognised
 from tests.support.templates.recognised import problem, program
 
@@ -227,7 +227,8 @@ def of(name: str) -> GemmProblem:
 
 
 def test_problems_compute_what_the_programs_compute(tmp_path: pathlib.Path) -> None:
-    recognised.check(programs(), tmp_path, {"activated_narrow": 1e-3})
+    chosen = {name: programs()[name] for name in share.of(programs(), 26)}
+    recognised.check(chosen, tmp_path, {"activated_narrow": 1e-3})
 
 
 def test_orders_and_merged_axes() -> None:
@@ -246,39 +247,37 @@ def test_orders_and_merged_axes() -> None:
     assert "half" not in narrow.epilogue.expression and narrow.accumulator == "float32"
 
 
+A, B = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+
+
 def _combined() -> tvm.IRModule:
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
-    y = te.compute((6, 6), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
-    return program(a, b, te.compute((6, 6), lambda i, j: y[i, j] + y[j, i], "z"))
+    y = te.compute((6, 6), lambda i, j: te.sum(A[i, k] * B[k, j], k), "y")
+    return program(A, B, te.compute((6, 6), lambda i, j: y[i, j] + y[j, i], "z"))
 
 
 def _activated_operand() -> tvm.IRModule:
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
-    return program(a, b, topi.matmul(topi.nn.relu(a), b))
+    return program(A, B, topi.matmul(topi.nn.relu(A), B))
 
 
 def _flipped() -> tvm.IRModule:
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
-    return program(a, b, te.compute((6, 6), lambda i, j: te.sum(a[5 - i, k] * b[k, j], k), "y"))
+    return program(A, B, te.compute((6, 6), lambda i, j: te.sum(A[5 - i, k] * B[k, j], k), "y"))
 
 
 def _guarded() -> tvm.IRModule:
     """A bias of the first columns alone."""
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
-    bias, y = te.placeholder((4,), name="bias"), topi.matmul(a, b)
+    bias, y = te.placeholder((4,), name="bias"), topi.matmul(A, B)
 
     def value(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
         return y[i, j] + tirx.if_then_else(j < 4, bias[j], 0.0)
 
-    return program(a, b, bias, te.compute((6, 6), value, "z"))
+    return program(A, B, bias, te.compute((6, 6), value, "z"))
 
 
 def _two_outputs() -> tvm.IRModule:
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
-    y = topi.matmul(a, b)
-    return program(a, b, y, topi.nn.relu(y))
+    y = topi.matmul(A, B)
+    return program(A, B, y, topi.nn.relu(y))
 
 
 def test_offsets_and_batch_axes() -> None:
@@ -321,11 +320,9 @@ def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None
 
 
 def test_each_element_is_computed_once() -> None:
-    a = te.placeholder((6, 8), name="a")
-    b = te.placeholder((8, 6), name="b")
-    y = topi.matmul(a, b)
+    y = topi.matmul(A, B)
     repeated = te.compute((3, 6, 6), lambda _, i, j: y[i, j], "repeated")
-    assert "more than once" in recognised.reason(program(a, b, repeated))
+    assert "more than once" in recognised.reason(program(A, B, repeated))
 
 
 def test_hand_written_program_with_another_order_of_iterators() -> None:

@@ -19,13 +19,13 @@ from tvm.relax.frontend.torch import from_exported_program
 import felix
 from felix import workloads
 from felix.templates.gemm.problem import Window
+from tests.support import share
 from tests.support.templates import recognised
 from tests.support.templates.recognised import problem, program
 
 
-def _conv(n_axes: int, *sizes: int, **options: Any) -> tvm.IRModule:
-    operator = {1: workloads.conv1d, 2: workloads.conv2d, 3: workloads.conv3d}[n_axes]
-    return operator(*sizes, target="llvm", **options).mod
+def _conv(*arguments: Any, **options: Any) -> tvm.IRModule:
+    return recognised.convolution(*arguments, **options).mod
 
 
 def _workloads() -> dict[str, tvm.IRModule]:
@@ -176,7 +176,8 @@ def programs() -> dict[str, tvm.IRModule]:
 
 
 def test_problems_compute_what_the_programs_compute(tmp_path: pathlib.Path) -> None:
-    recognised.check(programs(), tmp_path, {})
+    chosen = {name: programs()[name] for name in share.of(programs(), 14)}
+    recognised.check(chosen, tmp_path, {})
     for name, mod in programs().items():
         made = problem(mod)
         assert made.a.gather or made.b.gather, name

@@ -15,6 +15,7 @@ from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.gemm.problem import GemmProblem
+from tests.support import share
 from tests.support.cuda import fakes
 from tests.support.templates import conv_problems, cubin, hopper_problems, hopper_walk
 from tests.support.templates.conv_problems import Dimension
@@ -25,7 +26,7 @@ _SAME = Dimension(14, 3, 1, 1, 1)
 
 
 def _template(problem: GemmProblem) -> HopperGemm:
-    return HopperGemm(problem, hopper_problems.hardware())
+    return hopper_problems.template(problem)
 
 
 def _random(seed: int) -> tuple[HopperGemm, dict[str, int]]:
@@ -253,7 +254,7 @@ _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int], bool]] = {
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", _KERNELS)
+@pytest.mark.parametrize("name", share.of(_KERNELS, 5))
 def test_kernels_compile_without_spills(name: str) -> None:
     fields, changed, is_swapped = _KERNELS[name]
     problem = conv_problems.problem(**{"channels": 64, "columns": 64} | fields)

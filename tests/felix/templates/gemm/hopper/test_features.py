@@ -15,6 +15,7 @@ from felix.templates import spec
 from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.template import HopperGemm
 from felix.templates.gemm.problem import GemmProblem
+from tests.support import share
 from tests.support.templates import conv_problems, hopper_problems, hopper_walk, kernels
 from tests.support.templates.hopper_walk import BYTES, Sum, ceil_div
 from tests.support.templates.template_rows import rows_of
@@ -22,16 +23,12 @@ from tests.support.templates.template_rows import rows_of
 
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_are_those_of_a_walk(seed: int) -> None:
-    rng = random.Random(seed)
-    template = HopperGemm(hopper_problems.random_problem(rng), hopper_problems.hardware())
-    hopper_walk.check_counts(template, hopper_problems.legal(template, rng))
+    hopper_walk.check_counts(*hopper_problems.drawn(seed))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_element_is_computed_once(seed: int) -> None:
-    rng = random.Random(100 + seed)
-    template = HopperGemm(hopper_problems.random_problem(rng), hopper_problems.hardware())
-    decisions = hopper_problems.legal(template, rng)
+    template, decisions = hopper_problems.drawn(100 + seed)
     problem = template.problem
     walked = hopper_walk.walk(problem, decisions, template.design(decisions).grid.clusters)
     parts = decisions["split_k"] * decisions["cluster_k"]
@@ -43,7 +40,7 @@ def test_every_element_is_computed_once(seed: int) -> None:
 
 def test_unique_bytes_of_a_product() -> None:
     problem = hopper_problems.problem(100, 150, 33, batch=3, b_shared=True, epilogue=2, pad=8)
-    template = HopperGemm(problem, hopper_problems.hardware())
+    template = hopper_problems.template(problem)
     row = rows_of(template, hopper_problems.legal(template, random.Random(0), split_k=1))["gemm"]
     operands = 2 * (3 * 100 * 33 + 150 * 33)
     reads = 2 * 100 + 4 * 3 * 100 * 150  # bfloat16 of a row, float32 of an element
@@ -54,7 +51,7 @@ def test_unique_bytes_of_a_product() -> None:
 
 
 def test_a_split_sum_has_a_reduction_and_others_have_a_row_of_zeros() -> None:
-    template = HopperGemm(hopper_problems.problem(64, 128, 512), hopper_problems.hardware())
+    template = hopper_problems.template(hopper_problems.problem(64, 128, 512))
     rng = random.Random(0)
     whole = rows_of(template, hopper_problems.legal(template, rng, split_k=1))
     assert set(whole["reduce"].values()) == {0.0}
@@ -68,13 +65,11 @@ def test_a_split_sum_has_a_reduction_and_others_have_a_row_of_zeros() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_launch_has_the_blocks_and_bytes_of_its_row(seed: int) -> None:
-    rng = random.Random(200 + seed)
-    template = HopperGemm(hopper_problems.random_problem(rng), hopper_problems.hardware())
-    hopper_walk.check_launches(template, hopper_problems.legal(template, rng))
+    hopper_walk.check_launches(*hopper_problems.drawn(200 + seed))
 
 
 def test_names_are_those_of_the_table_and_gradients_are_finite() -> None:
-    template = HopperGemm(hopper_problems.problem(1000, 509, 300), hopper_problems.hardware())
+    template = hopper_problems.template(hopper_problems.problem(1000, 509, 300))
     rows = template.rows()
     assert set().union(*rows.values()) <= set(spec.NAMES)
     assert list(rows) == ["pack", "gemm", "reduce"]
@@ -94,7 +89,7 @@ def test_names_are_those_of_the_table_and_gradients_are_finite() -> None:
 
 
 def test_the_model_prefers_large_tiles_for_large_products() -> None:
-    template = HopperGemm(hopper_problems.problem(4096, 4096, 4096), hopper_problems.hardware())
+    template = hopper_problems.template(hopper_problems.problem(4096, 4096, 4096))
     changed = "block_n=256 group_m=8 persistent=2 tma_store=2"
     large = kernels.decisions(changed, hopper_problems.PLAIN)
     small = large | dict(block_m=64, block_n=64, consumers=1)
@@ -173,9 +168,9 @@ def _has_effect(problem: GemmProblem, d: Mapping[str, int]) -> bool:
     return d["persistent"] == 1 or ceil_div(units, d["tiles_at_once"]) > max(1, resident)
 
 
-@pytest.mark.parametrize("problem", _PROBLEMS)
+@pytest.mark.parametrize("problem", share.of(_PROBLEMS, 3))
 def test_constraints_are_a_plain_judgement(problem: GemmProblem) -> None:
-    template = HopperGemm(problem, hopper_problems.hardware())
+    template = hopper_problems.template(problem)
     names = [p.name for p in template.parameters]
     constraints = [value for _, value in template.constraints()]
     compiled = program.Program.compile(constraints, [expr.variable(name) for name in names])
@@ -190,7 +185,7 @@ def test_constraints_are_a_plain_judgement(problem: GemmProblem) -> None:
 
 def test_integers_and_expressions_agree() -> None:
     """`generate` checks integers by the same functions that give the search its expressions."""
-    template = HopperGemm(_PROBLEMS[0], hopper_problems.hardware())
+    template = hopper_problems.template(_PROBLEMS[0])
     rng = random.Random(1)
     symbols = {p.name: expr.variable(p.name) for p in template.parameters}
     pairs = template.constraints()
@@ -202,7 +197,7 @@ def test_integers_and_expressions_agree() -> None:
 
 
 def test_small_problems_have_small_domains() -> None:
-    template = HopperGemm(hopper_problems.problem(40, 20, 64), hopper_problems.hardware())
+    template = hopper_problems.template(hopper_problems.problem(40, 20, 64))
     domains = {p.name: p.domain for p in template.parameters}
     assert domains["block_m"] == (64,)
     assert domains["block_n"] == (8, 16, 24)
@@ -211,7 +206,7 @@ def test_small_problems_have_small_domains() -> None:
 
 def test_transposed_operands_need_whole_swizzles() -> None:
     problem = hopper_problems.problem(256, 256, 256, b_transposed=False)
-    block_n = HopperGemm(problem, hopper_problems.hardware()).parameters[1]
+    block_n = hopper_problems.template(problem).parameters[1]
     assert all(n % 16 == 0 for n in block_n.domain)
 
 

@@ -6,7 +6,6 @@ Operands that TMA cannot read where they lie are copied: the kernel's text run o
 from __future__ import annotations
 
 import pathlib
-import random
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from felix.measure.cuda.building import nvrtc
 from felix.templates.gemm.hopper import helpers
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.generated import GeneratedProgram
+from tests.support import share
 from tests.support.templates import conv_problems, cubin, hopper_problems, packing, template_rows
 from tests.support.templates.conv_problems import Dimension
 
@@ -47,7 +47,7 @@ _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 
 def _template(name: str) -> HopperGemm:
     extents = {"m": 512, "n": 768, "k": 1024} | _KERNELS[name][0]
-    return HopperGemm(hopper_problems.problem(**extents), hopper_problems.hardware())
+    return hopper_problems.template(hopper_problems.problem(**extents))
 
 
 def _program(name: str) -> GeneratedProgram:
@@ -59,7 +59,7 @@ def _rows(name: str) -> dict[str, dict[str, float]]:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", _KERNELS)
+@pytest.mark.parametrize("name", share.of(_KERNELS, 5))
 def test_kernels_compile_without_spills(name: str) -> None:
     """Of each thread, at the launch, there are the registers that the features say."""
     generated, rows = _program(name), _rows(name)
@@ -84,9 +84,7 @@ def test_plans_survive_json_and_name_their_tensors(name: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_tensor_maps_are_what_the_driver_takes(seed: int) -> None:
     """The limits of cuTensorMapEncodeTiled, and boxes as large as the stages they fill."""
-    rng = random.Random(seed)
-    template = HopperGemm(hopper_problems.random_problem(rng), hopper_problems.hardware())
-    decisions = hopper_problems.legal(template, rng)
+    template, decisions = hopper_problems.drawn(seed)
     generated = template.generate(decisions)
     sizes = {"bfloat16": 2, "float16": 2, "float32": 4}
     maps = [
@@ -106,7 +104,7 @@ def test_tensor_maps_are_what_the_driver_takes(seed: int) -> None:
 
 
 def test_illegal_decisions_are_refused() -> None:
-    template = HopperGemm(hopper_problems.problem(512, 768, 1024), hopper_problems.hardware())
+    template = hopper_problems.template(hopper_problems.problem(512, 768, 1024))
     with pytest.raises(errors.DecisionError, match="stages is one of"):
         template.generate(hopper_problems.PLAIN | dict(stages=9))
     with pytest.raises(errors.DecisionError, match="shared memory of a block"):
