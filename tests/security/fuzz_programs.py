@@ -117,7 +117,7 @@ def seeds() -> list[str]:
             ),
         )
     ]
-    programs.append(tir_programs.function(_NAMED, tir_programs.A16, tir_programs.B16))
+    programs.append(tir_programs.function(_NAMED))
     programs.append(
         tir_programs.function(
             _BEST,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from felix.errors import UnsupportedSchedule
 from felix.sketch import legality, sampling
 from felix.sketch.trace_sketch import ROOT, TraceSketch
+from felix.verify import compare
 
 DRAWN, FIRST = 4096, 128
 
@@ -33,6 +34,14 @@ def draw(sketch: TraceSketch, n: int, seed: int) -> NDArray[np.int64]:
         drawn = sampling.random_rows(sketch.variables, structure, DRAWN, rng)
         rows.append(_first_legal(sketch, drawn, n))
     return np.concatenate(rows)
+
+
+def checked(sketch: TraceSketch, n: int, seed: int) -> NDArray[np.int64]:
+    """Rows as `draw` gives them, of which the formulas say what TVM makes."""
+    rows = draw(sketch, n, seed)
+    report = compare.check_rows(sketch, rows)
+    assert (report.checked, report.mismatches) == (len(rows), ()) and len(rows)
+    return rows
 
 
 def _first_legal(sketch: TraceSketch, drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:

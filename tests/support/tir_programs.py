@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import te
 from tvm.script import ir as I
@@ -20,6 +21,10 @@ from tvm.script.parser.core import entry, utils
 
 A16 = 'A: T.Buffer((16,), "float32")'
 B16 = 'B: T.Buffer((16,), "float32")'
+I32 = 'I: T.Buffer((16,), "int32")'
+J32 = 'J: T.Buffer((16,), "int32")'
+#: Floats to copy, and numbers.
+FLOATS = (A16, B16, I32)
 
 
 def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], Any]:
@@ -34,12 +39,13 @@ def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], Any]:
 
 
 def function(body: str, *params: str, name: str = "main") -> Any:
-    """Parse `@T.prim_func(s_tir=True) def name(params): body`.
+    """Parse `@T.prim_func(s_tir=True) def name(params): body`; of A and B without params.
 
     TVM's parser evaluates annotations, which our files postpone; so it is given text.
     """
     lines = "\n    ".join(body.strip("\n").splitlines())
-    source = f"@programs.prim_func(s_tir=True)\ndef {name}({', '.join(params)}):\n    {lines}\n"
+    head = f"@programs.prim_func(s_tir=True)\ndef {name}({', '.join(params or (A16, B16))}):"
+    source = f"{head}\n    {lines}\n"
     return _parsed(source)
 
 
@@ -139,3 +145,15 @@ class Document:
     def text(self) -> str:
         """The JSON text."""
         return json.dumps(self.root)
+
+
+def results(funcs: Sequence[Any], inputs: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """What each function, built for this CPU, makes of copies of its parameters."""
+    named = {f"f{i}": func.with_attr("global_symbol", f"f{i}") for i, func in enumerate(funcs)}
+    library = tvm.tirx.build(tvm.IRModule(named), "llvm")
+    made = []
+    for name in named:
+        tensors = [tvm.runtime.tensor(array) for array in inputs]
+        library[name](*tensors)
+        made.append([tensor.numpy() for tensor in tensors])
+    return made

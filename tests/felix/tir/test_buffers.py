@@ -18,6 +18,7 @@ from felix.sketch import sketch as sketching
 from felix.task import Task
 from felix.tir import bounds
 from tests.support import legal_rows, tir_programs
+from tests.support.tir_programs import FLOATS, I32
 
 _BODY = """
 C = T.sblock_alloc_buffer((12, 20), "float32")
@@ -137,11 +138,6 @@ def test_schedules_apply_to_the_program_that_has_a_variable_offset() -> None:
         applied = s_tir.Schedule(tvm.IRModule({"main": own}))
         sketch.schedule(row).trace.apply_to_schedule(applied, remove_postproc=False)
         np.testing.assert_allclose(_run(applied.mod, data), 2 * data.sum(1), rtol=1e-5)
-
-
-I32 = 'I: T.Buffer((16,), "int32")'
-J32 = 'J: T.Buffer((16,), "int32")'
-FLOATS = (tir_programs.A16, tir_programs.B16, I32)
 
 
 def copy(value, store="B[v]", params=FLOATS):

@@ -29,10 +29,9 @@ from felix.tir import design_space
 from felix.tir.design_space import default_schedule, post_order, schedule_rules, variants
 from felix.tir.design_space.variants import STOCK, Prefix, variant
 from felix.tuning import results
-from felix.verify import compare
 from felix.workloads import suite
 from tests.corpus import outcome
-from tests.support import legal_rows, tir_programs
+from tests.support import legal_rows, share, tir_programs
 
 TILING = "meta_schedule.tiling_structure"
 
@@ -83,16 +82,7 @@ def test_without_any_rule_one_sound_schedule_is_left(
     monkeypatch.setattr(ms.TuneContext, "generate_design_space", fail)
     x = te.placeholder((40, 30), name="x")
     (sketch,) = sketching.trace_sketches(Task.from_te([x, topi.sum(topi.exp(x), axis=1)], target))
-    report = compare.check_rows(sketch, legal_rows.draw(sketch, 1, seed=0))
-    assert (report.checked, report.mismatches) == (1, ())
-
-
-def test_where_no_rule_fails_the_space_is_tvms_own() -> None:
-    task = workloads.gemm(64, 48, 32, target="cuda")
-    context = design_space.tune_context(task.mod, task.target)
-    plain = [str(schedule.trace) for schedule in context.generate_design_space()]
-    space = design_space.generate(task.mod, task.target)
-    assert [str(schedule.trace) for schedule in space.schedules] == plain
+    legal_rows.checked(sketch, 1, seed=0)
 
 
 def test_a_block_is_not_moved_into_a_producer_that_others_read() -> None:
@@ -131,12 +121,12 @@ def traces(task: Task) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("make", "n", "target"), [(softmaxes, 6, "llvm"), (products, 6, "llvm"), (products, 6, "cuda")]
+    ("make", "target"), share.of([(softmaxes, "llvm"), (products, "llvm"), (products, "cuda")], 2)
 )
 def test_of_very_many_schedules_some_are_made(
-    make: Callable[[int, str], Task], n: int, target: str
+    make: Callable[[int, str], Task], target: str
 ) -> None:
-    task = make(n, target)
+    task = make(6, target)
     space = design_space.generate(task.mod, task.target)
     assert 9 <= len(space.schedules) <= design_space.MAX_CHOSEN
     texts = [str(schedule.trace) for schedule in space.schedules]
@@ -146,12 +136,17 @@ def test_of_very_many_schedules_some_are_made(
     assert [str(schedule.trace) for schedule in again.schedules] == texts
 
 
-def test_of_a_chain_whose_space_is_small_all_are_made() -> None:
-    task = products(4, "llvm")
+@pytest.mark.parametrize(
+    ("make", "n"),
+    [(lambda: workloads.gemm(64, 48, 32, target="cuda"), 3), (lambda: products(4, "llvm"), 81)],
+    ids=["product", "chain"],
+)
+def test_where_no_rule_fails_a_small_space_is_tvms_own(make: Callable[[], Task], n: int) -> None:
+    task = make()
     context = design_space.tune_context(task.mod, task.target)
     plain = [str(schedule.trace) for schedule in context.generate_design_space()]
     space = design_space.generate(task.mod, task.target)
-    assert [str(schedule.trace) for schedule in space.schedules] == plain and len(plain) == 81
+    assert [str(schedule.trace) for schedule in space.schedules] == plain and len(plain) == n
 
 
 def test_what_is_made_of_many_is_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_the_reason_is_the_same_among_other_blocks() -> None:
 def test_loops_without_a_block_are_refused_at_the_task() -> None:
     body = 'C = T.sblock_alloc_buffer((16,), "float32")\n'
     body += "for i in range(16):\n    C[i] = A[i]\n    B[i] = C[i]"
-    func = tir_programs.function(body, tir_programs.A16, tir_programs.B16)
+    func = tir_programs.function(body)
     _refused_as_code("root", lambda: Task.from_prim_func(func))
 
 
@@ -135,16 +135,10 @@ def pool(kind: str) -> list[te.Tensor]:
 @pytest.mark.parametrize("kind", ["avg", "max"])
 def test_the_result_is_that_of_the_uneven_windows(kind: str) -> None:
     func = te.create_prim_func(pool(kind))
-    programs = {"uneven": func, "even": Task.from_te(pool(kind)).func}
-    named = {name: f.with_attr("global_symbol", name) for name, f in programs.items()}
-    library = tvm.tirx.build(tvm.IRModule(named), "llvm")
     data = -np.random.default_rng(0).random((1, 2, 15, 17), dtype="float32")
-    results = {}
-    for name in programs:
-        tensors = [tvm.runtime.tensor(a) for a in (data, np.zeros((1, 2, 4, 5), "float32"))]
-        library[name](*tensors)
-        results[name] = tensors[1].numpy()
-    np.testing.assert_allclose(results["even"], results["uneven"], rtol=1e-6)
+    inputs = (data, np.zeros((1, 2, 4, 5), "float32"))
+    even, uneven = tir_programs.results([Task.from_te(pool(kind)).func, func], inputs)
+    np.testing.assert_allclose(even[1], uneven[1], rtol=1e-6)
 
 
 def test_a_program_without_such_windows_stays_as_it_is() -> None:

@@ -269,7 +269,7 @@ for i in range(16):
         v = T.axis.spatial(16, i)
         B[v] = C[v]
 """
-    doc = Document(tir_programs.function(body, tir_programs.A16, tir_programs.B16))
+    doc = Document(tir_programs.function(body))
     blocks = {doc.nodes[b["name_hint"]]["data"]: b for b in doc.all("s_tir.SBlock")}
     blocks["first"]["alloc_buffers"] = blocks["root"]["alloc_buffers"]
     blocks["root"]["alloc_buffers"] = _empty(doc)
@@ -392,9 +392,7 @@ def test_the_root_block_is_called_root_whatever_it_was_called() -> None:
                 with T.sblock("root"):
                     v = T.axis.spatial(16, i)
                     B[v] = A[v]
-        """,
-        tir_programs.A16,
-        tir_programs.B16,
+        """
     )
     checked = validate.normalise(func)
     assert [block.name_hint for block in grammar.blocks(checked.body)] == ["root", "root_1"]

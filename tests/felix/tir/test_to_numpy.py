@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
@@ -12,41 +14,47 @@ from felix.measure import task_program
 from felix.measure.checking import reference
 from felix.task import Task
 from felix.tir import to_numpy
-from tests.support import in_place, tir_programs
+from tests.support import in_place, share, tir_programs
 
 
-def _compute(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _by_numpy(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """The outputs by name, and the parameters that they are computed of."""
     text = to_numpy.source(mod)
     assert text is not None
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     exec(text, scope)
     args = task_program.arguments(mod)
     arrays = reference.inputs(args, 0, positive=False)
-    got = scope["compute"]({a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input})
+    named = {a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input}
+    return scope["compute"](named), arrays
+
+
+def _compute(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    (got, arrays), args = _by_numpy(mod), task_program.arguments(mod)
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.tirx.build(mod, "llvm")["main"](*tensors)
     want = {a.name: t.numpy() for a, t in zip(args, tensors, strict=True) if a.is_output}
     return got, want
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "gemm:33,17,65",
-        "gemm:16,16,16,epilogue=bias+relu",
-        "gemm:16,24,8,batch=3,transpose_a=true,transpose_b=true,epilogue=bias+gelu+residual",
-        "softmax:4x5x19,axis=-1",
-        "layer_norm:12x40",
-        "rms_norm:12x40",
-        "reduce:6x8x10,axes=0+2,kind=max",
-        "elementwise:8x9,ops=mul@1+relu",
-        "gemm:16,24,40,dtype=bfloat16,epilogue=bias+gelu",
-        "gemm:16,24,40,dtype=float16,out_dtype=float32,transpose_b=true",
-        "gemm:16,24,40,dtype=int8,batch=2,epilogue=bias+relu+residual",
-        "softmax:4x33,dtype=bfloat16",
-        "reduce:6x8x10,axes=1,kind=max,dtype=int8",
-    ],
-)
+SPECS = [
+    "gemm:33,17,65",
+    "gemm:16,16,16,epilogue=bias+relu",
+    "gemm:16,24,8,batch=3,transpose_a=true,transpose_b=true,epilogue=bias+gelu+residual",
+    "softmax:4x5x19,axis=-1",
+    "layer_norm:12x40",
+    "rms_norm:12x40",
+    "reduce:6x8x10,axes=0+2,kind=max",
+    "elementwise:8x9,ops=mul@1+relu",
+    "gemm:16,24,40,dtype=bfloat16,epilogue=bias+gelu",
+    "gemm:16,24,40,dtype=float16,out_dtype=float32,transpose_b=true",
+    "gemm:16,24,40,dtype=int8,batch=2,epilogue=bias+relu+residual",
+    "softmax:4x33,dtype=bfloat16",
+    "reduce:6x8x10,axes=1,kind=max,dtype=int8",
+]
+
+
+@pytest.mark.parametrize("spec", share.of(SPECS, 7))
 def test_numpy_program_equals_tvm(spec: str) -> None:
     mod = workloads.parse(spec, "llvm").mod
     got, want = _compute(mod)
@@ -59,11 +67,7 @@ def test_numpy_computes_float8_as_the_reference_does() -> None:
     task = workloads.gemm(8, 24, 40, dtype="float8_e4m3fn", epilogue=("bias",), target="cuda")
     text = to_numpy.source(task.mod)
     assert text is not None and text.count("import ml_dtypes") == 1
-    scope: dict[str, object] = {}
-    exec(text, scope)
-    args = task_program.arguments(task.mod)
-    arrays = reference.inputs(args, 0, positive=False)
-    got = scope["compute"]({a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input})
+    args, (got, _) = task_program.arguments(task.mod), _by_numpy(task.mod)
     (index, want), *_ = task_program.on_cpu(task.mod, task.target, args)(0, False).items()
     assert want.dtype.name == "bfloat16" and got[args[index].name].dtype == want.dtype
     assert reference.mismatch(got[args[index].name], want, 1e-2) is None

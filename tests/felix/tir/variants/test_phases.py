@@ -16,7 +16,6 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.task import Task
 from felix.tir.design_space import blocks, variants
 from felix.tir.design_space.variants import phases, split_reductions
-from felix.verify import compare
 from tests.felix.tir.variants.variant_programs import (
     CPU,
     GPU,
@@ -26,7 +25,7 @@ from tests.felix.tir.variants.variant_programs import (
     searched,
     texts,
 )
-from tests.support import legal_rows
+from tests.support import legal_rows, share
 
 CUDA = "cuda -arch=sm_90"
 
@@ -88,7 +87,7 @@ def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> Non
         assert searched(others) == [sketch.variant.name for sketch in felix.sketches(others)]
 
 
-@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("name", share.of(PHASES, 4))
 def test_a_transposed_convolution_by_phases_computes_the_same(name: str) -> None:
     make, strides = PHASES[name]
     task = make(target="llvm")
@@ -127,19 +126,15 @@ def test_phases_are_split() -> None:
     assert texts(odd, GPU) == texts(even, GPU)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kernels"), [(3, 3), (4, 2)], ids=["join overhangs", "join is whole"]
-)
+@pytest.mark.parametrize(("kernel", "kernels"), share.of([(3, 3), (4, 2)], 1))
 def test_the_parts_of_phases_are_added_and_joined(kernel: int, kernels: int) -> None:
-    """In the join's kernel where TVM can place them there, and as the formulas say."""
+    """In the join's kernel where TVM can place them there (it is whole), as the formulas say."""
     task = workloads.conv_transpose2d(1, 9, 9, 256, 128, kernel, target=CUDA)
     name = "phases+split_reduction"
     split = [s for s in felix.trace_sketches(task) if s.variant.name == name]
     assert split
     for sketch in split:
-        rows = legal_rows.draw(sketch, 2, seed=1)
-        report = compare.check_rows(sketch, rows)
-        assert report.checked == 2 and not report.mismatches
+        rows = legal_rows.checked(sketch, 2, seed=1)
         mod = sketch.schedule(rows[0]).mod
         assert len(cuda_build.lower(mod, task.target).plan.launches) == kernels
 
@@ -245,13 +240,11 @@ def test_packing_is_for_cpus() -> None:
     assert "packed" not in str(texts(workloads.gemm(1024, 1024, 1024, transpose_b=True), GPU))
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", share.of(PACKED, 3))
 def test_formulas_of_packed_operands_say_what_tvm_makes(name: str) -> None:
     sketches = [s for s in felix.trace_sketches(PACKED[name]()) if s.variant != variants.STOCK]
     assert 1 <= len(sketches) <= 2
-    rows = legal_rows.draw(sketches[-1], 2, seed=2)
-    report = compare.check_rows(sketches[-1], rows)
-    assert (report.checked, report.mismatches) == (len(rows), ())
+    legal_rows.checked(sketches[-1], 2, seed=2)
 
 
 def test_a_packed_operand_stays_outside_of_the_product() -> None:
@@ -265,7 +258,7 @@ def test_a_packed_operand_stays_outside_of_the_product() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", share.of(PACKED, 3))
 def test_a_packed_operand_computes_what_the_task_does(name: str) -> None:
     task = PACKED[name]()
     check_same(task, program(task, variants.of_program(task.mod, CPU)[-1]))
@@ -276,5 +269,5 @@ def test_schedules_of_a_packed_operand_compute_what_the_task_does() -> None:
     task = PACKED["transposed"]()
     sketches = [s for s in felix.sketches(task) if s.variant != variants.STOCK]
     for sketch in sketches:
-        for row in legal_rows.draw(sketch, 4, seed=3):
+        for row in legal_rows.draw(sketch, share.rounds(1, 4), seed=3):
             check_same(task, sketch.program(row))

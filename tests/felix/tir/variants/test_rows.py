@@ -15,9 +15,8 @@ from felix import errors, workloads
 from felix.measure.cuda.building import build as cuda_build
 from felix.task import Task
 from felix.tir.design_space import blocks, schedule_rules, variants
-from felix.verify import compare
 from tests.felix.tir.variants.variant_programs import CPU, GPU, Shape, searched, texts
-from tests.support import legal_rows, row_chains
+from tests.support import legal_rows, row_chains, share
 
 CUDA = "cuda -arch=sm_90"
 
@@ -55,9 +54,7 @@ def test_a_block_takes_a_group_of_rows_in_one_kernel(name: str) -> None:
     """Results of rows are in registers: TVM would read them in shared memory too early."""
     task = ROWS[name](target=CUDA)
     (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "row_groups")
-    rows = legal_rows.draw(sketch, 3, seed=2)
-    report = compare.check_rows(sketch, rows)
-    assert (report.checked, report.mismatches) == (len(rows), ())
+    rows = legal_rows.checked(sketch, 3, seed=2)
     mod = sketch.schedule(rows[0]).mod
     (launch,) = cuda_build.lower(mod, task.target).plan.launches
     factors = [v.name for v in sketch.variables if v.kind == "tile"]
@@ -71,14 +68,13 @@ def names(task, machine):
     return [each.variant.name for each in variants.of_program(task.mod, machine)]
 
 
-@pytest.mark.parametrize("name", row_chains.PROGRAMS)
-@pytest.mark.parametrize("shape", [(1536, 128), (100, 4096)])
+@pytest.mark.parametrize(
+    ("name", "shape"), share.crossed(row_chains.PROGRAMS, [(1536, 128), (100, 4096)])
+)
 def test_all_reductions_of_a_row_are_one_kernel(name, shape):
     task = row_chains.PROGRAMS[name](*shape, CUDA)
     (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "row_chain")
-    rows = legal_rows.draw(sketch, 3, seed=2)
-    report = compare.check_rows(sketch, rows)
-    assert (report.checked, report.mismatches) == (len(rows), ())
+    rows = legal_rows.checked(sketch, 3, seed=2)
     for row in rows:
         (launch,) = cuda_build.lower(sketch.schedule(row).mod, task.target).plan.launches
         assert launch.extents[0] == shape[0]
@@ -248,9 +244,7 @@ def test_only_the_last_terms_of_a_prime_number_are_guarded() -> None:
 def test_long_sums_are_spread_over_blocks_and_threads() -> None:
     task = workloads.reduce((1, 1 << 22), (1,), target=CUDA)
     sketch = felix.trace_sketches(task)[-1]
-    rows = legal_rows.draw(sketch, 3, seed=1)
-    report = compare.check_rows(sketch, rows)
-    assert (report.checked, report.mismatches) == (len(rows), ())
+    rows = legal_rows.checked(sketch, 3, seed=1)
     first, second = cuda_build.lower(sketch.schedule(rows[0]).mod, task.target).plan.launches
     assert (first.extents[0], second.extents[0]) == (1024, 1)
     assert min(first.extents[3], second.extents[3]) >= blocks.THREADS[0]

@@ -19,7 +19,6 @@ from felix.templates import registry
 from felix.tir.design_space import variants
 from felix.tir.design_space.variants import padded_extents
 from felix.tir.design_space.variants.padded_windows import window_multiple
-from felix.verify import compare
 from tests.felix.tir.variants.variant_programs import (
     CPU,
     GPU,
@@ -28,7 +27,7 @@ from tests.felix.tir.variants.variant_programs import (
     searched,
     texts,
 )
-from tests.support import legal_rows
+from tests.support import legal_rows, share
 
 CUDA = "cuda -arch=sm_90"
 
@@ -55,7 +54,7 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize("name", [*SPLIT, *PADDED])
+@pytest.mark.parametrize("name", share.of([*SPLIT, *PADDED], 6))
 def test_a_variant_computes_what_the_task_does(name: str) -> None:
     task = (SPLIT | PADDED)[name]()
     every = variants.of_program(task.mod, GPU)
@@ -63,18 +62,16 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
     check_same(task, program(task, prefix))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["few rows", "window first", "rows", "columns", "middle", "one row", "primes", "windows"],
-)
+_MODELLED = "few rows,window first,rows,columns,middle,one row,primes,windows".split(",")
+
+
+@pytest.mark.parametrize("name", share.of(_MODELLED, 4))
 def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
     """The first sketch of a variant, and one with a software pipeline."""
     task = (SPLIT | PADDED)[name](target=CUDA)
     sketches = [s for s in felix.trace_sketches(task) if s.variant != variants.STOCK]
     for sketch in (sketches[0], sketches[-1]):
-        rows = legal_rows.draw(sketch, 2, seed=2)
-        report = compare.check_rows(sketch, rows)
-        assert (report.checked, report.mismatches) == (len(rows), ())
+        legal_rows.checked(sketch, 2, seed=2)
 
 
 def test_a_variant_of_a_gpu_has_two_kernels_with_its_epilogue_in_the_second() -> None:
