@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -156,20 +155,6 @@ def test_a_template_says_itself_how_long_it_builds() -> None:
 
     cost = build_time.BuildCost.of(Sketch(), np.log2(1 + np.full((2, 3, 1), 0.5)))  # type: ignore
     assert cost.compile_s == pytest.approx([1.5, 1.5])
-
-
-def test_a_search_goes_on_from_its_state() -> None:
-    search, other = (MAKE["gradient"]([*TRACES, TEMPLATE], models(), 7) for _ in range(2))
-    first = search.suggest(8)
-    results = [(s, _Result(math.exp(0.1 * i))) for i, s in enumerate(first)]
-    search.update(results)
-    other.load_state_dict(search.state_dict())
-    assert other.suggest(8) == search.suggest(8)
-
-
-class _Result:
-    def __init__(self, latency_us: float) -> None:
-        self.latency_us = latency_us
 
 
 def test_more_samples_of_a_template_are_considered() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import pathlib
 import shutil
-import subprocess
 import sys
 from typing import Any
 
@@ -22,7 +21,7 @@ from felix.features import spec, table
 from felix.sketch import formula_cache, formulas, sketch, unmodelled
 from felix.sketch import sketch as sketching
 from felix.symbolic import interpret
-from tests.support import sketches
+from tests.support import sketches, warm
 
 COLUMN = {name: i for i, name in enumerate(spec.NAMES)}
 
@@ -119,13 +118,7 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
         "task = felix.workloads.gemm(64, 48, 32, target='llvm');"
         "print(*[s.key for s in felix.trace_sketches(task)])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=pathlib.Path(__file__).parents[3],
-    )
+    done = warm.run([sys.executable, "-c", code], check=True)
     assert done.stdout.split() == different[:3]
 
 
