@@ -26,13 +26,12 @@ class _Smooth(torch.autograd.Function):
         x: torch.Tensor,
         program: autodiff_program.Program,
         temperature: smoothing.Temperature,
-        raw: bool,
     ) -> torch.Tensor:
         points = np.ascontiguousarray(x.detach().double().cpu().numpy().T)
         values, buffer = program.forward(points, temperature)
         ctx.again = (points, temperature)
         ctx.program, ctx.buffer, ctx.slopes, ctx.x = program, buffer, None, x
-        if not raw and program.log_outputs.any():
+        if program.log_outputs.any():
             flags = program.log_outputs[:, None]
             size = 1.0 + np.abs(values)
             ctx.slopes = np.where(flags, 1.0 / (_LN2 * size), 1.0)
@@ -49,15 +48,13 @@ class _Smooth(torch.autograd.Function):
             _, ctx.buffer = ctx.program.forward(*ctx.again)
         inner = ctx.program.backward(ctx.buffer, outer)
         ctx.buffer = None
-        return torch.from_numpy(inner).T.to(ctx.x), None, None, None
+        return torch.from_numpy(inner).T.to(ctx.x), None, None
 
 
 def smooth(
     program: autodiff_program.Program,
     x: torch.Tensor,
     temperature: float | torch.Tensor,
-    *,
-    raw: bool = False,
 ) -> torch.Tensor:
     """Smooth values of a program's outputs, differentiable (once) in x.
 
@@ -65,7 +62,6 @@ def smooth(
         program: what to evaluate.
         x: [batch, n_symbols] relaxed values of the variables (not their logarithms).
         temperature: > 0; a tensor [batch] gives each point its own.
-        raw: skip the log2(1 + v) of flagged outputs.
 
     Returns:
         [batch, n_outputs], float64.
@@ -79,5 +75,5 @@ def smooth(
         level = float(temperature)
     if not np.all(np.asarray(level) > 0.0):
         raise ValueError("the temperature must be above 0; use exact() for the limit")
-    result: torch.Tensor = _Smooth.apply(x, program, level, raw)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Smooth.apply(x, program, level)  # type: ignore[no-untyped-call]
     return result

@@ -188,16 +188,18 @@ class Adam:
     poison its moments.
     """
 
+    #: shares of the moments that a step keeps
+    BETAS = (0.9, 0.99)
+
     def __init__(self, x: torch.Tensor, trainable: torch.Tensor) -> None:
         self.x = x
         self.trainable = trainable
         self.first, self.second = torch.zeros_like(x), torch.zeros_like(x)
         self.steps = 0
 
-    def step(
-        self, gradient: torch.Tensor, rate: float, beta1: float = 0.9, beta2: float = 0.99
-    ) -> torch.Tensor:
+    def step(self, gradient: torch.Tensor, rate: float) -> torch.Tensor:
         """The point after one step; does not change x."""
+        beta1, beta2 = self.BETAS
         gradient = torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0) * self.trainable
         self.steps += 1
         self.first.mul_(beta1).add_(gradient, alpha=1 - beta1)

@@ -84,7 +84,7 @@ def load(key: str, sources: tuple[str, ...] = SOURCES) -> Entry | None:
     return tuple(RowName(*r) for r in meta["rows"]), tuple(meta["constraints"]), programs
 
 
-def store(key: str, entry: Entry, sources: tuple[str, ...] = SOURCES) -> None:
+def store(key: str, entry: Entry, sources: tuple[str, ...]) -> None:
     """Write an entry; a folder that cannot be written only means extraction next time."""
     rows, names, (features, constraints) = entry
     first = features.to_bytes()

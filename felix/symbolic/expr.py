@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable
 from typing import Any, cast
 
 import sympy
@@ -126,7 +125,7 @@ class _Extremum(_Picked):
     """Base of the lesser and the greater of two values."""
 
     nargs = 2
-    _of: Callable[..., Expr]
+    _of: Any
 
     @classmethod
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
@@ -164,7 +163,7 @@ class _Rounded(Whole):
     """Base of what a real number is rounded to."""
 
     nargs = 1
-    _of: Callable[[Expr], Expr]
+    _of: Any
 
     @classmethod
     def eval(cls, a: Expr) -> Expr | None:
@@ -190,7 +189,7 @@ class _Comparison(Whole):
 
     nargs = 2
     is_nonnegative = True
-    _of: Callable[[Expr, Expr], Any]
+    _of: Any
 
     @classmethod
     def eval(cls, a: Expr, b: Expr) -> Expr | None:

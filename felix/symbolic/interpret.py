@@ -8,6 +8,7 @@ locations are always numbers, for they choose the structure.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -126,13 +127,6 @@ def interpret(
     return state
 
 
-def _get_block(state: State, inst: Instruction) -> list[Any]:
-    name = inst.attrs[0]
-    if name == "root":
-        return [state.program]
-    return [state.program.block(name)]
-
-
 def consumers(program: Program, block: Block) -> list[Block]:
     """Blocks that read what `block` writes, in program order."""
     return [b for _, b in program.walk() if placement.consumes(b, block)]
@@ -142,14 +136,23 @@ def _producers(program: Program, block: Block) -> list[Block]:
     return [b for _, b in program.walk() if placement.consumes(block, b)]
 
 
-def _of(transform: Callable[..., Any]) -> Callable[[State, Instruction], list[Any]]:
+_Handler = Callable[[State, Instruction], list[Any]]
+
+
+def _of(transform: Callable[..., Any]) -> _Handler:
     """What a function of the program, a block or loop, and the attributes does; its results."""
+    return lambda state, inst: _listed(
+        transform(state.program, state.get(inst.inputs[0]), *inst.attrs)
+    )
 
-    def handler(state: State, inst: Instruction) -> list[Any]:
-        results = transform(state.program, state.get(inst.inputs[0]), *inst.attrs)
-        return [] if results is None else results if isinstance(results, list) else [results]
 
-    return handler
+def _of_inputs(transform: Callable[..., Any]) -> _Handler:
+    """What a function of the program and the inputs does, whatever the attributes."""
+    return lambda state, inst: _listed(transform(state.program, *map(state.get, inst.inputs)))
+
+
+def _listed(results: Any) -> list[Any]:
+    return [] if results is None else results if isinstance(results, list) else [results]
 
 
 def _sample(state: State, inst: Instruction) -> list[Any]:
@@ -187,33 +190,12 @@ def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
     return conditions
 
 
-def _split(state: State, inst: Instruction) -> list[Any]:
-    loop = state.get(inst.inputs[0])
-    factors = [state.get(x) for x in inst.inputs[1:]]
-    return list(loop_transforms.split(state.program, loop, factors))
+def _bind(_: Program, loop: Loop, thread: str) -> None:
+    loop.kind, loop.thread = "thread", thread
 
 
-def _fuse(state: State, inst: Instruction) -> list[Any]:
-    return [loop_transforms.fuse([state.get(x) for x in inst.inputs])]
-
-
-def _reorder(state: State, inst: Instruction) -> list[Any]:
-    loop_transforms.reorder(state.program, [state.get(x) for x in inst.inputs])
-    return []
-
-
-def _bind(state: State, inst: Instruction) -> list[Any]:
-    loop: Loop = state.get(inst.inputs[0])
-    loop.kind, loop.thread = "thread", inst.attrs[0]
-    return []
-
-
-def _kind(kind: ir.LoopKind) -> Callable[[State, Instruction], list[Any]]:
-    def handler(state: State, inst: Instruction) -> list[Any]:
-        state.get(inst.inputs[0]).kind = kind
-        return []
-
-    return handler
+def _set_kind(kind: ir.LoopKind, _: Program, loop: Loop) -> None:
+    loop.kind = kind
 
 
 def _annotate(state: State, inst: Instruction) -> list[Any]:
@@ -238,32 +220,29 @@ def _cache_read(state: State, inst: Instruction) -> list[Any]:
     return [placement.cache_read(state.program, block, index, scope, readers)]
 
 
-def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
-    def handler(state: State, inst: Instruction) -> list[Any]:
-        block, loop = (state.get(x) for x in inst.inputs)
-        if loop == INLINE:
-            inlining.compute_inline(state.program, block)
-        elif loop != ROOT:
-            placement.compute_at(state.program, block, loop, reverse)
-        return []
-
-    return handler
+def _compute_at(reverse: bool, program: Program, block: Block, loop: Any) -> None:
+    if loop == INLINE:
+        inlining.compute_inline(program, block)
+    elif loop != ROOT:
+        placement.compute_at(program, block, loop, reverse)
 
 
-def _set_scope(state: State, inst: Instruction) -> list[Any]:
-    block: Block = state.get(inst.inputs[0])
-    placement.set_scope(block.store.target.buffer, inst.attrs[1])
-    return []
+def _set_scope(_: Program, block: Block, index: int, scope: str) -> None:
+    placement.set_scope(block.store.target.buffer, scope)
 
 
-def _reindex(state: State, inst: Instruction) -> list[Any]:
-    index, side = inst.attrs
+def _reindex(program: Program, block: Block, index: int, side: int) -> Block:
     reindex = layouts.reindex_read if side == _READ else layouts.reindex_write
-    return [reindex(state.program, state.get(inst.inputs[0]), index)]
+    return reindex(program, block, index)
+
+
+def _get_block(state: State, inst: Instruction) -> list[Any]:
+    name = inst.attrs[0]
+    return [state.program if name == "root" else state.program.block(name)]
 
 
 #: Instruction name -> what it does; all that the default design spaces and the variants use.
-HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
+HANDLERS: dict[str, _Handler] = {
     "GetSBlock": _get_block,
     "GetLoops": _of(lambda program, block: list(program.loops_of(block))),
     "GetConsumers": _of(consumers),
@@ -271,25 +250,25 @@ HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
     "SamplePerfectTile": _sample,
     "SampleCategorical": _sample,
     "SampleComputeLocation": _sample_location,
-    "Split": _split,
-    "Fuse": _fuse,
-    "Reorder": _reorder,
-    "Bind": _bind,
-    "Parallel": _kind("parallel"),
-    "Vectorize": _kind("vectorized"),
-    "Unroll": _kind("unrolled"),
+    "Split": _of_inputs(lambda program, *of: loop_transforms.split(program, of[0], of[1:])),
+    "Fuse": _of_inputs(lambda _, *loops: loop_transforms.fuse(loops)),
+    "Reorder": _of_inputs(lambda program, *order: loop_transforms.reorder(program, order)),
+    "Bind": _of(_bind),
+    "Parallel": _of_inputs(functools.partial(_set_kind, "parallel")),
+    "Vectorize": _of_inputs(functools.partial(_set_kind, "vectorized")),
+    "Unroll": _of_inputs(functools.partial(_set_kind, "unrolled")),
     "Annotate": _annotate,
     "Unannotate": _unannotate,
     "CacheRead": _cache_read,
     "CacheWrite": _of(placement.cache_write),
-    "ComputeAt": _compute_at(reverse=False),
-    "ReverseComputeAt": _compute_at(reverse=True),
+    "ComputeAt": _of_inputs(functools.partial(_compute_at, False)),
+    "ReverseComputeAt": _of_inputs(functools.partial(_compute_at, True)),
     "ComputeInline": _of(inlining.compute_inline),
     "ReverseComputeInline": _of(inlining.reverse_compute_inline),
-    "SetScope": _set_scope,
+    "SetScope": _of(_set_scope),
     "RFactor": _of(reduction.rfactor),
     "PadEinsum": _of(layouts.pad_einsum),
     "TransformBlockLayout": _of(layouts.transform_block_layout),
-    "ReIndex": _reindex,
+    "ReIndex": _of(_reindex),
     "AddUnitLoop": _of(loop_transforms.add_unit_loop),
 }

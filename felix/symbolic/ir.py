@@ -16,7 +16,7 @@ Notation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import sympy
@@ -299,7 +299,7 @@ class Program:
 
     def walk(self) -> Iterator[tuple[list[Loop], Block]]:
         """(enclosing loops outermost first, block) of every block, in program order."""
-        yield from _walk(self.body, [])
+        yield from walk(self.body)
 
     def block(self, name: str) -> Block:
         for _, block in self.walk():
@@ -353,17 +353,20 @@ def labelled(name: str, number: int) -> str:
     return f"{name}#{number}" if number else name
 
 
-def _walk(nodes: list[Loop | Block], outer: list[Loop]) -> Iterator[tuple[list[Loop], Block]]:
+def walk(
+    nodes: Sequence[Loop | Block], outer: Sequence[Loop] = ()
+) -> Iterator[tuple[list[Loop], Block]]:
+    """(enclosing loops outermost first, block) of every block below, in program order."""
     for node in nodes:
         if isinstance(node, Block):
-            yield outer, node
+            yield list(outer), node
         else:
-            yield from _walk(node.body, [*outer, node])
+            yield from walk(node.body, [*outer, node])
 
 
 def blocks_under(node: Loop | Block) -> list[Block]:
     """All blocks of a subtree, in program order."""
-    return [block for _, block in _walk([node], [])]
+    return [block for _, block in walk([node])]
 
 
 def product(values: Any) -> Scalar:

@@ -76,15 +76,9 @@ def fewest_threads(top: Loop | ir.Block) -> int:
 def _axes(top: Loop | ir.Block) -> dict[str, Scalar]:
     """Extent of every thread axis bound in the tree, outermost binding first."""
     extents: dict[str, Scalar] = {}
-
-    def visit(node: Loop | ir.Block) -> None:
-        if isinstance(node, Loop):
-            if node.thread is not None:
-                extents.setdefault(node.thread, node.extent)
-            for child in node.body:
-                visit(child)
-
-    visit(top)
+    for loop in (loop for loops, _ in ir.walk([top]) for loop in loops):
+        if loop.thread is not None:
+            extents.setdefault(loop.thread, loop.extent)
     return extents
 
 

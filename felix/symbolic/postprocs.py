@@ -31,6 +31,8 @@ FETCHED_WHOLE = ("float32", "float16", "int8")
 FETCHED_EVEN = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 #: Most lanes of an int8 or float8 constant, which padding is, that TVM's CUDA writes.
 _BROADCAST_BYTES = 4
+#: Most blocks of a grid that BindBlockThreadIdx makes.
+_MAX_BLOCKS = 256
 
 
 def apply(
@@ -84,10 +86,7 @@ def cooperative_fetch(program: Program) -> None:
 
 def _thread_extent(program: Program, block: Block) -> Scalar:
     """Extent of the threadIdx.x loop around the block (all such loops of a kernel are equal)."""
-    for loop in program.loops_of(block):
-        if loop.thread == "threadIdx.x":
-            return loop.extent
-    for loops, _ in program.walk():
+    for loops in (program.loops_of(block), *(loops for loops, _ in program.walk())):
         for loop in loops:
             if loop.thread == "threadIdx.x":
                 return loop.extent
@@ -106,7 +105,7 @@ def _max_bytes(block: Block) -> int:
 # ---------------------------------------------------------------- unbound blocks
 
 
-def bind_unbound(program: Program, max_threads: int, max_blocks: int = 256) -> None:
+def bind_unbound(program: Program, max_threads: int) -> None:
     """Give every block outside of any kernel a grid and a block (BindBlockThreadIdx)."""
     for _, block in list(program.walk()):
         loops = program.loops_of(block)
@@ -116,12 +115,10 @@ def bind_unbound(program: Program, max_threads: int, max_blocks: int = 256) -> N
         ):
             continue
         if TILED not in block.annotations:
-            _bind_block(program, block, loops, max_threads, max_blocks)
+            _bind_block(program, block, loops, max_threads)
 
 
-def _bind_block(
-    program: Program, block: Block, loops: list[Loop], max_threads: int, max_blocks: int
-) -> None:
+def _bind_block(program: Program, block: Block, loops: list[Loop], max_threads: int) -> None:
     n_spatial = 0
     while n_spatial < len(loops) and _static(usage.is_data_parallel(loops[n_spatial])):
         n_spatial += 1
@@ -144,10 +141,12 @@ def _bind_block(
     extent = fused.extent
     if not isinstance(extent, int):
         raise UnsupportedSchedule("an unbound block with tiled loops")
-    if extent <= max_blocks * max_threads:
+    if extent <= _MAX_BLOCKS * max_threads:
         grid, thread = loop_transforms.split(program, fused, [None, min(extent, max_threads)])
     else:
-        rest, grid, thread = loop_transforms.split(program, fused, [None, max_blocks, max_threads])
+        rest, grid, thread = loop_transforms.split(
+            program, fused, [None, _MAX_BLOCKS, max_threads]
+        )
         loop_transforms.reorder(program, [grid, thread, rest])
     grid.kind, grid.thread = "thread", "blockIdx.x"
     thread.kind, thread.thread = "thread", "threadIdx.x"

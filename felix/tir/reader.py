@@ -196,11 +196,9 @@ class _Reader(BufferReader):
         return self._graph.type_of(index) == "ir.IntImm" and int(self._constant(index)) == value
 
     @contextmanager
-    def _variable(
-        self, index: int, extent: Any, used: set[str] | None = None
-    ) -> Iterator[tirx.Var]:
+    def _variable(self, index: int, extent: Any) -> Iterator[tirx.Var]:
         """A new variable of [0, extent), known inside the context."""
-        variable = self._new_variable(index, extent, used)
+        variable = self._new_variable(index, extent)
         outer = self._variables
         self._variables = {**outer, index: variable}
         yield variable

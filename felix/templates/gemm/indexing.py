@@ -18,7 +18,6 @@ from felix.templates.gemm.problem import GemmProblem, Output, Place, Read, Tenso
 def offset(
     tensor: Tensor,
     inner_batch: int | None,
-    row: str = "row",
     column: str = "column",
     wide: str = "{}",
 ) -> str:
@@ -29,7 +28,7 @@ def offset(
     """
     batch, inner = tensor.strides[0], tensor.strides[1:]
     terms = batch_terms(tensor, batch, inner_batch, wide)
-    for name, stride in zip((row, column), inner, strict=True):
+    for name, stride in zip(("row", column), inner, strict=True):
         if stride:
             terms.append(name if stride == 1 else f"{wide.format(name)} * {stride}")
     if tensor.offset:

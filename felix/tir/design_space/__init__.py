@@ -39,23 +39,21 @@ class DesignSpace:
     variant: Variant = variants.STOCK
 
 
-def generate(
-    mod: tvm.IRModule, target: tvm.target.Target, *, name: str = "main", seed: int = 1
-) -> DesignSpace:
+def generate(mod: tvm.IRModule, target: tvm.target.Target, *, name: str = "main") -> DesignSpace:
     """The default design space of a program.
 
     Where a rule of TVM fails, or leaves a program that reads what nothing stores, the space is
     made again with rules that fail on single blocks only. Of a space of very many schedules only
     some are made (`post_order`).
     """
-    context = tune_context(mod, target, name=name, seed=seed)
+    context = tune_context(mod, target, name=name)
     try:
         schedules = _generate(context)
         sound = all(schedule_rules.is_sound(schedule.mod) for schedule in schedules)
     except grammar.SCHEDULE_ERRORS:
         sound = False
     if not sound:
-        context = tune_context(mod, target, name=name, seed=seed, guarded=True)
+        context = tune_context(mod, target, name=name, guarded=True)
         schedules = _generate_guarded(context)
     return DesignSpace(tuple(schedules), context.space_generator, mod)
 

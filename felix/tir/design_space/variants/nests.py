@@ -5,6 +5,7 @@ are 0 unless conditions hold, as padding and spreading make them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -246,13 +247,15 @@ def with_loads(expr: Expr, replace: Callable[[TensorLoad], Expr | None]) -> Expr
     return structural.structural_map(expr, (TensorLoad, mapped))
 
 
-def zero_unless(conditions: Sequence[Expr], value: Expr) -> Expr:
-    """The value where all conditions hold, else 0."""
-    if not conditions:
+def zero_unless(
+    conditions: Sequence[Expr], inside: Sequence[Expr], value: Expr, analyzer: sym.Analyzer
+) -> Expr:
+    """The value where all conditions hold, else 0; of `inside`, those that the others do not
+    imply."""
+    value, left = _simplified(value, analyzer), _remaining(conditions, inside, analyzer)
+    if not left:
         return value
-    whole = conditions[0]
-    for condition in conditions[1:]:
-        whole = tirx.And(whole, condition)
+    whole = functools.reduce(tirx.And, left)
     return tirx.if_then_else(whole, value, tirx.const(0, value.ty.dtype))
 
 
@@ -291,7 +294,7 @@ def _conjuncts(condition: Expr) -> Iterator[Expr]:
         yield condition
 
 
-def remaining(
+def _remaining(
     conditions: Sequence[Expr], inside: Sequence[Expr], analyzer: sym.Analyzer
 ) -> list[Expr]:
     """The conditions that are not always true, and of `inside` those that they do not imply."""
@@ -307,7 +310,7 @@ def remaining(
     return remaining
 
 
-def simplified(value: Expr, analyzer: sym.Analyzer) -> Expr:
+def _simplified(value: Expr, analyzer: sym.Analyzer) -> Expr:
     """The value with simple indices."""
 
     def simple(load: TensorLoad) -> Expr:

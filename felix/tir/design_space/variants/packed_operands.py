@@ -71,10 +71,8 @@ class Operand:
 
 def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The program with a packed operand; none where there is nothing to gain."""
-    largest = None if machine.is_gpu else split_reductions.largest_reduction(mod["main"])
-    if largest is None or not largest.is_product:
-        return []
-    if math.prod(largest.extents) < split_reductions.MIN_ITERATIONS:
+    largest = None if machine.is_gpu else split_reductions.large_product(mod["main"])
+    if largest is None:
         return []
     block = _block(mod, largest.name)
     operands = [each for each in _operands(block) if _reads_badly(each, block, machine)]

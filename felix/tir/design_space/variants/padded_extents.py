@@ -14,7 +14,6 @@ a padded extent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import tvm
@@ -34,10 +33,8 @@ _PRIMES = (2, 3, 5, 7)
 
 def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The program with padded extents; none where all extents divide well."""
-    largest = split_reductions.largest_reduction(mod["main"])
-    if largest is None or not (largest.is_product and largest.has_plain_indices):
-        return []
-    if math.prod(largest.extents) < split_reductions.MIN_ITERATIONS:
+    largest = split_reductions.large_product(mod["main"])
+    if largest is None or not largest.has_plain_indices:
         return []
     padding = [multiple(extent) for extent in largest.extents]
     if max(padding) == 1:

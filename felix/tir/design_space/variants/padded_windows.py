@@ -14,7 +14,6 @@ decide by.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,10 +48,8 @@ class Padded:
 
 def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
     """The program with its convolution padded; none where all extents divide well."""
-    largest = split_reductions.largest_reduction(mod["main"])
-    if largest is None or not largest.is_product or largest.has_plain_indices:
-        return []
-    if math.prod(largest.extents) < split_reductions.MIN_ITERATIONS:
+    largest = split_reductions.large_product(mod["main"])
+    if largest is None or largest.has_plain_indices:
         return []
     program = nests.of_function(mod["main"]) or []
     for position, nest in enumerate(program):
@@ -143,9 +140,7 @@ def _operand(padded: Padded, load: TensorLoad, shape: Sequence[int]) -> Nest:
         ]
         element = tirx.BufferLoad(load.source, list(at))
         conditions, value = nests.resolved(element, padded.producers)
-        return nests.zero_unless(
-            nests.remaining(conditions, inside, analyzer), nests.simplified(value, analyzer)
-        )
+        return nests.zero_unless(conditions, inside, value, analyzer)
 
     return nests.computed(f"{load.source.name}_padded", load.source, shape, value)
 

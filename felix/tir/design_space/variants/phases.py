@@ -95,10 +95,8 @@ def _cells(conv: transposed.Transposed) -> Nest:
             cell[axis.variable] = analyzer.simplify(index)
             inside += [index >= 0, index < axis.extent]
         conditions = [grammar.substituted(c, cell) for c in spread.conditions]
-        return nests.zero_unless(
-            nests.remaining(conditions, inside, analyzer),
-            nests.simplified(grammar.substituted(spread.value, cell), analyzer),
-        )
+        value = grammar.substituted(spread.value, cell)
+        return nests.zero_unless(conditions, inside, value, analyzer)
 
     source = conv.load.source
     return nests.computed(f"{source.name}_phases", source, sizes, value)
@@ -134,10 +132,7 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
             indices.append(analyzer.simplify(grammar.substituted(old, {each.tap.variable: tap})))
             inside += [tap < each.tap.extent] if each.overhangs else []
         conditions, element = nests.resolved(tirx.BufferLoad(load.source, indices), conv.producers)
-        return nests.zero_unless(
-            nests.remaining([*inside, *conditions], [], analyzer),
-            nests.simplified(element, analyzer),
-        )
+        return nests.zero_unless([*inside, *conditions], [], element, analyzer)
 
     return nests.computed(f"{load.source.name}_phases", load.source, sizes, value)
 

@@ -175,6 +175,14 @@ def _over_threads(
 # ---------------------------------------------------------------- reading the program
 
 
+def large_product(func: tirx.PrimFunc) -> Reduction | None:
+    """The largest reduction, if it is a product of `MIN_ITERATIONS` or more."""
+    largest = largest_reduction(func)
+    if largest is None or not largest.is_product:
+        return None
+    return largest if math.prod(largest.extents) >= MIN_ITERATIONS else None
+
+
 def largest_reduction(func: tirx.PrimFunc) -> Reduction | None:
     """The reduction with most iterations, if it has most of those of all and a plain form."""
     realizes = [realize for realize in blocks.realizes(func) if realize.block.init is not None]
