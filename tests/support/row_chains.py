@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import te, tirx, topi
 
 from felix.task import Task
@@ -10,30 +9,33 @@ from felix.task import Task
 
 def masked_softmax(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
     """softmax(x / 8 + mask), a mask [columns] for all rows."""
-    x, mask = _rows(rows, columns, dtype), te.placeholder((columns,), dtype, "mask")
+    x, mask = (
+        te.placeholder((rows, columns), dtype, "x"),
+        te.placeholder((columns,), dtype, "mask"),
+    )
     scores = topi.add(topi.multiply(x, tirx.const(0.125, dtype)), mask)
-    return _task([x, mask, topi.nn.softmax(scores, axis=1)], target, "masked_softmax")
+    return Task.from_te([x, mask, topi.nn.softmax(scores, axis=1)], target, "masked_softmax")
 
 
 def biased_layer_norm(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
     """layer_norm(x + bias) * gamma + beta, all three vectors [columns]."""
-    x = _rows(rows, columns, dtype)
+    x = te.placeholder((rows, columns), dtype, "x")
     bias, gamma, beta = (te.placeholder((columns,), dtype, n) for n in ("bias", "gamma", "beta"))
     result = topi.nn.layer_norm(topi.add(x, bias), gamma, beta, [1], 1e-5)
-    return _task([x, bias, gamma, beta, result], target, "biased_layer_norm")
+    return Task.from_te([x, bias, gamma, beta, result], target, "biased_layer_norm")
 
 
 def biased_rms_norm(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
     """rms_norm(x + bias) * gamma, both vectors [columns]."""
-    x = _rows(rows, columns, dtype)
+    x = te.placeholder((rows, columns), dtype, "x")
     bias, gamma = (te.placeholder((columns,), dtype, name) for name in ("bias", "gamma"))
     result = topi.nn.rms_norm(topi.add(x, bias), gamma, [1], 1e-5)
-    return _task([x, bias, gamma, result], target, "biased_rms_norm")
+    return Task.from_te([x, bias, gamma, result], target, "biased_rms_norm")
 
 
 def row_statistics(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
     """The deviation and the mean of every row: [2, rows]."""
-    x, k = _rows(rows, columns, dtype), te.reduce_axis((0, columns), "k")
+    x, k = te.placeholder((rows, columns), dtype, "x"), te.reduce_axis((0, columns), "k")
     total = te.compute((rows,), lambda i: te.sum(x[i, k].astype("float32"), k), "total")
     k = te.reduce_axis((0, columns), "k")
 
@@ -49,7 +51,7 @@ def row_statistics(rows: int, columns: int, target: str, dtype: str = "float32")
         ),
         "statistics",
     )
-    return _task([x, result], target, "row_statistics")
+    return Task.from_te([x, result], target, "row_statistics")
 
 
 #: Each takes rows, columns, a target and an element type.
@@ -59,11 +61,3 @@ PROGRAMS = {
     "rms_norm": biased_rms_norm,
     "row_statistics": row_statistics,
 }
-
-
-def _rows(rows: int, columns: int, dtype: str) -> te.Tensor:
-    return te.placeholder((rows, columns), dtype, "x")
-
-
-def _task(tensors: list[tvm.te.Tensor], target: str, name: str) -> Task:
-    return Task.from_te(tensors, target, name)

@@ -107,6 +107,15 @@ def tune(task: felix.Task, folder: pathlib.Path, **options: Any) -> Any:
     return ms.tune_tir(task.mod, task.target, work_dir=str(folder), **arguments)
 
 
+def proposed(
+    task: felix.Task, folder: pathlib.Path, sizes: Any = SMALL, **options: Any
+) -> list[Any]:
+    """The modules that a search of these sizes has built."""
+    builder, strategy = Builder(), search_strategy.GradientSearch(options=sizes)
+    tune(task, folder, strategy=strategy, cost_model="random", builder=builder, **options)
+    return builder.mods
+
+
 @pytest.fixture(scope="module")
 def task() -> felix.Task:
     return felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu")
@@ -222,18 +231,8 @@ def test_same_seed_same_candidates(
     sizes = dataclasses.replace(HALF_RANDOM, n_structures=n_structures)
 
     def mods(name: str, seed: int) -> list[str]:
-        builder = Builder()
-        strategy = search_strategy.GradientSearch(options=sizes)
-        tune(
-            task,
-            tmp_path / name,
-            strategy=strategy,
-            cost_model="random",
-            builder=builder,
-            seed=seed,
-            max_trials_global=4,
-        )
-        return [str(mod) for mod in builder.mods]
+        made = proposed(task, tmp_path / name, sizes, seed=seed, max_trials_global=4)
+        return [str(mod) for mod in made]
 
     first = mods("a", 5)
     assert first == mods("b", 5)
@@ -260,16 +259,7 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
 
 def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     small = felix.workloads.elementwise((7,), target="llvm -num-cores 2")
-    builder = Builder()
-    tune(
-        small,
-        tmp_path,
-        strategy=search_strategy.GradientSearch(options=SMALL),
-        cost_model="random",
-        builder=builder,
-        max_trials_global=64,
-    )
-    assert 0 < len(builder.mods) < 64
+    assert 0 < len(proposed(small, tmp_path, max_trials_global=64)) < 64
 
 
 def test_predictions_rank_what_was_learnt(task: felix.Task) -> None:
@@ -343,15 +333,7 @@ def test_an_unmodelled_design_space_is_left_out(
         return make(self, trace, number)
 
     monkeypatch.setattr(cost_model.Workload, "sketch", not_the_first)
-    builder = Builder()
-    tune(
-        task,
-        tmp_path,
-        strategy=search_strategy.GradientSearch(options=SMALL),
-        cost_model="random",
-        builder=builder,
-    )
-    assert len(builder.mods) == 8
+    assert len(proposed(task, tmp_path)) == 8
 
 
 def test_errors_arrive_with_their_type_and_the_strategy_can_be_used_again(

@@ -232,40 +232,29 @@ def counts(library: ctypes.CDLL) -> Counts:
     return Counts(*(ctypes.c_longlong * 4).in_dll(library, "counts"))
 
 
-def build(program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path) -> ctypes.CDLL:
-    """The program's kernels as a library for `run`."""
-    device = instructions.device_functions(problem)
-    assert device in program.source
+def build(
+    program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path, kind: str = "mma"
+) -> ctypes.CDLL:
+    """The program's kernels as a library for `run`.
+
+    Args:
+        kind: of tensor cores; "simt" of threads, whose multiply-adds are `Counts.mma`; or "gemv",
+            which neither copies to shared memory nor counts.
+    """
     is_half = problem.a.dtype == "float16"
     value = "float_of_half(bits)" if is_half else "__uint_as_float(u32(bits) << 16)"
-    host = _INSTRUCTIONS + _TENSOR_CORES.replace("OPERAND_VALUE", value)
-    return _library(program, program.source.replace(device, host), folder)
-
-
-def build_simt(
-    program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path
-) -> ctypes.CDLL:
-    """As `build`, of kernels without tensor cores, whose multiply-adds are `Counts.mma`."""
-    device = simt_program.device_functions(problem)
+    device_of, host = {
+        "mma": (instructions.device_functions, _TENSOR_CORES.replace("OPERAND_VALUE", value)),
+        "simt": (simt_program.device_functions, _THREADS),
+        "gemv": (instructions.conversions, ""),
+    }[kind]
+    device = device_of(problem)
     assert device in program.source
-    return _library(program, program.source.replace(device, _INSTRUCTIONS + _THREADS), folder)
-
-
-def build_gemv(
-    program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path
-) -> ctypes.CDLL:
-    """As `build`, of kernels that neither copy to shared memory nor count."""
-    device = instructions.conversions(problem)
-    assert device in program.source
-    return _library(program, program.source.replace(device, _INSTRUCTIONS), folder)
-
-
-def _library(program: GeneratedProgram, body: str, folder: pathlib.Path) -> ctypes.CDLL:
-    """The text of kernels on the CPU, compiled."""
     cases = "".join(
         f"case {number}: {launch.kernel}({_pointers(launch)}); break; "
         for number, launch in enumerate(program.plan.launches)
     )
+    body = program.source.replace(device, _INSTRUCTIONS + host)
     text = _RUNTIME + body + _LAUNCHES.replace("KERNELS", cases)
     library = folder / f"{program.fingerprint}.so"
     command = ["cc", "-w", "-O1", "-std=c++17", "-shared", "-fPIC", "-x", "c++", "-"]

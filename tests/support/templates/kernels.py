@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import pathlib
 import random
@@ -78,7 +77,7 @@ def check_text(
     *,
     arrays: Callable[[], list[gemm_problems.Array]] | None = None,
     expected: gemm_problems.Array | None = None,
-    build: Callable[..., ctypes.CDLL] = host_gpu.build,
+    kind: str = "mma",
     tolerance: float = 1e-2,
 ) -> host_gpu.Counts:
     """The text computes what numpy does, with copies that arrive late or at once.
@@ -86,11 +85,12 @@ def check_text(
     Args:
         arrays: fresh parameters, with 64 elements of poison behind the output.
         expected: the output, where it is not computed from the problem.
+        kind: as `host_gpu.build` has it.
 
     Returns:
         Counts of one run.
     """
-    library = build(generated, p, folder)
+    library = host_gpu.build(generated, p, folder, kind)
     number = p.output.param
     (epilogue,) = gemm_problems.compile_epilogues([p], folder) if expected is None else (None,)
     for late in (True, False):

@@ -175,24 +175,22 @@ def _sketch(text: str) -> TemplateSketch:
     return made
 
 
-@pytest.mark.parametrize(
-    "text, n_rows",
-    [
-        ("conv2d:2,14,14,32,48,3,padding=1,epilogue=bias+relu,dtype=bfloat16", 2),
-        ("conv2d:1,28,28,3,32,7,padding=3,stride=2,dtype=float16", 3),
-        ("conv2d:2,14,14,32,48,3,padding=1,layout=NCHW,dtype=bfloat16", 3),
-        ("conv_transpose2d:2,7,7,32,48,epilogue=bias+relu,dtype=bfloat16", 3),
-        ("conv_transpose2d:2,7,7,32,48,3,layout=NCHW,dtype=float16", 3),
-    ],
-)
+#: And how many kernels they have.
+CONVOLUTIONS = {
+    "conv2d:2,14,14,32,48,3,padding=1,epilogue=bias+relu,dtype=bfloat16": 2,
+    "conv2d:1,28,28,3,32,7,padding=3,stride=2,dtype=float16": 3,
+    "conv2d:2,14,14,32,48,3,padding=1,layout=NCHW,dtype=bfloat16": 3,
+    "conv_transpose2d:2,7,7,32,48,epilogue=bias+relu,dtype=bfloat16": 3,
+    "conv_transpose2d:2,7,7,32,48,3,layout=NCHW,dtype=float16": 3,
+}
+
+
+@pytest.mark.parametrize("text", share.of(CONVOLUTIONS, 2))
 def test_sketches_have_formulas_and_programs_that_compile(
-    text: str,
-    n_rows: int,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path_factory.getbasetemp()))
-    made = _sketch(text)
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
+    made, n_rows = _sketch(text), CONVOLUTIONS[text]
     rows = made.sample(6, seed=0)
     values = made.formulas.raw(rows)
     assert values.shape == (6, n_rows, len(spec.NAMES))
@@ -204,13 +202,13 @@ def test_sketches_have_formulas_and_programs_that_compile(
         assert nvrtc.compile_cubin(program.source, program.arch)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "conv2d:2,14,14,32,48,3,padding=1,stride=2,epilogue=bias,dtype=bfloat16",
-        "conv_transpose2d:2,7,7,32,48,epilogue=bias,dtype=bfloat16",
-    ],
-)
+MEASURED = [
+    "conv2d:2,14,14,32,48,3,padding=1,stride=2,epilogue=bias,dtype=bfloat16",
+    "conv_transpose2d:2,7,7,32,48,epilogue=bias,dtype=bfloat16",
+]
+
+
+@pytest.mark.parametrize("text", share.of(MEASURED, 1))
 def test_a_run_measures_generated_convolutions(
     text: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

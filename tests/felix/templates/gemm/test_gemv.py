@@ -18,7 +18,7 @@ from felix.templates.gemm.gemv import decisions, template
 from felix.templates.gemm.gemv.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem, Place
 from tests.support import share
-from tests.support.templates import gemm_problems, host_gpu, kernels, template_rows
+from tests.support.templates import gemm_problems, kernels, template_rows
 
 H200 = kernels.machine("sm_90")
 SMALL = kernels.decisions("lanes=4 columns=1 warps_n=1 warps_k=1 unroll=1")
@@ -74,7 +74,7 @@ def test_text_computes_problems_of_random_decisions(tmp_path: pathlib.Path) -> N
 
 def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
     generated = template.program(p, Decisions.of(values), "sm_80")
-    kernels.check_text(p, generated, folder, build=host_gpu.build_gemv)
+    kernels.check_text(p, generated, folder, kind="gemv")
 
 
 def test_features_of_launches_and_times() -> None:

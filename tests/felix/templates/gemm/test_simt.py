@@ -13,7 +13,7 @@ from felix.templates.gemm.ampere import decisions, simt, simt_program, template
 from felix.templates.gemm.ampere.simt import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Place
 from tests.support import share
-from tests.support.templates import gemm_problems, host_gpu, kernels, template_rows
+from tests.support.templates import gemm_problems, kernels, template_rows
 
 SMALL = kernels.decisions(
     "thread_m=4 thread_n=4 lanes_m=4 warps_m=1 warps_n=1 block_k=8 stages=2 split_k=1 group_m=1"
@@ -86,7 +86,7 @@ def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None
     """The text computes the problem, with what the features count."""
     generated = simt_program.program(p, Decisions.of(values), "sm_80")
     tolerance = 1e-4 if p.output.dtype == "float32" else 1e-2
-    done = kernels.check_text(p, generated, folder, build=host_gpu.build_simt, tolerance=tolerance)
+    done = kernels.check_text(p, generated, folder, kind="simt", tolerance=tolerance)
     f = _features(p, values)["gemm"]
     d = Decisions.of(values)
     assert done.mma == decisions.grid(p, d).tile_steps * d.block_k * d.block_m * d.block_n

@@ -266,7 +266,7 @@ DCGAN = {
 }
 
 
-@pytest.mark.parametrize("layer", DCGAN)
+@pytest.mark.parametrize("layer", share.of(DCGAN, 2))
 def test_layers_of_torch(layer: str, tmp_path: pathlib.Path) -> None:
     """As they are imported: channels first."""
     module, shape = DCGAN[layer]
