@@ -300,6 +300,10 @@ def _truth(values: Any) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
+def _exact_select(c: Array, a: Array, b: Array) -> Array:
+    return np.where(c > 0.5, a, b)
+
+
 #: Operator of `symbolic.expr` -> rule. Exact quotients are rounded from the true division,
 #: which is right for |a| < 2^52: the next quotient is at least 1/b = ulp-visible away.
 RULES: dict[type[Any], Rule] = {
@@ -317,7 +321,7 @@ RULES: dict[type[Any], Rule] = {
     expr.And: Rule(lambda a, b: a * b, _and),
     expr.Or: Rule(lambda a, b: a + b - a * b, _or),
     expr.Not: Rule(lambda a: 1.0 - a, _not),
-    expr.Select: Rule(lambda c, a, b: np.where(c > 0.5, a, b), _select),
+    expr.Select: Rule(_exact_select, _select),
 }
 
 #: Arithmetic that sympy writes itself; smooth already, guarded only where it has a pole.

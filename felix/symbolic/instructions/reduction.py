@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import sympy
 
@@ -81,11 +81,12 @@ def _rfactor_block(
         old: _with_axis(old, buffer, axis, first)
         for old, buffer in zip(block.writes, buffers, strict=True)
     }
+    accumulators = {ir.Value.load(old): ir.Value.load(new) for old, new in targets.items()}
     has_reduce = any(it.kind == "reduce" for it in iters)
     stores, inits = [], []
     for store, init in zip(block.stores, block.inits, strict=True):
         value = store.value if has_reduce else _combiner_right(store)
-        value = inlining.substitute_value(value.replaced(_accumulators(targets)), mapping)
+        value = inlining.substitute_value(value.replaced(accumulators.get), mapping)
         stores.append(ir.Store(targets[store.target], value))
         inits.append(ir.Store(targets[store.target], init.value))
     guards = [(copied(g, copies), bound) for g, bound in block.guards]
@@ -151,13 +152,6 @@ def _as_index(affine: Affine, symbols: dict[IterComponent, sympy.Symbol]) -> sym
 
 def _with_axis(access: Access, buffer: Buffer, axis: int, symbol: sympy.Symbol) -> Access:
     return Access(buffer, (*access.indices[:axis], symbol, *access.indices[axis:]))
-
-
-def _accumulators(
-    targets: Mapping[Access, Access],
-) -> Callable[[ir.Value], ir.Value | None]:
-    """What reads an update's accumulators from the new buffers."""
-    return lambda value: ir.Value.load(targets[value.access]) if value.access in targets else None
 
 
 def _combiner_right(store: ir.Store) -> ir.Value:
