@@ -15,6 +15,7 @@ import tempfile
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,15 +24,20 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 import felix
+from costmodel.online import finetune
 from felix import errors
 from felix.metaschedule import cost_model, search_strategy, trace_lookup
+from felix.search import cost_model as models
 from felix.search import descent, gradient, scoring
+from tests.support import share
 
 sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
 
 SMALL = gradient.GradientOptions(
     n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=10)
 )
+#: How a cost model learns in a run.
+QUICK = finetune.FineTuneOptions(steps=6)
 #: Half of a first round is random.
 HALF_RANDOM = dataclasses.replace(
     SMALL, warm_selection=dataclasses.replace(SMALL.warm_selection, random_share=0.5)
@@ -104,7 +110,8 @@ def tune(task: felix.Task, folder: pathlib.Path, **options: Any) -> Any:
     }
     # pytest hangs handlers without names on this logger, which TVM cannot bear
     logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
-    return ms.tune_tir(task.mod, task.target, work_dir=str(folder), **arguments)
+    with mock.patch.object(models, "fine_tuning", lambda seed: QUICK):
+        return ms.tune_tir(task.mod, task.target, work_dir=str(folder), **arguments)
 
 
 def proposed(
@@ -224,7 +231,7 @@ def test_cost_model_serves_tvms_evolutionary_search(
     assert len(model.online._network.tuner) > 0
 
 
-@pytest.mark.parametrize("n_structures", [0, 2])
+@pytest.mark.parametrize("n_structures", share.of([2, 0], 1))
 def test_same_seed_same_candidates(
     n_structures: int, task: felix.Task, tmp_path: pathlib.Path
 ) -> None:
@@ -388,15 +395,14 @@ def trace_scorer(sketches: list[felix.Sketch]) -> trace_lookup.TraceScorer:
     return trace_lookup.TraceScorer(scoring.Scorer(sketches, Model()), sketches)
 
 
-@pytest.mark.parametrize(
-    "make_task",
-    [
-        lambda: felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu"),
-        lambda: felix.workloads.softmax((64, 64), target="llvm -num-cores 2"),
-        lambda: felix.workloads.conv2d(1, 8, 8, 16, 16, 3, padding=1, target="cuda -arch=sm_80"),
-    ],
-    ids=["gemm-llvm", "softmax-llvm", "conv2d-cuda"],
-)
+TRACED = [
+    lambda: felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu"),
+    lambda: felix.workloads.softmax((64, 64), target="llvm -num-cores 2"),
+    lambda: felix.workloads.conv2d(1, 8, 8, 16, 16, 3, padding=1, target="cuda -arch=sm_80"),
+]
+
+
+@pytest.mark.parametrize("make_task", share.of(TRACED, 2))
 def test_traces_after_postprocessors_give_their_decisions(
     make_task: Callable[[], felix.Task],
 ) -> None:

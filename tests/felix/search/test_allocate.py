@@ -16,7 +16,7 @@ from felix.measure.cuda.building import build
 from felix.measure.pool import local
 from felix.search import allocate, build_time, scoring, selection
 from felix.sketch import sketch as sketching
-from tests.support import synthetic
+from tests.support import share, synthetic
 
 
 def run(
@@ -251,7 +251,8 @@ def test_statements_of_a_cpu_are_those_of_the_largest_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "copies"), [("gemm:256,256,256", {1, 3, 4}), ("layer_norm:512x256", {1})]
+    ("text", "copies"),
+    share.of([("gemm:256,256,256", {1, 3, 4}), ("layer_norm:512x256", {1})], 1),
 )
 def test_statements_agree_with_the_cuda_source(text: str, copies: set[int]) -> None:
     """Mostly: of a fetch whose vectors TVM takes apart the source has many lines more.

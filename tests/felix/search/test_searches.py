@@ -17,7 +17,7 @@ from benchmarks.support.searches import baselines
 from felix import errors
 from felix.search import base, descent, gradient, scoring, selection
 from felix.search.interface import Suggestion
-from tests.support import synthetic
+from tests.support import share, synthetic
 from tests.support.synthetic import Result, gradient_search, two_sketches
 
 torch.set_num_threads(1)
@@ -259,7 +259,7 @@ def test_lost_measurements_can_be_forgotten() -> None:
     assert not any(s.key in search.history for s in first)
 
 
-@pytest.mark.parametrize(("n_new_structures", "n_rounds"), [(2, 4), (1, 10)])
+@pytest.mark.parametrize(("n_new_structures", "n_rounds"), share.of([(2, 4), (1, 10)], 1))
 def test_structures_change_between_rounds(n_new_structures: int, n_rounds: int) -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 8)))]
     options = gradient.GradientOptions(descent=LONG, n_new_structures=n_new_structures)

@@ -16,6 +16,7 @@ from felix.measure.cuda.building import build
 from felix.sketch import legality
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
+from tests.support import share
 
 #: What one `cp.async` copies; TVM leaves vectors of other sizes as they are.
 COPIED_BYTES = (4, 8, 16)
@@ -71,13 +72,11 @@ def _is_pipelined(sketch: TraceSketch) -> bool:
     return annotated and sketch.variant.name == "stock"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "gemm:512,512,14",  # rows of A that are shorter than a vector
-        "conv2d:1,18,18,8,8,3,layout=NCHW",  # windows, which begin at any column
-    ],
-)
+#: Rows of A that are shorter than a vector; windows, which begin at any column.
+VECTORS = ["gemm:512,512,14", "conv2d:1,18,18,8,8,3,layout=NCHW"]
+
+
+@pytest.mark.parametrize("text", share.of(VECTORS, 1))
 def test_vectors_of_legal_decisions_are_neighbours_at_aligned_addresses(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,14 +110,15 @@ def is_built(task: Task, mod: tvm.IRModule) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("text", "has_other_limits"),
-    [
-        ("gemm:1,16,32,dtype=int8", False),  # one row of A, whole rows of B
-        ("gemm:7,3,24", True),
-        ("conv2d:1,5,5,8,2,3,stride=2", True),  # pixels with all their channels
-    ],
-)
+#: And whether other limits refuse what could be built.
+RUNS = [
+    ("gemm:7,3,24", True),
+    ("conv2d:1,5,5,8,2,3,stride=2", True),  # pixels with all their channels
+    ("gemm:1,16,32,dtype=int8", False),  # one row of A, whole rows of B
+]
+
+
+@pytest.mark.parametrize(("text", "has_other_limits"), share.of(RUNS, 2))
 def test_a_run_that_one_thread_copies_is_not_legal(text: str, has_other_limits: bool) -> None:
     """TVM takes its loop for the work of a DMA engine, which its CUDA cannot write."""
     sketch = pipelined(text)[0]
