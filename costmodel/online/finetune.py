@@ -33,6 +33,14 @@ from costmodel.models import segment_mlp
 from costmodel.training import metrics, train
 from felix import errors
 
+#: Learning rate of a network that was never pretrained.
+_FRESH_LR = 5e-3
+#: One record in so many is held out.
+_HOLD_OUT = 8
+#: Records a task needs before its offset counts half; small, since machines differ by more than
+#: the errors of one task spread.
+_SHRINKAGE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class FineTuneOptions:
@@ -42,12 +50,9 @@ class FineTuneOptions:
         steps: gradient steps of an update.
         checks: how many times within them the held-out loss is taken.
         batch: records of a step; replay: replayed schedules of a step.
-        hold_out: one record in so many is held out, once there are that many per check set.
-        shrinkage: records a task needs before its offset counts half; small, since machines differ
-            by more than the errors of one task spread.
         anchor: weight of the squared distance to the pretrained weights.
-        lr: learning rate; fresh_lr: instead of it for a network that was never pretrained.
-        rank_weight, huber, clip, seed: as in training.
+        lr: learning rate of a pretrained network.
+        rank_weight, clip, seed: as in training.
     """
 
     steps: int = 60
@@ -55,12 +60,8 @@ class FineTuneOptions:
     batch: int = 64
     replay: int = 32
     lr: float = 1e-3
-    fresh_lr: float = 5e-3
-    hold_out: int = 8
-    shrinkage: float = 0.5
     anchor: float = 1e-3
     rank_weight: float = 0.5
-    huber: float = 1.0
     clip: float = 1.0
     seed: int = 0
 
@@ -209,7 +210,7 @@ class FineTuner:
     def _hold_out(self, records: _Records) -> tuple[_Records, _Records]:
         """Training and held-out records; with few records all of them serve as both."""
         position = torch.arange(len(records))
-        held_out = position % self.options.hold_out == self.options.hold_out - 1
+        held_out = position % _HOLD_OUT == _HOLD_OUT - 1
         if int(held_out.sum()) < 4:
             return records, records
         return records.take(~held_out), records.take(held_out)
@@ -222,7 +223,7 @@ class FineTuner:
         offsets = {}
         for task in torch.unique(records.tasks).tolist():
             errors_of_task = error[records.tasks == task]
-            count = len(errors_of_task) + self.options.shrinkage
+            count = len(errors_of_task) + _SHRINKAGE
             offsets[int(task)] = float(errors_of_task.sum() / count)
         return offsets
 
@@ -242,7 +243,7 @@ class FineTuner:
 
     def _loss(self, p: Tensor, records: _Records) -> Tensor:
         """Regression plus ranking within tasks of calibrated predictions."""
-        loss = functional.huber_loss(p, records.y, delta=self.options.huber)
+        loss = functional.huber_loss(p, records.y)
         return loss + self.options.rank_weight * _ranking(p, records)
 
     def _relative_loss(self, p: Tensor, records: _Records) -> Tensor:
@@ -263,7 +264,7 @@ class FineTuner:
         """Train; the best weights and offsets by the held-out loss, `start` if none is better."""
         options = self.options
         draws = torch.Generator().manual_seed(options.seed + self._updates)
-        lr = options.fresh_lr if self._is_fresh else options.lr
+        lr = _FRESH_LR if self._is_fresh else options.lr
         optimiser = torch.optim.Adam(self.model.parameters(), lr=lr)
         best, best_loss = start, before
         every = max(1, options.steps // options.checks)

@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def regression(p: Tensor, y: Tensor, failed: Tensor, delta: float) -> Tensor:
-    """Huber loss of p - y per schedule; for failed ones only where p lies below the bound y."""
+def regression(p: Tensor, y: Tensor, failed: Tensor) -> Tensor:
+    """Huber loss of p - y per schedule; for failed ones only where p lies below the bound y.
+
+    It turns from square to linear where a latency is e times the other.
+    """
     error = torch.where(failed, (p - y).clamp(max=0.0), p - y)
-    return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+    return functional.huber_loss(error, torch.zeros_like(error), reduction="none")
 
 
 def ranking(p: Tensor, y: Tensor, failed: Tensor, noise: float) -> Tensor:

@@ -36,7 +36,6 @@ class TrainOptions:
         lr: learning rate of AdamW at the start; falls to 0 over `epochs` along a cosine.
         tasks_per_step: T.
         per_task: K.
-        huber: error of ln latency where the regression turns from square to linear.
         rank_weight: weight of the ranking term.
         clip: largest gradient norm.
         failures: "exclude", or "slow": schedules that failed to build or timed out are taken
@@ -53,7 +52,6 @@ class TrainOptions:
     weight_decay: float = 1e-4
     tasks_per_step: int = 8
     per_task: int = 32
-    huber: float = 1.0
     rank_weight: float = 0.5
     clip: float = 1.0
     failures: str = "exclude"
@@ -220,7 +218,7 @@ def _train_epoch(
         batch = _draw(chosen, options.per_task, draws)
         p = model(batch.rows, batch.mask).view(n_tasks, options.per_task)
         y, failed = batch.y.view_as(p), batch.failed.view_as(p)
-        loss = losses.regression(p, y, failed, options.huber).mean()
+        loss = losses.regression(p, y, failed).mean()
         loss = loss + options.rank_weight * losses.ranking(p, y, failed, metrics.NOISE).mean()
         optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
@@ -260,7 +258,7 @@ def validation_loss(model: nn.Module, parts: Sequence[Examples], options: TrainO
             part.y.unsqueeze(0),
             part.failed.unsqueeze(0),
         )
-        total += float(losses.regression(p, y, failed, options.huber).mean())
+        total += float(losses.regression(p, y, failed).mean())
         total += options.rank_weight * float(losses.ranking(p, y, failed, metrics.NOISE).mean())
     return total / len(parts)
 
