@@ -22,13 +22,8 @@ from costmodel.data import dataset, features, felix_bridge, parallel_features, r
 from costmodel.models import checkpoint, segment_mlp
 from costmodel.training import model_card
 from felix.target import cpu
-from tests.support import collect_fakes, costmodel_fakes
+from tests.support import collect_fakes
 from tests.support.costmodel_fakes import NAMES, FakeFeaturizer
-
-
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return costmodel_fakes.data(tmp_path, monkeypatch)
 
 
 def test_train_then_evaluate_then_load(

@@ -23,7 +23,6 @@ from felix import errors
 from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.templates import spec as template_spec
-from tests.support import costmodel_fakes
 from tests.support.costmodel_fakes import FakeFeaturizer
 
 
@@ -38,11 +37,6 @@ class FewerColumns(FakeFeaturizer):
     def rows(self, *arguments: Any) -> task_features.Rows:
         all_columns = super().rows(*arguments)
         return task_features.Rows(all_columns.values[..., [0, 3]], all_columns.mask)
-
-
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return costmodel_fakes.data(tmp_path, monkeypatch)
 
 
 def check_origin(written: dict[str, Any], data: Path) -> None:

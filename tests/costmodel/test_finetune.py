@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import math
 import time
 from pathlib import Path
@@ -21,17 +23,14 @@ from felix import errors
 from tests.support.synthetic_task_data import NAMES, SMALL, features, quick, task
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@functools.cache
+def _pretrained() -> segment_mlp.SegmentSumMLP:
+    all_tasks = [task(i, 60) for i in range(10)]
+    return train.train(features(all_tasks), all_tasks, (), quick(epochs=50)).model
 
 
 def pretrained_model() -> segment_mlp.SegmentSumMLP:
-    all_tasks = [task(i, 60) for i in range(10)]
-    return train.train(features(all_tasks), all_tasks, (), quick(epochs=50)).model
+    return copy.deepcopy(_pretrained())
 
 
 def arrays(

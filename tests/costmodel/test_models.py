@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -237,48 +238,28 @@ def test_checkpoint_of_other_features_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def spoil(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    tensors, texts = tensorfile.read(path)
-    match how:
-        case "cut":
-            path.write_bytes(data[:-40])
-        case "text":
-            path.write_text("hello")
-        case "empty":
-            path.write_bytes(b"")
-        case "huge header":
-            path.write_bytes(b"\xff" * 8 + data[8:])
-        case "pickle":
-            torch.save({"a": torch.zeros(3)}, path)
-        case "no metadata":
-            tensorfile.write(path, tensors, {})
-        case "other weights":
-            tensorfile.write(path, {"w": torch.zeros(2)}, texts)
-        case "not an object":
-            tensorfile.write(path, tensors, {"felix": "[1]"})
-        case "gone":
-            path.unlink()
+def rewrite(path: Path, tensors: dict[str, torch.Tensor] | None, texts: dict[str, str]) -> None:
+    tensorfile.write(path, tensorfile.read(path)[0] if tensors is None else tensors, texts)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "cut",
-        "text",
-        "empty",
-        "huge header",
-        "pickle",
-        "no metadata",
-        "other weights",
-        "not an object",
-        "gone",
-    ],
-)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "text": lambda path: path.write_text("hello"),
+    "empty": lambda path: path.write_bytes(b""),
+    "huge header": lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:]),
+    "pickle": lambda path: torch.save({"a": torch.zeros(3)}, path),
+    "no metadata": lambda path: rewrite(path, None, {}),
+    "other weights": lambda path: rewrite(path, {"w": torch.zeros(2)}, tensorfile.read(path)[1]),
+    "not an object": lambda path: rewrite(path, None, {"felix": "[1]"}),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_damaged_checkpoints_give_one_line(how: str, tmp_path: Path) -> None:
     path = tmp_path / "m"
     checkpoint.save(path, fitted(), META)
-    spoil(path, how)
+    DAMAGES[how](path)
     with pytest.raises(errors.CheckpointError) as caught:
         checkpoint.load(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from costmodel import registry
-from costmodel.data import dataset, features, felix_bridge
+from costmodel.data import dataset, features
 from felix.features.kind import FeatureKind
 
 NAMES = (
@@ -69,10 +68,3 @@ def write_data(folder: Path) -> None:
                         TIME,
                     )
                 )
-
-
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the data set, whose features are `FakeFeaturizer`'s for the test."""
-    monkeypatch.setattr(felix_bridge, "FelixFeaturizer", FakeFeaturizer)
-    write_data(tmp_path / "data")
-    return tmp_path / "data"
