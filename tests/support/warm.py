@@ -217,6 +217,7 @@ def _is_plain(given: dict[str, Any]) -> bool:
 def main(descriptor: int) -> None:
     """Load what programs need; fork one for each request, until there are no more."""
     control = socket.socket(fileno=descriptor)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # who starts it may have blocked SIGTERM
     gc.disable()
     for name in LOADED:
         importlib.import_module(name)
