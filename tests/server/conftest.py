@@ -27,7 +27,7 @@ from server import settings as service_settings
 from server.database import columns, database, models, schema
 from server.parsing import parser as parsing
 from server.store import blobs, keys, projects
-from tests.support import live_service
+from tests.support import live_service, service_fakes
 from tests.support.live_service import Served, Shell
 
 with warnings.catch_warnings():
@@ -166,6 +166,11 @@ GEMM: dict[str, Any] = {
 }
 
 
+def bearer(text: str) -> dict[str, str]:
+    """The header of a key."""
+    return {"Authorization": f"Bearer {text}"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Service:
     """An application that runs, and what is behind it."""
@@ -179,7 +184,7 @@ class Service:
 
     def auth(self, scope: str) -> dict[str, str]:
         """The header of a key with that scope."""
-        return {"Authorization": f"Bearer {self.keys[scope].text}"}
+        return bearer(self.keys[scope].text)
 
     def get(self, path: str) -> Any:
         """What the API says at an address."""
@@ -240,14 +245,11 @@ def service(
     """The client speaks with the key of the scope submit, which also reads."""
     monkeypatch.setattr(parsing.Parser, "warm", lambda _: None)
     monkeypatch.setattr(parsing, "Parser", lambda *_: parser)
-    with db.write() as tx:
-        made = {
-            "read": keys.create(tx, keys.NewKey(name="reader")),
-            "submit": keys.create(
-                tx, keys.NewKey(name="submitter", can_submit=True, can_priority=True)
-            ),
-            "admin": keys.create(tx, keys.NewKey(name="admin", can_read=False, can_admin=True)),
-        }
+    made = {
+        "read": service_fakes.key(db, "reader"),
+        "submit": service_fakes.key(db, "submitter", can_submit=True, can_priority=True),
+        "admin": service_fakes.key(db, "admin", can_read=False, can_admin=True),
+    }
     made_app = app.create_app(settings)
     with testclient.TestClient(made_app, raise_server_exceptions=False) as client:
         store = blobs.open_store(settings.blobs)

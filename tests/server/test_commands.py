@@ -12,14 +12,13 @@ import sys
 import textwrap
 
 import psutil
-import pydantic
 import pytest
 
 from felix.cli import main
 from felix.processes import policy
 from server import commands, errors, folders, settings
 from server.database import database, schema
-from server.store import blobs, keys
+from server.store import keys
 from tests.support.waiting import until
 
 
@@ -71,11 +70,6 @@ def test_the_lifetime_of_cached_responses_has_an_earlier_name() -> None:
     earlier, now = {"FELIX_LOOK_S": "3"}, {"FELIX_CACHE_TTL_S": "4"}
     assert settings.Settings.from_environment(earlier).cache_ttl_s == 3.0
     assert settings.Settings.from_environment(earlier | now).cache_ttl_s == 4.0
-
-
-def test_settings_do_not_change() -> None:
-    with pytest.raises(pydantic.ValidationError, match="frozen"):
-        settings.Settings().port = 1
 
 
 @pytest.mark.parametrize(
@@ -272,11 +266,3 @@ def test_the_folder_of_a_database_elsewhere_stays_as_it_is(tmp_path: pathlib.Pat
     tmp_path.chmod(0o755)
     database.Database(f"sqlite:///{tmp_path / 'own.db'}").close()
     assert open_to_others(tmp_path) == [tmp_path.name]
-
-
-def test_a_blob_folder_is_tightened_when_it_is_opened(tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "blobs"
-    folder.mkdir()
-    os.chmod(folder, 0o755)
-    blobs.open_store(str(folder))
-    assert open_to_others(folder) == []

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from server import errors, upkeep
 from server.database import database, models
-from server.store import artifacts, blobs, control, events, jobs, keys, projects, rows
+from server.store import artifacts, blobs, control, events, jobs, projects, rows
 from tests.server.conftest import on_both_databases
 from tests.support import api_rows, service_fakes
 
@@ -40,8 +40,7 @@ def files(db: database.Database, job: rows.Job) -> list[str]:
 
 
 def limit(db: database.Database, **limits: Any) -> None:
-    with db.write() as tx:
-        projects.change(tx, projects.DEFAULT, projects.Limits(**limits))
+    service_fakes.write(db, projects.change, projects.DEFAULT, projects.Limits(**limits))
 
 
 def stored(store: blobs.LocalStore) -> int:
@@ -75,12 +74,10 @@ def test_old_files_go_and_the_rest_of_the_job_stays(
 
 def test_a_content_goes_with_its_last_file(db: database.Database, store: blobs.LocalStore) -> None:
     jobs_ = [finished(db, store, 40) for _ in range(2)]
-    with db.write() as tx:
-        control.change(tx, jobs_[1].id, tags=[artifacts.KEEP_TAG])
+    service_fakes.write(db, control.change, jobs_[1].id, tags=[artifacts.KEEP_TAG])
     upkeep.clean(db, store, 30)
     assert stored(store) == 1
-    with db.write() as tx:
-        control.change(tx, jobs_[1].id, tags=[])
+    service_fakes.write(db, control.change, jobs_[1].id, tags=[])
     upkeep.clean(db, store, 30)
     assert stored(store) == 0
 
@@ -154,16 +151,14 @@ def test_a_full_project_takes_no_more_files(
     db: database.Database, store: blobs.LocalStore
 ) -> None:
     size = len(api_rows.CONTENT)
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="k", can_submit=True)).key
+    key = service_fakes.key(db, can_submit=True).key
     for _ in range(3):  # the same content counts once
         finished(db, store, 0, key_id=key.id)
     quota = jobs.Quota(max_running_jobs=10, max_trials=100)
     with db.read() as tx:
         assert projects.usage(tx, projects.DEFAULT) == projects.Usage(0, size)
     limit(db, max_bytes=size + 5)
-    with db.write() as tx:
-        jobs.create(tx, service_fakes.new_job(), key.id, quota=quota, n_bytes=5)
+    service_fakes.write(db, jobs.create, service_fakes.new_job(), key.id, quota=quota, n_bytes=5)
     with pytest.raises(errors.StorageFull, match="no room for 6 more"), db.write() as tx:
         jobs.create(tx, service_fakes.new_job(), key.id, quota=quota, n_bytes=6)
     assert errors.StorageFull.status == 507
@@ -172,11 +167,9 @@ def test_a_full_project_takes_no_more_files(
 def test_a_project_limits_the_jobs_of_all_its_keys(db: database.Database) -> None:
     limit(db, max_running_jobs=2, max_trials=50)
     quota = jobs.Quota(max_running_jobs=10, max_trials=100)
-    with db.write() as tx:
-        numbers = [keys.create(tx, keys.NewKey(name=str(i))).key.id for i in range(3)]
+    numbers = [service_fakes.key(db).key.id for _ in range(3)]
     for number in numbers[:2]:
-        with db.write() as tx:
-            jobs.create(tx, service_fakes.new_job(), number, quota=quota)
+        service_fakes.write(db, jobs.create, service_fakes.new_job(), number, quota=quota)
     with pytest.raises(errors.QuotaExceeded, match="project has 2 jobs"), db.write() as tx:
         jobs.create(tx, service_fakes.new_job(), numbers[2], quota=quota)
     with pytest.raises(errors.QuotaExceeded, match="50 a job of this project"), db.write() as tx:
@@ -187,14 +180,12 @@ def test_a_project_limits_the_jobs_of_all_its_keys(db: database.Database) -> Non
 def test_two_requests_do_not_both_take_the_last_place(db: database.Database) -> None:
     limit(db, max_running_jobs=1)
     quota = jobs.Quota(max_running_jobs=10, max_trials=100)
-    with db.write() as tx:
-        numbers = [keys.create(tx, keys.NewKey(name=str(i))).key.id for i in range(4)]
+    numbers = [service_fakes.key(db).key.id for _ in range(4)]
     refused = []
 
     def submit(number: int) -> None:
         try:
-            with db.write() as tx:
-                jobs.create(tx, service_fakes.new_job(), number, quota=quota)
+            service_fakes.write(db, jobs.create, service_fakes.new_job(), number, quota=quota)
         except errors.QuotaExceeded:
             refused.append(number)
 

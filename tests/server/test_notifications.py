@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from server import notifications
 from server.database import database, models
-from server.store import control, jobs, keys, leases, projects, rows, webhooks
+from server.store import control, jobs, leases, projects, rows, webhooks
 from tests.server.conftest import on_both_databases
 from tests.support import service_fakes
 
@@ -99,13 +99,11 @@ def make(db: database.Database, receiver: Receiver, **changes: Any) -> webhooks.
     reported = changes.pop("reported", list(webhooks.REPORTED))
     project = changes.pop("project", projects.DEFAULT)
     address = changes.pop("url", f"http://ci.example:{receiver.port}/hook?x=1")
-    with db.write() as tx:
-        return webhooks.create(tx, project, address, reported, None)
+    return service_fakes.write(db, webhooks.create, project, address, reported, None)
 
 
 def listed(db: database.Database, made: webhooks.Made) -> list[rows.Delivery]:
-    with db.read() as tx:
-        return webhooks.deliveries(tx, made.webhook.id)
+    return service_fakes.read(db, webhooks.deliveries, made.webhook.id)
 
 
 def age(db: database.Database, seconds: float) -> None:
@@ -123,8 +121,7 @@ def test_each_change_of_state_is_reported_once_and_signed(
     made = make(db, receiver)
     job = service_fakes.create(db, name="mine")
     claim = service_fakes.claim(db)
-    with db.write() as tx:
-        leases.succeed(tx, claim.fence, "trials")
+    service_fakes.write(db, leases.succeed, claim.fence, "trials")
     assert send_all(db, sending()) == 3 and send_all(db, sending()) == 0
     bodies = [json.loads(body) for _, _, body in receiver.requests]
     assert [body["type"] for body in bodies] == ["job.queued", "job.running", "job.succeeded"]
@@ -142,9 +139,8 @@ def test_each_change_of_state_is_reported_once_and_signed(
 
 
 def test_only_the_states_that_were_asked_for(db: database.Database, receiver: Receiver) -> None:
-    with db.write() as tx:
-        projects.create(tx, "other")
-        other = keys.create(tx, keys.NewKey(name="k", project="other")).key
+    service_fakes.write(db, projects.create, "other")
+    other = service_fakes.key(db, project="other").key
     failures = make(db, receiver, reported=["failed"])
     others = make(db, receiver, project="other")
     job = service_fakes.create(db)
@@ -152,8 +148,7 @@ def test_only_the_states_that_were_asked_for(db: database.Database, receiver: Re
         control.pause(tx, job.id)
         control.cancel(tx, job.id)
     assert listed(db, failures) == listed(db, others) == []
-    with db.write() as tx:
-        theirs = jobs.create(tx, service_fakes.new_job(), other.id).job
+    theirs = service_fakes.create(db, key_id=other.id)
     assert [each.event_id for each in listed(db, others)] == [f"job-{theirs.id}-1"]
 
 
@@ -187,8 +182,7 @@ def test_a_receiver_that_fails_is_tried_later_each_time_and_then_given_up(
         each.event_id
     }
     receiver.status = 204
-    with db.write() as tx:
-        webhooks.retry(tx, made.webhook.id, each.id)
+    service_fakes.write(db, webhooks.retry, made.webhook.id, each.id)
     assert send_all(db, sending()) == 1
     assert listed(db, made)[0].state == "delivered"
 
@@ -213,8 +207,7 @@ def test_what_a_server_that_died_had_taken_is_sent_by_another(
 ) -> None:
     made = make(db, receiver)
     service_fakes.create(db)
-    with db.write() as tx:
-        (taken,) = webhooks.lease(tx, 10, notifications.LEASE_S)
+    (taken,) = service_fakes.write(db, webhooks.lease, 10, notifications.LEASE_S)
     assert send_all(db, sending()) == 0
     age(db, notifications.LEASE_S + 1.0)
     assert send_all(db, sending()) == 1

@@ -41,14 +41,12 @@ def tuner(db: database.Database, name: str = "tuner") -> int:
     new = tuners.NewWorker(
         name=name, host="here", pid=7, versions={"felix": "0"}, devices=[DEVICE]
     )
-    with db.write() as tx:
-        return tuners.register(tx, new)
+    return service_fakes.write(db, tuners.register, new)
 
 
 def queued(db: database.Database, key_id: int | None = None, **changes: Any) -> rows.Job:
     """A job that waits."""
-    with db.write() as tx:
-        return jobs.create(tx, service_fakes.new_job(**changes), key_id).job
+    return service_fakes.create(db, key_id=key_id, **changes)
 
 
 def running(
@@ -102,14 +100,12 @@ def finished(
         artifacts.add(tx, claim.fence, new)
         artifacts.store_code(tx, claim.fence, 0, "def main(): ...", "; llvm")
         leases.succeed(tx, claim.fence, "trials")
-    with db.read() as tx:
-        return jobs.get(tx, claim.job.id)
+    return service_fakes.read(db, jobs.get, claim.job.id)
 
 
 def all_events(db: database.Database, job_id: int) -> list[rows.Event]:
     """Every event of a job."""
-    with db.read() as tx:
-        return events.after(tx, job_id, 0, 10_000)
+    return service_fakes.read(db, events.after, job_id, 0, 10_000)
 
 
 def tuned_zip(m: int = 32, latency_us: float = 3.0) -> bytes:

@@ -24,6 +24,7 @@ from server.database import database, schema
 from server.parsing import parser
 from server.store import blobs, keys
 from server.web import connections
+from tests.support import service_fakes
 
 
 @functools.cache
@@ -82,8 +83,7 @@ def serving(
         patch.setattr(parser.Parser, "warm", lambda _: None)
         db = empty_database(settings.database)
         stack.callback(db.close)
-        with db.write() as tx:
-            key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
+        key = service_fakes.key(db, can_submit=True, can_admin=True)
         config = connections.config(app.create_app(settings), settings, limits)
         server = stack.enter_context(run(config))
         yield Live(settings.port, db, settings, key, server)
@@ -134,8 +134,7 @@ class Served:
         self.settings = service_settings.Settings(data_dir=folder)
         self.db = empty_database(self.settings.database)
         self.blobs = blobs.open_store(self.settings.blobs)
-        with self.db.write() as tx:
-            self.key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
+        self.key = service_fakes.key(self.db, can_submit=True, can_admin=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 

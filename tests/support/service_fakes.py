@@ -12,14 +12,28 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import artifacts, blobs, jobs, leases, networks, progress, rows, trials, tuners
+from server.store import (
+    artifacts,
+    blobs,
+    jobs,
+    keys,
+    leases,
+    networks,
+    progress,
+    rows,
+    trials,
+    tuners,
+)
 from server.tuner import claimed_job, engine, heartbeat
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 TARGET_KEYS = ["llvm", "llvm/test"]
 
@@ -136,10 +150,38 @@ def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:
     return jobs.NewJob(**(fields | changes))
 
 
-def create(db: database.Database, n_tasks: int = 1, **changes: Any) -> rows.Job:
-    """Queue a job."""
+def write(
+    db: database.Database,
+    verb: Callable[Concatenate[orm.Session, Arguments], Result],
+    *arguments: Arguments.args,
+    **more: Arguments.kwargs,
+) -> Result:
+    """Let a verb of the store write, in a transaction of its own."""
     with db.write() as tx:
-        return jobs.create(tx, new_job(n_tasks, **changes)).job
+        return verb(tx, *arguments, **more)
+
+
+def read(
+    db: database.Database,
+    verb: Callable[Concatenate[orm.Session, Arguments], Result],
+    *arguments: Arguments.args,
+    **more: Arguments.kwargs,
+) -> Result:
+    """What a verb of the store reads."""
+    with db.read() as tx:
+        return verb(tx, *arguments, **more)
+
+
+def create(
+    db: database.Database, n_tasks: int = 1, key_id: int | None = None, **changes: Any
+) -> rows.Job:
+    """Queue a job."""
+    return write(db, jobs.create, new_job(n_tasks, **changes), key_id).job
+
+
+def key(db: database.Database, name: str = "k", **fields: Any) -> keys.Made:
+    """A key of the API."""
+    return write(db, keys.create, keys.NewKey(name=name, **fields))
 
 
 def create_for(db: database.Database, task: Any, weight: float = 1.0, **changes: Any) -> rows.Job:
@@ -156,8 +198,7 @@ def create_for(db: database.Database, task: Any, weight: float = 1.0, **changes:
 
 def get(db: database.Database, job_id: int) -> rows.Job:
     """A job as it is now."""
-    with db.read() as tx:
-        return jobs.get(tx, job_id)
+    return read(db, jobs.get, job_id)
 
 
 def new_trial(number: int, latency_us: float | None = 10.0, **changes: Any) -> trials.NewTrial:
@@ -185,8 +226,7 @@ def new_trial(number: int, latency_us: float | None = 10.0, **changes: Any) -> t
 
 def worker(db: database.Database, name: str = "w") -> int:
     """A tuner's row."""
-    with db.write() as tx:
-        return worker_row(tx, name)
+    return write(db, worker_row, name)
 
 
 def worker_row(tx: orm.Session, name: str = "w") -> int:
@@ -200,8 +240,7 @@ def worker_row(tx: orm.Session, name: str = "w") -> int:
 def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -> leases.Claim:
     """Claim the next job; there must be one."""
     number = worker(db) if by is None else by
-    with db.write() as tx:
-        taken = leases.claim(tx, number, TARGET_KEYS, lease_s)
+    taken = write(db, leases.claim, number, TARGET_KEYS, lease_s)
     assert taken is not None
     return taken
 
@@ -223,8 +262,7 @@ def claim_next(db: database.Database) -> claimed_job.ClaimedJob:
 
 def add(db: database.Database, fence: leases.Fence, new: trials.NewTrial) -> trials.Written:
     """Write a trial."""
-    with db.write() as tx:
-        return trials.append(tx, fence, new)
+    return write(db, trials.append, fence, new)
 
 
 @dataclasses.dataclass

@@ -88,8 +88,7 @@ def test_events_come_as_they_happen_and_end(served: Served, felix: client.Client
     assert begun.wait(120)
     service_fakes.add(served.db, claim.fence, service_fakes.new_trial(7, 1.0))
     until(lambda: received[-1].payload.get("trial") == 3)
-    with served.db.write() as tx:
-        leases.succeed(tx, claim.fence, "trials")
+    service_fakes.write(served.db, leases.succeed, claim.fence, "trials")
     thread.join(120)
     assert not thread.is_alive()
     assert [event.seq for event in received] == list(range(1, len(received) + 1))
@@ -113,8 +112,7 @@ def test_streams_end_with_the_server(tmp_path: pathlib.Path, capsys: Any) -> Non
             ended_s = time.monotonic()
         assert time.monotonic() - ended_s < events.MAX_STREAM_S / 5
         with served.running():
-            with served.db.write() as tx:
-                leases.succeed(tx, claim.fence, "trials")
+            service_fakes.write(served.db, leases.succeed, claim.fence, "trials")
             thread.join(120)
     assert received == list(range(1, len(received) + 1)) and not thread.is_alive()
     assert "Traceback" not in capsys.readouterr().err
@@ -278,8 +276,7 @@ def test_watching_shows_what_happens(served: Served, shell: Shell) -> None:
     def tune() -> None:
         time.sleep(0.5)
         service_fakes.add(served.db, claim.fence, service_fakes.new_trial(30, 2.0))
-        with served.db.write() as tx:
-            leases.succeed(tx, claim.fence, "trials")
+        service_fakes.write(served.db, leases.succeed, claim.fence, "trials")
 
     thread = threading.Thread(target=tune)
     thread.start()

@@ -1,10 +1,12 @@
-"""The client and the command line with batches, templates, estimates, databases and reuse."""
+"""The client and the command line with what teams share: projects, batches, databases, reuse."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import zipfile
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,9 @@ from felix.cli import main
 from felix.cli.remote import jobs as job_commands
 from felix.cli.remote import watch
 from felix.client import rows
-from server.store import jobs
+from server.store import jobs, keys
 from tests.server import conftest
-from tests.support import api_rows
+from tests.support import api_rows, service_fakes
 from tests.support.live_service import Served, Shell
 
 GEMM = conftest.GEMM | {"trials": 4}
@@ -94,11 +96,44 @@ def test_the_command_line_says_what_is_reused(
     assert "answered by job 3" in text and "it is what ships" in text
 
 
+def test_projects_and_webhooks_by_command(
+    served: Served, felix: client.Client, shell: Shell
+) -> None:
+    def run(*words: str) -> str:
+        code, printed, _ = shell(*words)
+        assert code == 0
+        return printed
+
+    run("projects", "create", "vision", "--max-bytes", "10000000000")
+    run("projects", "limit", "vision", "--retention-days", "30")
+    (project,) = (p for p in felix.projects() if p.name == "vision")
+    assert (project.max_bytes, project.retention_days) == (None, 30)
+    table = run("projects", "ls")
+    assert "vision" in table and "30" in table and "default" in table
+    text = run("keys", "create", "k", "--project", "vision").strip()
+    assert service_fakes.read(served.db, keys.find, text).project == "vision"
+    assert "vision" in run("keys", "ls")
+    secret = run("webhooks", "create", "https://ci.invalid/", "--state", "failed").strip()
+    assert secret.startswith("whsec_")
+    (hook,) = felix.webhooks()
+    assert hook.states == ["failed"]
+    assert "test-" in run("webhooks", "test", str(hook.id))
+    assert "pending" in run("webhooks", "deliveries", str(hook.id))
+    assert [each.webhook_id for each in felix.deliveries(hook.id)] == [hook.id]
+    run("webhooks", "delete", str(hook.id))
+    assert run("webhooks", "ls") == ""
+    assert shell("projects", "create")[0] == shell("webhooks", "test", "x")[0] == 1
+
+
 def test_rows_of_older_services_are_read() -> None:
-    content = {field: None for field in rows.Task.__dataclass_fields__}
-    for name in ("program_key", "reused_from", "settled", "ships_unscheduled"):
-        del content[name]
-    task = rows.of(rows.Task, content)
+    def row_without(kind: type, *names: str) -> Any:
+        known = {field.name: None for field in dataclasses.fields(kind) if field.name not in names}
+        return rows.of(kind, known)
+
+    newer = ("program_key", "reused_from", "settled", "ships_unscheduled")
+    task = row_without(rows.Task, *newer)
     assert (task.program_key, task.settled, task.ships_unscheduled) == (None, False, False)
-    with pytest.raises(errors.RemoteError, match="another version"):
-        rows.of(rows.Task, {})
+    assert row_without(rows.Key, "project").project == "default"
+    for kind in (rows.Task, rows.Key):
+        with pytest.raises(errors.RemoteError, match="another version"):
+            row_without(kind, "project", "name")

@@ -19,6 +19,7 @@ from tests.server.conftest import GEMM, Service
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")
 
+from tests.support import service_fakes
 from tests.support.hostile import onnx_models as models
 
 
@@ -125,8 +126,7 @@ def here(service: Service) -> dict[str, Any]:
     """Register a tuner with this machine's CPU."""
     (device, *_) = devices.of_this_machine()
     new = tuners.NewWorker(name="t", host="h", pid=1, versions={}, devices=[device])
-    with service.db.write() as tx:
-        tuners.register(tx, new)
+    service_fakes.write(service.db, tuners.register, new)
     return device
 
 
@@ -210,8 +210,7 @@ def test_names_in_programs_are_no_code(service: Service, name: str) -> None:
     body = {"workload": {"kind": "tir", "program": tvm.ir.save_json(func)}, "target": "h100"}
     response = service.client.post("/v1/jobs", json=body)
     assert response.status_code == 201, response.text
-    with service.db.read() as tx:
-        (program,) = jobs.programs(tx, response.json()["id"])
+    (program,) = service_fakes.read(service.db, jobs.programs, response.json()["id"])
     assert name not in program and json.dumps(name)[1:-1] not in program
     buffers = [*Task.from_json(program, trusted=True).func.params]
     assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", buffer.name) for buffer in buffers)

@@ -21,7 +21,7 @@ import pytest
 from felix import client, files
 from server import folders, settings
 from server.database import database
-from server.store import job_lists, keys, leases
+from server.store import job_lists, leases
 from tests.server.conftest import Service
 from tests.support import api_rows, live_service, service_fakes, share
 from tests.support.waiting import until
@@ -100,8 +100,7 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize("url", share.of(["sqlite", "postgresql"], 1), indirect=True)
 @pytest.mark.timeout(600)
 def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="k", can_submit=True, max_running_jobs=100))
+    key = service_fakes.key(db, can_submit=True, max_running_jobs=100)
     claim = api_rows.running(db, key.key.id, n_trials=4)
     with db.write() as tx:
         leases.beat(tx, claim.fence, 600.0)  # starting takes as long as it takes
@@ -119,16 +118,14 @@ def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database)
             api.kill()
             service_fakes.add(db, claim.fence, service_fakes.new_trial(100 + number, 1.0))
             api.start()
-        with db.write() as tx:
-            leases.succeed(tx, claim.fence, "trials")
+        service_fakes.write(db, leases.succeed, claim.fence, "trials")
         for thread in threads:
             thread.join(180)
             assert not thread.is_alive()
         assert watching.job(claim.job.id).n_trials == 4 + N_KILLS
     assert [event.seq for event in received] == list(range(1, len(received) + 1))
     assert received[-1].to_state == "succeeded"
-    with db.read() as tx:
-        all_jobs = job_lists.page(tx, limit=1000).jobs
+    all_jobs = service_fakes.read(db, job_lists.page, limit=1000).jobs
     by_name = collections.Counter(job.name for job in all_jobs if job.id != claim.job.id)
     assert by_name == {f"job-{number}": 1 for number in range(N_SUBMITTED)}
     assert {job.name: job.id for job in all_jobs if job.id != claim.job.id} == dict(made)

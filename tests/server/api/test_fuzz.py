@@ -18,10 +18,10 @@ from server import app
 from server import settings as service_settings
 from server.api import events
 from server.database import database, schema
-from server.store import blobs, keys
+from server.store import blobs
 from tests.server import conftest
 from tests.server.api import test_access
-from tests.support import api_rows
+from tests.support import api_rows, service_fakes
 
 EXAMPLES = 5
 
@@ -56,8 +56,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if url is not None:
         conftest.empty(db)
     schema.upgrade(db)
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="fuzz", can_admin=True))
+    key = service_fakes.key(db, can_admin=True)
     for _ in range(3):
         api_rows.finished(db, blobs.open_store(settings.blobs), key.key.id)
     db.close()

@@ -26,8 +26,8 @@ from server.dashboard.pages import job as job_pages
 from server.dashboard.pages import jobs as jobs_page
 from server.dashboard.pages import projects as projects_page
 from server.database import database, models, visibility
-from server.store import control, jobs, keys, leases, projects, requests, rows, webhooks
-from tests.server.conftest import GEMM, Service, on_both_databases, testclient
+from server.store import control, jobs, leases, projects, requests, rows, webhooks
+from tests.server.conftest import GEMM, Service, bearer, on_both_databases, testclient
 from tests.support import api_rows, service_fakes
 
 MARK = "quark"
@@ -81,10 +81,6 @@ def number_from(db: database.Database, table: str, first: int) -> None:
             connection.exec_driver_sql(f"ALTER SEQUENCE {table}_id_seq RESTART WITH {first}")
 
 
-def bearer(made: keys.Made) -> dict[str, str]:
-    return {"Authorization": f"Bearer {made.text}"}
-
-
 @pytest.fixture
 def two(service: Service) -> Iterator[Two]:
     db = service.db
@@ -93,10 +89,9 @@ def two(service: Service) -> Iterator[Two]:
     with db.write() as tx:
         projects.create(tx, f"{MARK}-project")
         projects.create(tx, "ours")
-        a = keys.create(
-            tx, keys.NewKey(name=f"{MARK}-key", project=f"{MARK}-project", can_submit=True)
-        )
-        b = keys.create(tx, keys.NewKey(name="b", project="ours", can_submit=True))
+    a = service_fakes.key(db, f"{MARK}-key", project=f"{MARK}-project", can_submit=True)
+    b = service_fakes.key(db, "b", project="ours", can_submit=True)
+    with db.write() as tx:
         hook = webhooks.create(
             tx, f"{MARK}-project", f"https://{MARK}.invalid/", list(webhooks.REPORTED), a.key.id
         )
@@ -118,15 +113,14 @@ def two(service: Service) -> Iterator[Two]:
         refused = {"problem": {"title": MARK, "status": 422, "detail": MARK}}
         batch = requests.create_batch(tx, a.key.id, [{"job_id": FIRST_ID}, refused], None)
         requests.save_template(tx, a.key.id, f"{MARK}-template", {**GEMM, "note": MARK})
-    with db.read() as tx:
-        delivery = webhooks.deliveries(tx, hook.webhook.id)[0]
+    delivery = service_fakes.read(db, webhooks.deliveries, hook.webhook.id)[0]
     settings = service.settings.model_copy(update={"cache_ttl_s": 60.0})
     with testclient.TestClient(app.create_app(settings), raise_server_exceptions=False) as client:
         yield Two(
             service,
             client,
-            bearer(a),
-            bearer(b),
+            bearer(a.text),
+            bearer(b.text),
             finished,
             running.job,
             queued,
@@ -401,10 +395,9 @@ def test_the_same_idempotency_key_in_two_projects_makes_two_jobs(two: Two) -> No
 
 def test_a_content_that_two_projects_have_stays_while_one_has_it(two: Two) -> None:
     """The sweep after a deletion looks at all projects, not only at those that are visible."""
-    with two.service.db.write() as tx:
-        key_id = keys.create(tx, keys.NewKey(name="x", project="ours", can_submit=True)).key.id
-        control.cancel(tx, two.our_job.id)
-        control.cancel(tx, two.queued.id)
+    key_id = service_fakes.key(two.service.db, project="ours", can_submit=True).key.id
+    for job in (two.our_job, two.queued):
+        service_fakes.write(two.service.db, control.cancel, job.id)
     ours = api_rows.finished(two.service.db, two.service.blobs, key_id)
     assert two.client.delete(f"/v1/jobs/{ours.id}", headers=two.service.auth("admin")).is_success
     download = f"/v1/jobs/{FIRST_ID}/artifacts/job.zip"

@@ -1,4 +1,4 @@
-"""Projects, webhooks, the list as CSV and logs over the API, the client and the command line."""
+"""Projects, webhooks, the list as CSV and logs over the API."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import io
 import json
 from typing import Any
 
-import httpx
 import pytest
 
-from felix import client, errors
-from felix.cli import main
-from felix.cli.remote import connection
 from server import app
-from server.store import control, events, keys, leases
-from tests.server.conftest import GEMM, Service, testclient
-from tests.support import api_rows
+from server.store import control, events, leases
+from tests.server.conftest import GEMM, Service, bearer, testclient
+from tests.support import api_rows, service_fakes
 from tests.support.waiting import until
 
 
@@ -33,7 +29,7 @@ def test_an_admin_makes_limits_and_fills_a_project(service: Service) -> None:
         headers=admin,
     ).json()
     assert key["key"]["project"] == "vision"
-    theirs = {"Authorization": f"Bearer {key['text']}"}
+    theirs = bearer(key["text"])
     job = http.post("/v1/jobs", json=GEMM, headers=theirs).json()
     assert job["project"] == "vision"
     usage = http.get("/v1/projects/vision", headers=theirs).json()
@@ -116,9 +112,8 @@ def test_addresses_that_webhooks_cannot_have(service: Service) -> None:
 
 
 def test_a_key_that_may_not_read_cannot_be_told(service: Service) -> None:
-    with service.db.write() as tx:
-        only = keys.create(tx, keys.NewKey(name="s", can_read=False, can_submit=True))
-    service.client.headers["Authorization"] = f"Bearer {only.text}"
+    only = service_fakes.key(service.db, can_read=False, can_submit=True)
+    service.client.headers.update(bearer(only.text))
     assert webhook(service).status_code == 403
 
 
@@ -151,8 +146,7 @@ def test_the_list_as_csv(service: Service, monkeypatch: pytest.MonkeyPatch) -> N
     formulas = ["=cmd()", "+1", "-1", "@x", "\tx", " =x", "＝x", 'plain, "quoted"\nname']
     for text in formulas:
         api_rows.queued(service.db, name=text, note=text, op=text, tags=(text,))
-    with service.db.write() as tx:
-        control.cancel(tx, 1)
+    service_fakes.write(service.db, control.cancel, 1)
     response = service.client.get("/v1/jobs.csv")
     assert response.headers["content-type"] == "text/csv; charset=utf-8"
     table = list(csv.DictReader(io.StringIO(response.text, newline="")))
@@ -185,81 +179,3 @@ def test_the_log_as_text(service: Service, monkeypatch: pytest.MonkeyPatch) -> N
     complete = service.client.get(f"/v1/jobs/{claim.job.id}/log?all=1").text
     assert complete.count(" trial ") == 12
     assert service.client.get("/v1/jobs/99/log").status_code == 404
-
-
-@pytest.fixture
-def remote(service: Service, monkeypatch: pytest.MonkeyPatch) -> client.Client:
-    """The client of the command line, which reaches the application in process, as an admin."""
-    transport = httpx.MockTransport(
-        lambda request: httpx.Response(
-            (
-                got := service.client.request(
-                    request.method,
-                    str(request.url),
-                    content=request.content,
-                    headers=dict(request.headers),
-                )
-            ).status_code,
-            content=got.content,
-        )
-    )
-
-    def connect(*_: Any) -> client.Client:
-        return client.Client("http://testserver", service.keys["admin"].text, transport=transport)
-
-    monkeypatch.setattr(connection, "connect", connect)
-    return connect()
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main.main(list(words)) == 0
-    return capsys.readouterr().out
-
-
-def test_the_command_line(
-    service: Service, remote: client.Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(capsys, "projects", "create", "vision", "--max-bytes", "10000000000")
-    run(capsys, "projects", "limit", "vision", "--retention-days", "30")
-    (project,) = (p for p in remote.projects() if p.name == "vision")
-    assert (project.max_bytes, project.retention_days) == (None, 30)
-    table = run(capsys, "projects", "ls")
-    assert "vision" in table and "30" in table and "default" in table
-    text = run(capsys, "keys", "create", "k", "--project", "vision").strip()
-    with service.db.read() as tx:
-        assert keys.find(tx, text).project == "vision"
-    assert "vision" in run(capsys, "keys", "ls")
-    secret = run(capsys, "webhooks", "create", "https://ci.invalid/", "--state", "failed").strip()
-    assert secret.startswith("whsec_")
-    (hook,) = remote.webhooks()
-    assert hook.states == ["failed"]
-    assert "test-" in run(capsys, "webhooks", "test", str(hook.id))
-    assert "pending" in run(capsys, "webhooks", "deliveries", str(hook.id))
-    assert [each.webhook_id for each in remote.deliveries(hook.id)] == [hook.id]
-    run(capsys, "webhooks", "delete", str(hook.id))
-    assert run(capsys, "webhooks", "ls") == ""
-    assert main.main(["projects", "create"]) == 1 and main.main(["webhooks", "test", "x"]) == 1
-
-
-def test_a_client_reads_a_service_without_projects() -> None:
-    from felix.client import rows
-
-    fields = {
-        "id": 1,
-        "name": "k",
-        "public": "p",
-        "can_read": True,
-        "can_submit": False,
-        "can_admin": False,
-        "max_running_jobs": None,
-        "max_trials": None,
-        "max_upload_bytes": None,
-        "created_at": "2026-01-01T00:00:00+00:00",
-        "last_used_at": None,
-        "expires_at": None,
-        "revoked_at": None,
-    }
-    assert rows.of(rows.Key, fields).project == "default"
-    del fields["name"]
-    with pytest.raises(errors.RemoteError, match="another version"):
-        rows.of(rows.Key, fields)

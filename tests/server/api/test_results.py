@@ -212,8 +212,7 @@ def test_artifacts_are_downloaded_whole(service: Service) -> None:
 def test_a_lost_blob_is_said(service: Service) -> None:
     claim = api_rows.running(service.db)
     new = service_fakes.artifact(blobs.Stored("0" * 64, 1), "lost.zip")
-    with service.db.write() as tx:
-        artifacts.add(tx, claim.fence, new)
+    service_fakes.write(service.db, artifacts.add, claim.fence, new)
     response = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
     assert response.status_code == 404 and "blob store" in response.json()["detail"]
 

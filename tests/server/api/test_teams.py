@@ -20,7 +20,6 @@ from felix.tuning.opening import task_search
 from server.parsing import databases
 from server.store import (
     artifacts,
-    keys,
     leases,
     progress,
     projects,
@@ -30,7 +29,7 @@ from server.store import (
     trials,
     tuners,
 )
-from tests.server.conftest import Service
+from tests.server.conftest import Service, bearer
 from tests.support import api_rows, service_fakes
 
 DEVICE = "llvm/x/test"
@@ -89,10 +88,8 @@ def test_reuse_can_be_refused_and_is_not_blind(service: Service) -> None:
     _tune(service)
     assert _submit(service, reuse=False)["state"] == "queued"
     assert _submit(service, seed=1)["state"] == "queued"
-    other = {
-        "workload": {"kind": "operator", "name": "gemm", "params": {"m": 32, "n": 32, "k": 64}}
-    }
-    assert _submit(service, **other)["state"] == "queued"
+    other = GEMM["workload"] | {"params": {"m": 32, "n": 32, "k": 64}}
+    assert _submit(service, workload=other)["state"] == "queued"
     assert _submit(service, trials=9)["state"] == "queued"
     program = workloads.gemm(32, 32, 32, target=TARGET).to_json()
     same = _submit(service, workload={"kind": "tir", "program": program})
@@ -173,8 +170,6 @@ def test_batches_are_listed_newest_first(service: Service) -> None:
 
 
 def test_a_batch_is_made_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.store import requests
-
     body, headers = {"jobs": [GEMM, GEMM | {"seed": 1}]}, {"Idempotency-Key": "b"}
     create = requests.create_batch
 
@@ -248,8 +243,7 @@ def test_queued_jobs_say_when_they_begin(service: Service) -> None:
     assert now["position"] == 3 and now["n_recent_jobs"] == 1
     assert (now["n_tuners"], now["begins_in_s"]) == (1, 60.0)
     assert now["waits_for"] is None
-    with service.db.write() as tx:
-        tuners.leave(tx, 1)
+    service_fakes.write(service.db, tuners.leave, 1)
     alone = service.client.get(f"/v1/jobs/{second['id']}").json()["estimate"]
     assert (alone["n_tuners"], alone["begins_in_s"]) == (0, None)  # nobody is there to do it
     assert alone["waits_for"] == "a tuner: none is there"
@@ -327,28 +321,22 @@ def test_imported_databases_are_part_of_the_export(service: Service) -> None:
         assert len(exported.workloads.splitlines()) == len(set(exported.workloads.splitlines()))
         return exported.records.splitlines()
 
-    with service.db.write() as tx:
-        projects.create(tx, "elsewhere")
-        foreign = keys.create(tx, keys.NewKey(name="f", project="elsewhere", can_submit=True))
-    ours, theirs = service.auth("submit"), {"Authorization": f"Bearer {foreign.text}"}
+    service_fakes.write(service.db, projects.create, "elsewhere")
+    foreign = service_fakes.key(service.db, project="elsewhere", can_submit=True)
+    ours, theirs = service.auth("submit"), bearer(foreign.text)
     same, other = (imported(api_rows.tuned_zip(32, us), ours) for us in (3.0, 2.0))
     foreign_job = imported(api_rows.tuned_zip(64, 5.0), theirs)
     assert len(records_of(ours)) == 2  # that of the job and of one import are equal
     assert len(records_of(ours, job=[same])) == 1 and len(records_of(ours, job=[same, other])) == 2
     assert len(records_of(theirs)) == 1
     for headers, number in ((ours, foreign_job), (theirs, same)):
-        assert (
-            service.client.get("/v1/database", params={"job": number}, headers=headers).status_code
-            == 404
-        )
+        refused = service.client.get("/v1/database", params={"job": number}, headers=headers)
+        assert refused.status_code == 404
 
 
 def test_an_imported_database_is_a_start(service: Service) -> None:
     task = workloads.gemm(32, 32, 32, target=TARGET)
-    with zipfile.ZipFile(io.BytesIO(api_rows.tuned_zip())) as archive:
-        databases_of_zip = databases.unpack(io.BytesIO(api_rows.tuned_zip()))
-        assert len(archive.namelist()) == 3
-    content = databases.pack(databases.merge(databases_of_zip))
+    content = databases.pack(databases.merge(databases.unpack(io.BytesIO(api_rows.tuned_zip()))))
     response = service.client.post("/v1/databases", files={"file": ("best.zip", content)})
     assert response.status_code == 201, response.text
     imported = response.json()
@@ -366,10 +354,8 @@ def test_an_imported_database_is_a_start(service: Service) -> None:
     located = trace_text.Finder(sketches).find(known[0].signature, known[0].decisions)
     decisions = tuple(int(v) for v in sketches[0].sample(1, seed=1)[0])
     assert located is not None
-    assert (
-        sketches[located[0]].schedule(located[1]).mod.script()
-        == sketches[0].schedule(decisions).mod.script()
-    )
+    found = sketches[located[0]].schedule(located[1])
+    assert found.mod.script() == sketches[0].schedule(decisions).mod.script()
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,16 @@ def logged_out(service: Service) -> Pages:
     return Pages(service)
 
 
+def check_ids(markup: str) -> None:
+    """Ids are unique, and what refers to one finds it."""
+    ids = re.findall(r' id="([^"]+)"', markup)
+    assert len(ids) == len(set(ids)), sorted(one for one in ids if ids.count(one) > 1)
+    for described in re.findall(r'aria-(?:describedby|labelledby)="([^"]+)"', markup):
+        assert set(described.split()) <= set(ids), described
+    for target in re.findall(r'<label for="([^"]+)"', markup):
+        assert target in ids, target
+
+
 def words(markup: str) -> str:
     """What a person reads of a page."""
     text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", markup, flags=re.S)

@@ -147,18 +147,35 @@ def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site:
 
 
 def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Site) -> None:
-    api_rows.queued(site.db, site.key.key.id)
-    api_rows.queued(site.db, site.key.key.id)
+    numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(2)]
     context = chromium.new_context(base_url=site.address, java_script_enabled=False)
     page = context.new_page()
     browser.log_in(page, site)
     for box in page.get_by_label(re.compile("^Compare job")).all():
         box.check()
     page.get_by_role("button", name="Pause").click()
-    assert {service_fakes.get(site.db, number).state for number in (1, 2)} == {"paused"}
+    assert {service_fakes.get(site.db, number).state for number in numbers} == {"paused"}
     page.goto("/dashboard/jobs/1")
-    page.get_by_role("button", name="Resume").click()
-    page.wait_for_selector("#head >> text=queued")
+    for label, state in (
+        ("Resume", "queued"),
+        ("Cancel", "cancelled"),
+        ("Retry", "queued"),
+        ("Cancel", "cancelled"),
+    ):
+        page.get_by_role("button", name=label, exact=True).click()
+        page.wait_for_selector(f"#head .badge:has-text('{state}')")
+        assert service_fakes.get(site.db, 1).state == state
+    page.get_by_text("Save as a template").click()
+    page.get_by_label("Name of the template").fill("nightly")
+    page.get_by_role("button", name="Save the template").click()
+    page.wait_for_url("**/dashboard/templates")
+    page.get_by_role("button", name="Delete the template nightly").click()
+    page.wait_for_selector("text=No templates yet")
+    page.goto("/dashboard/jobs/1")
+    page.get_by_text("Change name, note, tags or priority").click()
+    page.get_by_role("button", name="Delete job 1").click()
+    page.wait_for_url("**/dashboard")
+    assert "job 1" not in page.locator("#jobs").inner_text()
     page.goto("/dashboard/submit")
     page.locator("#op").select_option("softmax")
     page.get_by_role("button", name="Show its fields").click()
@@ -170,6 +187,9 @@ def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Site) -> 
     page.locator("#f-file").set_input_files(file)
     page.get_by_role("button", name="Upload").click()
     page.wait_for_selector("#f-file-wrong")
+    page.locator("details.menu summary").click()
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/dashboard/login*")
     context.close()
 
 
@@ -179,16 +199,14 @@ def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None
     page.wait_for_selector(".link-live")
     page.context.set_offline(True)
     page.wait_for_selector("text=The service does not answer")
-    with site.db.write() as tx:
-        control.cancel(tx, job.id)
+    service_fakes.write(site.db, control.cancel, job.id)
     page.context.set_offline(False)
     page.wait_for_selector("#jobs >> text=cancelled")
     assert page.locator("#lost").is_hidden()
 
 
 def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
-    with site.db.write() as tx:
-        keys.revoke(tx, site.key.key.id)
+    service_fakes.write(site.db, keys.revoke, site.key.key.id)
     page.wait_for_selector("text=Your login has ended")
     page.get_by_role("link", name="Log in again").click()
     page.wait_for_selector("text=API key")
@@ -250,8 +268,7 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
     page.get_by_text("Change name").click()
     page.locator("#e-note").fill("stays while the page is live")
-    with site.db.write() as tx:
-        control.change(tx, number, priority=3)
+    service_fakes.write(site.db, control.change, number, priority=3)
     page.wait_for_selector("#submitted >> text=Priority 3")
     assert page.locator("#e-note").input_value() == "stays while the page is live"
     page.get_by_role("button", name="Save").click()
@@ -264,8 +281,7 @@ def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site:
         items = [{"job_id": number} for number in numbers]
         batch = requests.create_batch(tx, site.key.key.id, items, None)
     page.goto(f"/dashboard/batches/{batch.id}")
-    with site.db.write() as tx:
-        control.cancel(tx, numbers[0])
+    service_fakes.write(site.db, control.cancel, numbers[0])
     page.get_by_role("button", name="Cancel 2 unfinished").click()
     assert page.locator(".plain-list li").count() == 2
     page.get_by_role("button", name="Cancel them").click()

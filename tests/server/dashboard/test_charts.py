@@ -26,7 +26,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def test_charts_are_of_the_moment_of_the_figures(pages: Pages) -> None:
-    db, key_id = pages.service.db, pages.service.keys["submit"].key.id
+    db, key_id = pages.service.db, pages.key_id
     claim = api_rows.running(db, key_id, n_tasks=2, n_trials=6)
     at = f"/dashboard/jobs/{claim.job.id}"
     for number in range(6, 9):
@@ -43,7 +43,7 @@ def test_charts_are_of_the_moment_of_the_figures(pages: Pages) -> None:
 
 def test_each_task_has_its_curve_from_its_first_trial_on(pages: Pages) -> None:
     db = pages.service.db
-    claim = api_rows.running(db, pages.service.keys["submit"].key.id, n_tasks=3, n_trials=5)
+    claim = api_rows.running(db, pages.key_id, n_tasks=3, n_trials=5)
     with db.read() as tx:
         assert plot_points.curve(tx, claim.job.id) == []
         by_task = plot_points.task_curves(tx, claim.job.id)
@@ -66,7 +66,7 @@ def test_each_task_has_its_curve_from_its_first_trial_on(pages: Pages) -> None:
 
 def test_names_in_a_chart_s_data_are_text(pages: Pages) -> None:
     name = "</script><script>alert(1)</script>"
-    claim = api_rows.running(pages.service.db, pages.service.keys["submit"].key.id, name=name)
+    claim = api_rows.running(pages.service.db, pages.key_id, name=name)
     page = pages.get(f"/dashboard/compare?job={claim.job.id}")
     assert data_of(page)["jobs"][0]["name"] == name and name not in page
     assert html.escape(name) in page
@@ -134,8 +134,7 @@ def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> N
     for factor in (1.0, 1.3):
         claim = api_rows.running(site.db, n_trials=4, name=f"times {factor}")
         lucky = service_fakes.new_trial(2, 50.0 * factor)  # measured again: twice as long
-        with site.db.write() as tx:
-            trials.remeasure(tx, claim.fence, lucky)
+        service_fakes.write(site.db, trials.remeasure, claim.fence, lucky)
     page.goto("/dashboard/compare?job=1&job=2")
     wait_for(page, "curves")
     for choice in ("% of each job's best", "% of the best of all"):

@@ -30,8 +30,7 @@ def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Sit
     page.goto(f"/dashboard/jobs/{submitted[-1].id}/log")
     until(page, "document.querySelector('#link').textContent === 'Live'")
     for job in submitted:
-        with site.db.write() as tx:
-            control.pause(tx, job.id)
+        service_fakes.write(site.db, control.pause, job.id)
     for each in (*opened, page):
         until(each, f"{STATE} === 'paused'")
     with site.db.write() as tx:
@@ -55,15 +54,13 @@ def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
     page.add_init_script(count)
     page.goto(f"/dashboard/jobs/{number}/log")
     grows.step(6)
-    with site.db.read() as tx:
-        last = jobs.get(tx, number).last_seq
+    last = service_fakes.read(site.db, jobs.get, number).last_seq
     until(page, f"window.eventNumbers.includes({last})")
     second = page.context.new_page()
     second.add_init_script(count)
     second.goto(f"/dashboard/jobs/{number}/log")
     grows.step(6)
-    with site.db.read() as tx:
-        newest = jobs.get(tx, number).last_seq
+    newest = service_fakes.read(site.db, jobs.get, number).last_seq
     for each, first in ((page, None), (second, last + 1)):
         until(each, f"window.eventNumbers.includes({newest})")
         numbers = each.evaluate("window.eventNumbers")
@@ -78,11 +75,9 @@ def test_a_stream_that_ends_is_renewed_until_the_login_is_over(
     page.goto(f"/dashboard/jobs/{job.id}/log")
     for change, state in ((control.pause, "paused"), (control.resume, "queued")):
         page.wait_for_timeout(1500)
-        with site.db.write() as tx:
-            change(tx, job.id)
+        service_fakes.write(site.db, change, job.id)
         until(page, f"{STATE} === '{state}'")
-    with site.db.write() as tx:
-        keys.revoke(tx, site.key.key.id)
+    service_fakes.write(site.db, keys.revoke, site.key.key.id)
     page.wait_for_selector("text=Your login has ended")
 
 
@@ -91,52 +86,9 @@ def test_a_browser_without_shared_workers_has_a_stream_a_page(page: Any, site: S
     job = api_rows.queued(site.db, site.key.key.id)
     page.goto(f"/dashboard/jobs/{job.id}")
     until(page, "document.querySelector('#link').textContent === 'Live'")
-    with site.db.write() as tx:
-        control.pause(tx, job.id)
+    service_fakes.write(site.db, control.pause, job.id)
     until(page, f"{STATE} === 'paused'")
 
-
-@pytest.fixture
-def plain(chromium: Any, site: Site) -> Any:
-    """A page that is logged in, in a browser that runs no scripts."""
-    context = chromium.new_context(base_url=site.address, java_script_enabled=False)
-    made = context.new_page()
-    browser.log_in(made, site)
-    yield made
-    context.close()
-
-
-def test_buttons_work_without_scripts(plain: Any, site: Site) -> None:
-    job = api_rows.queued(site.db, site.key.key.id)
-    plain.goto(f"/dashboard/jobs/{job.id}")
-    for label, state in (
-        ("Pause", "paused"),
-        ("Resume", "queued"),
-        ("Cancel", "cancelled"),
-        ("Retry", "queued"),
-        ("Cancel", "cancelled"),
-    ):
-        plain.get_by_role("button", name=label, exact=True).click()
-        plain.wait_for_selector(f"#head .badge:has-text('{state}')")
-        assert service_fakes.get(site.db, job.id).state == state
-    plain.get_by_text("Save as a template").click()
-    plain.get_by_label("Name of the template").fill("nightly")
-    plain.get_by_role("button", name="Save the template").click()
-    plain.wait_for_url("**/dashboard/templates")
-    plain.get_by_role("button", name="Delete the template nightly").click()
-    plain.wait_for_selector("text=No templates yet")
-    plain.goto(f"/dashboard/jobs/{job.id}")
-    plain.get_by_text("Change name, note, tags or priority").click()
-    plain.get_by_role("button", name=f"Delete job {job.id}").click()
-    plain.wait_for_url("**/dashboard")
-    assert plain.locator("#jobs").inner_text().startswith("No jobs yet")
-    plain.goto("/dashboard")
-    plain.locator("details.menu summary").click()
-    plain.get_by_role("button", name="Log out").click()
-    plain.wait_for_url("**/dashboard/login*")
-
-
-pytestmark = browser.MARKS
 
 PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
           "/jobs/1/trials", "/jobs/1/trials/2", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log",

@@ -24,8 +24,7 @@ from tests.support.hostile import onnx_models
 def _running(service: Service, n_tasks: int = 1, n_trials: int = 0) -> Any:
     """A network job of tasks with weights 1, 2, ...; that of task 0 takes 1000 us unscheduled."""
     claim = api_rows.running(service.db, n_tasks=n_tasks, kind="onnx", n_trials=n_trials)
-    with service.db.write() as tx:
-        networks.create(tx, claim.job.id, service_fakes.network())
+    service_fakes.write(service.db, networks.create, claim.job.id, service_fakes.network())
     return claim
 
 
@@ -74,8 +73,7 @@ def test_the_curve_begins_with_the_unscheduled_programs(service: Service) -> Non
     claim = _running(service, n_tasks=2)
     where = f"/v1/jobs/{claim.job.id}/network/curve"
     assert service.get(where)["points"] == []  # task 1 has no latency
-    with service.db.write() as tx:
-        progress.baseline(tx, claim.fence, 1, 300.0, "")
+    service_fakes.write(service.db, progress.baseline, claim.fence, 1, 300.0, "")
     before = service.get(where)["points"]
     assert [(point["trial"], point["best_us"]) for point in before] == [(0, 1600.0)]
     with service.db.write() as tx:
@@ -93,8 +91,7 @@ def test_the_client_has_the_curve(served: Served, felix: client.Client) -> None:
     claim = api_rows.running(served.db, n_trials=3)
     with pytest.raises(errors.RemoteError, match="builds no network"):
         felix.network_curve(claim.job.id)
-    with served.db.write() as tx:
-        networks.create(tx, claim.job.id, service_fakes.network())
+    service_fakes.write(served.db, networks.create, claim.job.id, service_fakes.network())
     points = felix.network_curve(claim.job.id).points
     assert [point.trial for point in points] == [0, 1, 2, 3]
     assert (points[0].best_us, points[-1].best_us) == (1000.0, 100.0 / 3)
@@ -131,21 +128,19 @@ pytest.importorskip("onnx")
 
 def running(db: Any, key_id: int | None = None, **changes: Any) -> leases.Claim:
     claim = api_rows.running(db, key_id, kind="onnx", op="net.onnx", **changes)
-    with db.write() as tx:
-        networks.create(tx, claim.job.id, service_fakes.network())
+    service_fakes.write(db, networks.create, claim.job.id, service_fakes.network())
     return claim
 
 
 def test_the_page_tells_what_ships_and_why(pages: Pages) -> None:
     service = pages.service
-    claim = running(service.db, service.keys["submit"].key.id)
+    claim = running(service.db, pages.key_id)
     at = f"/dashboard/jobs/{claim.job.id}"
     before = words(pages.get(at))
     assert "built from the fastest program of each group when tuning ends" in before
     assert "Element types bfloat16, float32" in before
     assert "fused_gemm task 0 bfloat16, float32 2 9.09 µs 1.00 ms – 18.2 µs 100 % 100 %" in before
-    with service.db.write() as tx:
-        networks.finish(tx, claim.fence, service_fakes.built_network())
+    service_fakes.write(service.db, networks.finish, claim.fence, service_fakes.built_network())
     growing.add_network(service.db, service.blobs, claim.fence)
     growing.deliver(service.db, service.blobs, claim.fence, 1)
     page = pages.get(at)
@@ -161,9 +156,8 @@ def test_the_page_tells_what_ships_and_why(pages: Pages) -> None:
 
 def test_the_page_tells_why_a_network_was_not_built(pages: Pages) -> None:
     service = pages.service
-    claim = running(service.db, service.keys["submit"].key.id)
-    with service.db.write() as tx:
-        networks.fail(tx, claim.fence, "output 0 <differs>")
+    claim = running(service.db, pages.key_id)
+    service_fakes.write(service.db, networks.fail, claim.fence, "output 0 <differs>")
     growing.deliver(service.db, service.blobs, claim.fence, 1)
     text = words(pages.get(f"/dashboard/jobs/{claim.job.id}"))
     assert "The network could not be built: output 0 <differs>. The tasks" in text
@@ -172,10 +166,9 @@ def test_the_page_tells_why_a_network_was_not_built(pages: Pages) -> None:
 
 def test_the_page_tells_that_a_network_runs_elsewhere(pages: Pages) -> None:
     service = pages.service
-    claim = running(service.db, service.keys["submit"].key.id)
+    claim = running(service.db, pages.key_id)
     built = dataclasses.replace(service_fakes.built_network(), call_us=None, max_error=None)
-    with service.db.write() as tx:
-        networks.finish(tx, claim.fence, built)
+    service_fakes.write(service.db, networks.finish, claim.fence, built)
     text = words(pages.get(f"/dashboard/jobs/{claim.job.id}"))
     assert "built for a device that its tuner has not, so it was not run: run.py checks" in text
     assert "A whole call, measured –" in text and "Largest relative error" not in text
@@ -184,7 +177,7 @@ def test_the_page_tells_that_a_network_runs_elsewhere(pages: Pages) -> None:
 
 def test_jobs_without_a_network_have_no_table_of_it(pages: Pages) -> None:
     service = pages.service
-    key_id = service.keys["submit"].key.id
+    key_id = pages.key_id
     plain = api_rows.queued(service.db, key_id, kind="onnx", op="net.onnx")
     page = pages.get(f"/dashboard/jobs/{plain.id}")
     assert 'id="network"' not in page and "Network not built: programs only" in words(page)
@@ -195,22 +188,21 @@ def test_jobs_without_a_network_have_no_table_of_it(pages: Pages) -> None:
 
 def test_the_chart_has_the_network_s_curve(pages: Pages) -> None:
     service = pages.service
-    claim = running(service.db, service.keys["submit"].key.id, n_trials=3)
+    claim = running(service.db, pages.key_id, n_trials=3)
     network = data_of(pages.get(f"/dashboard/jobs/{claim.job.id}"))["network"]
     assert (network["name"], network["call_us"]) == ("net", None)
     assert network["trial"] == [0, 1, 2, 3] and network["best_us"][0] == 1000.0
 
 
+def form_and_file(pages: Pages, **more: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """What a browser sends of a network."""
+    form = {"csrf_token": pages.csrf, "form_id": "one", "source": "file", "kind": "onnx"}
+    file = ("net.onnx", onnx_models.product(), "application/octet-stream")
+    return form | {"trials": "8"} | more, {"file": file}
+
+
 def test_the_form_has_a_switch_for_pytorch(pages: Pages) -> None:
-    form = {
-        "csrf_token": pages.csrf,
-        "form_id": "one",
-        "source": "file",
-        "kind": "onnx",
-        "trials": "8",
-        "pytorch": "on",
-    }
-    file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
+    form, file = form_and_file(pages, pytorch="on")
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
     assert pages.job(sent.headers["location"]).workload["pytorch"] is True
@@ -222,15 +214,7 @@ def test_the_form_has_a_switch_for_pytorch(pages: Pages) -> None:
 
 @pytest.mark.parametrize("no_network", ["", "on"])
 def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) -> None:
-    form = {
-        "csrf_token": pages.csrf,
-        "form_id": "one",
-        "source": "file",
-        "kind": "onnx",
-        "trials": "8",
-    }
-    form |= {"no_network": no_network} if no_network else {}
-    file = {"file": ("net.onnx", onnx_models.product(), "application/octet-stream")}
+    form, file = form_and_file(pages, **({"no_network": no_network} if no_network else {}))
     sent = pages.client.post("/dashboard/submit", data=form, files=file)
     assert sent.status_code == 303, words(sent.text)
     job_id = pages.job(sent.headers["location"]).id
@@ -265,8 +249,7 @@ def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: 
     until(page, "document.querySelector('#network').textContent.includes('12.0 µs')")
     shapes = f"({LAYOUT.format('convergence')}.shapes || []).map(shape => shape.label.text)"
     assert page.evaluate(shapes) == []
-    with site.db.write() as tx:
-        networks.finish(tx, claim.fence, service_fakes.built_network())
+    service_fakes.write(site.db, networks.finish, claim.fence, service_fakes.built_network())
     growing.add_network(site.db, site.blobs, claim.fence)
     growing.deliver(site.db, site.blobs, claim.fence, 1)
     until(page, f"{shapes}.includes('a whole call, measured')")

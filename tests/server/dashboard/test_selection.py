@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from server import states
 from server.dashboard.pages import batches
 from server.store import control, job_lists, jobs, leases, requests
+from tests.server.conftest import GEMM
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 
 S = states.State
-
-
-def key_id(pages: Pages) -> int:
-    """The key of whoever is logged in."""
-    return pages.service.keys["submit"].key.id
 
 
 def names(page: str) -> list[str]:
@@ -25,10 +22,11 @@ def names(page: str) -> list[str]:
     return re.findall(r'class="name" href="[^"]*" title="([^"]*)"', page)
 
 
-def chosen(pages: Pages, verb: str, *numbers: int, **more: str) -> dict[str, object]:
-    """The form of a selection as a browser sends it."""
+def act(pages: Pages, verb: str, *numbers: int, **more: str) -> Any:
+    """The response to the form of a selection as a browser sends it."""
     selected = [str(number) for number in numbers]
-    return {"csrf_token": pages.csrf, "verb": verb, "job": selected, **more}
+    form = {"csrf_token": pages.csrf, "verb": verb, "job": selected, **more}
+    return pages.client.post("/dashboard/selection", data=form)
 
 
 def test_the_table_is_sorted_on_the_server_and_paged(pages: Pages) -> None:
@@ -52,7 +50,7 @@ def test_owner_priority_and_the_reason_of_a_failure_are_shown(pages: Pages) -> N
     claim = api_rows.running(service.db, service.keys["admin"].key.id, name="breaks")
     with service.db.write() as tx:
         leases.fail(tx, claim.fence, "wrong_result", "C[0] is 1 <not> 2", None)
-    api_rows.queued(service.db, key_id(pages), name="urgent", priority=42)
+    api_rows.queued(service.db, pages.key_id, name="urgent", priority=42)
     text = words(pages.get("/dashboard"))
     assert "wrong result: C[0] is 1 <not> 2" in text
     assert (
@@ -62,18 +60,16 @@ def test_owner_priority_and_the_reason_of_a_failure_are_shown(pages: Pages) -> N
 
 
 def test_a_selection_is_paused_resumed_and_retried(pages: Pages) -> None:
-    db, client = pages.service.db, pages.client
-    one, two = (api_rows.queued(db, key_id(pages)).id for _ in range(2))
+    db = pages.service.db
+    one, two = (api_rows.queued(db, pages.key_id).id for _ in range(2))
     page = pages.get("/dashboard")
     assert 'data-verbs="pause cancel"' in page and "formaction" not in page
-    response = client.post(
-        "/dashboard/selection", data=chosen(pages, "pause", one, two, back="/dashboard?sort=name")
-    )
+    response = act(pages, "pause", one, two, back="/dashboard?sort=name")
     assert response.status_code == 303
     assert response.headers["location"] == "/dashboard?sort=name"
     assert {service_fakes.get(db, number).state for number in (one, two)} == {S.PAUSED}
-    client.post("/dashboard/selection", data=chosen(pages, "resume", two))
-    response = client.post("/dashboard/selection", data=chosen(pages, "pause", one, two, 99))
+    act(pages, "resume", two)
+    response = act(pages, "pause", one, two, 99)
     text = words(response.text)
     assert response.status_code == 200 and "1 of 3 not paused" in text
     assert "#99 there is no job 99" in text and f"Done: #{one}, #{two}." in text
@@ -81,45 +77,36 @@ def test_a_selection_is_paused_resumed_and_retried(pages: Pages) -> None:
 
 
 def test_what_cannot_be_undone_is_asked_for_first(pages: Pages) -> None:
-    db, client = pages.service.db, pages.client
-    one, two = (api_rows.queued(db, key_id(pages), name=f"<b>{n}</b>").id for n in range(2))
-    question = client.post("/dashboard/selection", data=chosen(pages, "cancel", one, two))
+    db = pages.service.db
+    one, two = (api_rows.queued(db, pages.key_id, name=f"<b>{n}</b>").id for n in range(2))
+    question = act(pages, "cancel", one, two)
     assert question.status_code == 200 and "Cancel 2 jobs?" in question.text
     assert "<b>0</b>" in words(question.text) and "<b>0</b>" not in question.text
     assert service_fakes.get(db, one).state is S.QUEUED
-    client.post("/dashboard/selection", data=chosen(pages, "cancel", one, two, sure="1"))
+    act(pages, "cancel", one, two, sure="1")
     assert service_fakes.get(db, one).state is S.CANCELLED
-    client.post("/dashboard/selection", data=chosen(pages, "delete", one, sure="1"))
+    act(pages, "delete", one, sure="1")
     with db.read() as tx:
         assert [job.id for job in job_lists.page(tx).jobs] == [two]
 
 
 def test_a_selection_is_refused_as_single_jobs_are(pages: Pages) -> None:
-    db, client = pages.service.db, pages.client
-    mine = api_rows.queued(db, key_id(pages)).id
+    db = pages.service.db
+    mine = api_rows.queued(db, pages.key_id).id
     foreign = api_rows.queued(db, pages.service.keys["admin"].key.id).id
-    response = client.post("/dashboard/selection", data=chosen(pages, "pause", mine, foreign))
+    response = act(pages, "pause", mine, foreign)
     assert "1 of 2 not paused" in words(response.text) and "another key" in response.text
     assert service_fakes.get(db, foreign).state is S.QUEUED
-    form = chosen(pages, "resume", mine)
-    assert client.post("/dashboard/selection", data=form | {"csrf_token": "x"}).status_code == 403
-    assert (
-        client.post("/dashboard/selection", data=chosen(pages, "explode", mine)).status_code == 404
-    )
-    away = chosen(pages, "resume", mine, back="https://evil.example/")
-    assert client.post("/dashboard/selection", data=away).headers["location"] == "/dashboard"
-    huge = chosen(pages, "pause", 999999999, sure="1")
-    assert "there is no job" in client.post("/dashboard/selection", data=huge).text
-    assert (
-        "No job is selected"
-        in client.post("/dashboard/selection", data=chosen(pages, "delete")).text
-    )
-    compared = client.post("/dashboard/selection", data=chosen(pages, "compare", mine, foreign))
+    assert act(pages, "resume", mine, csrf_token="x").status_code == 403
+    assert act(pages, "explode", mine).status_code == 404
+    away = act(pages, "resume", mine, back="https://evil.example/")
+    assert away.headers["location"] == "/dashboard"
+    assert "there is no job" in act(pages, "pause", 999999999, sure="1").text
+    assert "No job is selected" in act(pages, "delete").text
+    compared = act(pages, "compare", mine, foreign)
     assert compared.headers["location"] == f"/dashboard/compare?job={mine}&job={foreign}"
     pages.log_in("read")
-    assert (
-        client.post("/dashboard/selection", data=chosen(pages, "pause", mine)).status_code == 403
-    )
+    assert act(pages, "pause", mine).status_code == 403
 
 
 @pytest.mark.parametrize("scope", ["read", "submit", "admin"])
@@ -151,7 +138,7 @@ def batch_of(pages: Pages, *job_ids: int, scope: str = "submit", n_refused: int 
 
 def test_a_batch_shows_its_jobs_and_what_was_refused(pages: Pages) -> None:
     assert "A batch is what one request submits" in words(pages.get("/dashboard/batches"))
-    db, key_id = pages.service.db, pages.service.keys["submit"].key.id
+    db, key_id = pages.service.db, pages.key_id
     done = api_rows.finished(db, pages.service.blobs, key_id, name="done <b>")
     waits, gone = (api_rows.queued(db, key_id, name=name).id for name in ("waits", "gone"))
     number = batch_of(pages, done.id, waits, gone, n_refused=1)
@@ -170,7 +157,7 @@ def test_a_batch_shows_its_jobs_and_what_was_refused(pages: Pages) -> None:
 
 
 def test_a_batch_is_cancelled_after_a_question(pages: Pages) -> None:
-    db, key_id = pages.service.db, pages.service.keys["submit"].key.id
+    db, key_id = pages.service.db, pages.key_id
     jobs = [api_rows.queued(db, key_id).id for _ in range(60)]  # more than a page of jobs
     number = batch_of(pages, *jobs)
     page = pages.get(f"/dashboard/batches/{number}").partition('<form method="post" action="/dash')
@@ -223,7 +210,7 @@ def form_of(page: str) -> dict[str, str]:
 def stored(pages: Pages) -> dict[str, dict[str, object]]:
     """The templates of the key that is logged in, by name."""
     with pages.service.db.read() as tx:
-        listed = requests.templates(tx, pages.service.keys["submit"].key.id)
+        listed = requests.templates(tx, pages.key_id)
     return {template.name: template.job for template in listed}
 
 
@@ -269,21 +256,12 @@ def test_a_job_becomes_a_template_and_the_template_a_job(pages: Pages) -> None:
 
 
 def test_a_template_of_a_program_is_submitted_with_other_settings(pages: Pages) -> None:
-    first = pages.client.post(
-        "/v1/jobs",
-        json={
-            "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
-        },
-        headers=pages.service.auth("submit"),
-    ).json()
-    with pages.service.db.read() as tx:
-        program = jobs.programs(tx, first["id"])[0]
+    first = pages.client.post("/v1/jobs", json=GEMM, headers=pages.service.auth("submit")).json()
+    program = service_fakes.read(pages.service.db, jobs.programs, first["id"])[0]
     workload = {"kind": "tir", "name": "soft.json", "program": program}
     with pages.service.db.write() as tx:
-        key_id = pages.service.keys["submit"].key.id
-        requests.save_template(
-            tx, key_id, "soft", {"workload": workload, "reuse": False, "trials": 5}
-        )
+        job_of_template = {"workload": workload, "reuse": False, "trials": 5}
+        requests.save_template(tx, pages.key_id, "soft", job_of_template)
     page = pages.get("/dashboard/submit?template=soft")
     fields = form_of(page)
     assert (fields["source"], fields["template"], fields["trials"]) == ("template", "soft", "5")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from server.dashboard.pages import reference
-from server.store import jobs, keys, requests, webhooks
-from tests.server.dashboard.conftest import Pages, words
-from tests.support import api_rows
+from server.store import jobs, requests, webhooks
+from tests.server.dashboard.conftest import Pages, check_ids, words
+from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
 
 HEBREW = "שלום עולם 12"
@@ -71,8 +71,7 @@ def filled(pages: Pages) -> Pages:
     """A job of two tasks, a key and a tag with such names."""
     db = pages.service.db
     worker = growing.tuner(db)
-    with db.write() as tx:
-        made = keys.create(tx, keys.NewKey(name=HEBREW, can_submit=True, can_admin=True))
+    made = service_fakes.key(db, HEBREW, can_submit=True, can_admin=True)
     tasks = tuple(
         jobs.NewTask(name=HEBREW, weight=1.0, flops=1e6, min_bytes=1e3, program=f"{number}")
         for number in range(2)
@@ -148,8 +147,7 @@ def test_every_operation_with_its_parameters_is_there(pages: Pages) -> None:
     assert "best_us" in text and "Weighted sum of the tasks&" not in text
     assert "Example of a response" in text
     assert "<code>database_workload.json</code>" in page  # the point ends no sentence
-    ids = re.findall(r' id="([^"]+)"', page)
-    assert len(ids) == len(set(ids))
+    check_ids(page)
     for address in re.findall(r'(?:src|href)="([^"]+)"', page):
         assert address.startswith(("/", "#")), address
 

@@ -47,8 +47,7 @@ def test_a_beat_renews_and_brings_orders(db: database.Database) -> None:
     fence = service_fakes.claim(db, lease_s=5).fence
 
     def beat() -> states.Instruction:
-        with db.write() as tx:
-            return leases.beat(tx, fence, 1000)
+        return service_fakes.write(db, leases.beat, fence, 1000)
 
     before = service_fakes.get(db, job.id).lease_expires_at
     assert beat() is states.Instruction.CONTINUE
@@ -60,8 +59,7 @@ def test_a_beat_renews_and_brings_orders(db: database.Database) -> None:
         (control.stop, states.Instruction.STOP),
         (control.cancel, states.Instruction.CANCEL),
     ):
-        with db.write() as tx:
-            verb(tx, job.id)
+        service_fakes.write(db, verb, job.id)
         assert beat() is order
     with db.write() as tx:
         assert leases.release(tx, fence) is State.CANCELLED
@@ -119,8 +117,7 @@ def test_a_zombie_writes_nothing(db: database.Database) -> None:
     job = service_fakes.create(db)
     zombie = service_fakes.claim(db, lease_s=-1).fence
     service_fakes.add(db, zombie, service_fakes.new_trial(0))  # late, but nobody took over yet
-    with db.write() as tx:
-        leases.reap(tx, max_attempts=5)
+    service_fakes.write(db, leases.reap, max_attempts=5)
     holder = service_fakes.claim(db).fence
     stolen = leases.Fence(job.id, "")
     before = service_fakes.get(db, job.id)
@@ -154,8 +151,7 @@ def test_a_job_whose_tuners_die_fails_in_the_end(db: database.Database) -> None:
     assert (after.error, after.attempts) == ("lease_expired", 3)
     assert after.message is not None and "attempt 3" in after.message
     assert upkeep.reap(db, max_attempts=3) == []
-    with db.write() as tx:
-        fresh = control.retry(tx, job.id)
+    fresh = service_fakes.write(db, control.retry, job.id)
     assert (fresh.state, fresh.attempts, fresh.error) == (State.QUEUED, 0, None)
 
 
@@ -197,8 +193,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
             accepted.append((fence.job_id, number))
 
     def work(rng: random.Random, worker: int) -> None:
-        with db.write() as tx:
-            claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60)
+        claim = service_fakes.write(db, leases.claim, worker, service_fakes.TARGET_KEYS, 60)
         if claim is None:
             time.sleep(0.01)
             return
@@ -211,8 +206,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
             if rng.random() < 0.15:  # it "dies": the lease expires and the reaper comes
                 with guard:
                     working[job_id] -= 1
-                with db.write() as tx:
-                    leases.beat(tx, fence, -1)
+                service_fakes.write(db, leases.beat, fence, -1)
                 while (
                     not upkeep.reap(db, 1000) and service_fakes.get(db, job_id).worker_id == worker
                 ):
@@ -226,8 +220,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
             write(fence, number)
         with guard:
             working[job_id] -= 1
-        with db.write() as tx:
-            leases.succeed(tx, fence, "trials")
+        service_fakes.write(db, leases.succeed, fence, "trials")
 
     def tuner(seed: int) -> None:
         rng, worker = random.Random(seed), service_fakes.worker(db, f"t{seed}")
@@ -274,8 +267,7 @@ def test_readers_miss_no_event_while_writers_write(db: database.Database) -> Non
     def read() -> None:
         while True:
             finished = done.is_set()
-            with db.read() as tx:
-                newer = events.after(tx, job.id, sequence[-1] if sequence else 0)
+            newer = service_fakes.read(db, events.after, job.id, sequence[-1] if sequence else 0)
             sequence.extend(event.seq for event in newer)
             if finished and not newer:
                 return

@@ -19,7 +19,6 @@ from server.store import (
     control,
     events,
     jobs,
-    keys,
     leases,
     progress,
     projects,
@@ -128,8 +127,7 @@ def submit(
 
 
 def of(db: database.Database, job_id: int) -> list[rows.Task]:
-    with db.read() as tx:
-        return jobs.tasks(tx, job_id)
+    return service_fakes.read(db, jobs.tasks, job_id)
 
 
 def test_a_known_job_is_answered_at_once(db: database.Database) -> None:
@@ -202,8 +200,7 @@ def test_a_damaged_bundle_answers_nothing(
     db: database.Database, damage: Callable[[bytes], bytes | None], caplog: Any
 ) -> None:
     first = measured(db, "a")
-    with db.read() as tx:
-        sha256 = artifacts.of_job(tx, first.id)[0].sha256
+    sha256 = service_fakes.read(db, artifacts.of_job, first.id)[0].sha256
     damaged = damage(_stored(STORE.contents.pop(sha256)))
     if damaged is not None:
         STORE.contents[sha256] = damaged
@@ -340,12 +337,8 @@ def test_failed_jobs_are_a_start_but_no_answer(db: database.Database) -> None:
 
 
 def test_jobs_of_another_project_do_not_exist(db: database.Database) -> None:
-    with db.write() as tx:
-        projects.create(tx, "b")
-        mine, other = (
-            keys.create(tx, keys.NewKey(name=name, project=name)).key.id
-            for name in ("default", "b")
-        )
+    service_fakes.write(db, projects.create, "b")
+    mine, other = (service_fakes.key(db, project=name).key.id for name in ("default", "b"))
     first = measured(db, "a", key_id=other)
     job = submit(db, "a", key_id=mine)
     assert job.state is states.State.QUEUED and of(db, job.id)[0].reused_from is None
@@ -382,9 +375,8 @@ def test_enough_is_what_the_budget_asks() -> None:
 
 def test_a_new_program_begins_with_those_of_its_family(db: database.Database) -> None:
     """In its project and of its kind of device, the newest first."""
-    with db.write() as tx:
-        projects.create(tx, "b")
-        elsewhere = keys.create(tx, keys.NewKey(name="b", project="b")).key.id
+    service_fakes.write(db, projects.create, "b")
+    elsewhere = service_fakes.key(db, project="b").key.id
     for program in ("f:a", "f:b", "f:a", "g:c"):
         measured(db, program)
     measured(db, "f:e", key_id=elsewhere)

@@ -115,8 +115,7 @@ def bring(db: database.Database, state: State) -> tuple[int, leases.Fence | None
     job = service_fakes.create(db)
     if state in (State.QUEUED, State.PAUSED):
         if state is State.PAUSED:
-            with db.write() as tx:
-                control.pause(tx, job.id)
+            service_fakes.write(db, control.pause, job.id)
         return job.id, None
     fence = service_fakes.claim(db).fence
     with db.write() as tx:
@@ -147,8 +146,7 @@ def test_what_users_can_do_in_each_state(db: database.Database, verb: str) -> No
                 USER_VERBS[verb](tx, job_id)
             assert service_fakes.get(db, job_id) == before
         else:
-            with db.write() as tx:
-                after = USER_VERBS[verb](tx, job_id)
+            after = service_fakes.write(db, USER_VERBS[verb], job_id)
             expected = EXPECTED[verb][state]
             assert after.state is (expected or state), (verb, state)
             assert after.last_seq == before.last_seq + (expected is not None)
@@ -189,8 +187,7 @@ class Histories(stateful.RuleBasedStateMachine):
     def attempt(self, verb: Callable[[orm.Session], Any]) -> Any:
         before = service_fakes.get(self.db, self.job_id)
         try:
-            with self.db.write() as tx:
-                return verb(tx)
+            return service_fakes.write(self.db, verb)
         except errors.Conflict:
             assert service_fakes.get(self.db, self.job_id) == before
             return None

@@ -35,8 +35,7 @@ def test_a_new_job_is_queued_with_its_tasks(db: database.Database) -> None:
 
 def test_rows_do_not_change_with_the_database(db: database.Database) -> None:
     before = service_fakes.create(db)
-    with db.write() as tx:
-        after = control.change(tx, before.id, name="another", priority=7)
+    after = service_fakes.write(db, control.change, before.id, name="another", priority=7)
     assert (before.name, before.priority) == ("a job", 0)
     assert (after.name, after.priority) == ("another", 7)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -44,8 +43,7 @@ def test_rows_do_not_change_with_the_database(db: database.Database) -> None:
 
 
 def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="k", can_submit=True)).key
+    key = service_fakes.key(db, can_submit=True).key
     repeat = jobs.IdempotencyKey(key="once", request_sha256="a")
     made = []
     for _ in range(2):
@@ -61,8 +59,7 @@ def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
 
 
 def test_quotas(db: database.Database) -> None:
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="k", can_submit=True)).key
+    key = service_fakes.key(db, can_submit=True).key
     quota = jobs.Quota(max_running_jobs=2, max_trials=100)
 
     def submit(**changes: int) -> jobs.Made:
@@ -88,8 +85,7 @@ def test_pages_and_filters(db: database.Database) -> None:
             op="gemm" if number % 2 else "softmax",
             tags=("even",) if number % 2 == 0 else (),
         )
-    with db.write() as tx:
-        control.cancel(tx, 3)
+    service_fakes.write(db, control.cancel, 3)
     with db.read() as tx:
         first = job_lists.page(tx, limit=3)
         second = job_lists.page(tx, limit=3, after=first.next)
@@ -115,11 +111,9 @@ def test_pages_and_filters(db: database.Database) -> None:
 def test_pages_are_stable_while_jobs_come(db: database.Database) -> None:
     for _ in range(4):
         service_fakes.create(db)
-    with db.read() as tx:
-        first = job_lists.page(tx, limit=2)
+    first = service_fakes.read(db, job_lists.page, limit=2)
     service_fakes.create(db)
-    with db.read() as tx:
-        second = job_lists.page(tx, limit=2, after=first.next)
+    second = service_fakes.read(db, job_lists.page, limit=2, after=first.next)
     assert [j.id for j in (*first.jobs, *second.jobs)] == [4, 3, 2, 1]
 
 
@@ -132,8 +126,7 @@ def test_numbers_are_never_reused(db: database.Database) -> None:
 
 
 def test_keys_are_found_by_their_text_only(db: database.Database) -> None:
-    with db.write() as tx:
-        made = keys.create(tx, keys.NewKey(name="k", can_submit=True))
+    made = service_fakes.key(db, can_submit=True)
     assert made.text not in repr(made)
     secret = made.text.split("_", 2)[2]
     with db.read() as tx:
@@ -161,9 +154,8 @@ def test_keys_are_found_by_their_text_only(db: database.Database) -> None:
 
 
 def test_no_secret_is_stored(db: database.Database) -> None:
-    with db.write() as tx:
-        made = keys.create(tx, keys.NewKey(name="k"))
-        token, _ = keys.log_in(tx, made.key.id, 60)
+    made = service_fakes.key(db)
+    token, _ = service_fakes.write(db, keys.log_in, made.key.id, 60)
     secret = made.text.split("_", 2)[2]
     with db.engine.connect() as connection:
         for table in ("keys", "logins"):
@@ -185,8 +177,7 @@ def test_keys_and_logins_expire(db: database.Database) -> None:
         for bad in (stale, "", token + "x", login.csrf):
             with pytest.raises(errors.Unauthenticated):
                 keys.login(tx, bad)
-    with db.write() as tx:
-        keys.log_out(tx, token)
+    service_fakes.write(db, keys.log_out, token)
     with db.read() as tx, pytest.raises(errors.Unauthenticated):
         keys.login(tx, token)
 
@@ -211,8 +202,7 @@ def test_workers(db: database.Database) -> None:
     service_fakes.add(db, claimed.fence, service_fakes.new_trial(0))
     broken = service_fakes.new_trial(1, None, error="infrastructure")
     service_fakes.add(db, claimed.fence, broken)
-    with db.write() as tx:
-        tuners.leave(tx, second)
+    service_fakes.write(db, tuners.leave, second)
     with db.read() as tx:
         gone, busy = tuners.every(tx, stale_s=60)
         assert (busy.job_id, busy.is_alive, busy.n_trials) == (claimed.job.id, True, 2)
@@ -228,8 +218,7 @@ def test_workers(db: database.Database) -> None:
 def test_any_text_can_be_written(db: database.Database, text: str) -> None:
     job, fence = service_fakes.claimed(db, name=text)
     service_fakes.add(db, fence, service_fakes.new_trial(0, None, message=text))
-    with db.write() as tx:
-        progress.append_event(tx, fence, events.Type.WARNING, {"message": text})
+    service_fakes.write(db, progress.append_event, fence, events.Type.WARNING, {"message": text})
     with db.read() as tx:
         assert "\0" not in trials.get(tx, job.id, 1).message
         assert len(events.after(tx, job.id)) == 4

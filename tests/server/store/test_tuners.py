@@ -24,15 +24,13 @@ from tests.support import service_fakes
 def judged(db: database.Database, text: str, *kinds: str) -> str | None:
     """Why a node with a key may not measure on devices of these kinds."""
     stated = tuners.Node("box", kinds, tls.digest(text) if text else "")
-    with db.read() as tx:
-        (one,) = tuners.judge(tx, [stated])
+    (one,) = service_fakes.read(db, tuners.judge, [stated])
     assert one.name == "box"
     return one.refusal
 
 
 def made(db: database.Database, **fields: Any) -> keys.Made:
-    with db.write() as tx:
-        return keys.create(tx, keys.NewKey(name="box", can_read=False, **fields))
+    return service_fakes.key(db, can_read=False, **fields)
 
 
 @pytest.mark.parametrize("kind", ["h200", "nvidia-h200"])
@@ -64,8 +62,7 @@ def test_what_is_no_such_key_is_told(db: database.Database) -> None:
 
 def test_a_key_that_ends_lets_nothing_measure(db: database.Database) -> None:
     key = made(db, can_worker=True, device_kinds=["h1"])
-    with db.write() as tx:
-        keys.revoke(tx, key.key.id)
+    service_fakes.write(db, keys.revoke, key.key.id)
     assert str(judged(db, key.text, "h1")).endswith(f"its key {key.key.id} is revoked")
     over = made(db, can_worker=True, device_kinds=["h1"], expires_s=-1.0)
     assert str(judged(db, over.text, "h1")).endswith(f"its key {over.key.id} is expired")
@@ -102,9 +99,7 @@ def test_refusals_are_logged_once(db: database.Database, caplog: pytest.LogCaptu
 
 
 def test_use_is_noted_and_an_end_is_seen_at_once(db: database.Database) -> None:
-    new = keys.NewKey(name="box", can_read=False, can_worker=True, device_kinds=["h1"])
-    with db.write() as tx:
-        key = keys.create(tx, new)
+    key = made(db, can_worker=True, device_kinds=["h1"])
     judge = link.Admission(db)
     assert judge.refusals([node("a", key.text), node("b")])["a"] is None
     with db.write() as tx:
@@ -138,12 +133,10 @@ def test_a_device_has_one_report_a_tuner_the_last_one(db: database.Database) -> 
     one, other = service_fakes.worker(db, "one"), service_fakes.worker(db, "other")
     sick = tuners.Seen(place="cuda:0", host="h", target_key="k", fault="too hot")
     for worker, seen in ((one, [A, sick]), (other, [A]), (one, [A])):
-        with db.write() as tx:
-            tuners.write_reports(tx, worker, seen)
+        service_fakes.write(db, tuners.write_reports, worker, seen)
     assert places(db, one) == {"cpu:0": None, "cuda:0": "too hot"}  # not seen again: it stays
     assert places(db, other) == {"cpu:0": None} and places(db) == {}
-    with db.read() as tx:
-        (report,) = tuners.reports_of(tx, [other])
+    (report,) = service_fakes.read(db, tuners.reports_of, [other])
     assert report.seen_at.tzinfo is not None and report.error_rate is None
 
 
@@ -153,8 +146,7 @@ def test_old_reports_are_removed(db: database.Database) -> None:
         tuners.write_reports(tx, worker, [A])
         old = columns.db_now(-tuners.KEPT_S - 60)
         tx.execute(sa.update(models.DeviceReport).values(seen_at=old))
-    with db.write() as tx:
-        tuners.write_reports(tx, worker, [])
+    service_fakes.write(db, tuners.write_reports, worker, [])
     assert places(db, worker) == {}
 
 

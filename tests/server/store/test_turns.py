@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from server import states
 from server.database import columns, database, models
-from server.store import jobs, keys, leases, queue, turns
+from server.store import leases, queue, turns
 from tests.support import service_fakes
 
 State = states.State
@@ -18,15 +18,11 @@ TARGETS = service_fakes.TARGET_KEYS
 
 
 def key(db: database.Database, name: str) -> int:
-    with db.write() as tx:
-        return keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
+    return service_fakes.key(db, name, can_submit=True).key.id
 
 
-def submit(db: database.Database, key_id: int, **changes: object) -> int:
-    made = service_fakes.create(db, **changes).id
-    with db.write() as tx:
-        tx.execute(sa.update(models.Job).where(models.Job.id == made).values(key_id=key_id))
-    return made
+def submit(db: database.Database, key_id: int, **changes: Any) -> int:
+    return service_fakes.create(db, key_id=key_id, **changes).id
 
 
 def begun(db: database.Database, job_id: int) -> int:
@@ -38,13 +34,11 @@ def begun(db: database.Database, job_id: int) -> int:
 
 
 def charge(db: database.Database, key_id: int, seconds: float) -> None:
-    with db.write() as tx:
-        turns.charge(tx, key_id, seconds)
+    service_fakes.write(db, turns.charge, key_id, seconds)
 
 
 def is_over(db: database.Database, job_id: int) -> bool:
-    with db.read() as tx:
-        return turns.is_over(tx, job_id, TARGETS, SLICE_S)
+    return service_fakes.read(db, turns.is_over, job_id, TARGETS, SLICE_S)
 
 
 def test_keys_take_turns_however_many_jobs_one_has(db: database.Database) -> None:
@@ -64,8 +58,7 @@ def test_a_new_job_goes_before_what_was_put_back(db: database.Database) -> None:
     charge(db, normal, 100.0)  # however much its key had lately, unless that was really much
     mine = submit(db, normal)
     assert is_over(db, theirs[0])
-    with db.write() as tx:
-        leases.release(tx, fence)
+    service_fakes.write(db, leases.release, fence)
     assert service_fakes.claim(db).job.id == mine
 
 
@@ -194,18 +187,16 @@ def test_a_turn_that_ends_is_no_failure(db: database.Database) -> None:
         assert leases.release(tx, fence, {"yielded": True}) is State.QUEUED
     assert service_fakes.get(db, job.id).attempts == 0
     fence = service_fakes.claim(db).fence
-    with db.write() as tx:
-        leases.release(tx, fence, {"yielded": True}, is_attempt=True)
+    service_fakes.write(db, leases.release, fence, {"yielded": True}, is_attempt=True)
     assert service_fakes.get(db, job.id).attempts == 1
 
 
 def test_the_jobs_of_another_key_are_ahead_one_by_one(db: database.Database) -> None:
-    with db.write() as tx:
-        many, few = (keys.create(tx, keys.NewKey(name=name)).key.id for name in "mf")
-        for _ in range(5):
-            jobs.create(tx, service_fakes.new_job(), many)
-        mine = [jobs.create(tx, service_fakes.new_job(), few).job for _ in range(2)]
-        urgent = jobs.create(tx, service_fakes.new_job(priority=5), many).job
+    many, few = key(db, "many"), key(db, "few")
+    for _ in range(5):
+        submit(db, many)
+    mine = [service_fakes.create(db, key_id=few) for _ in range(2)]
+    urgent = service_fakes.create(db, key_id=many, priority=5)
 
     def position(key_id: int, job: Any = None) -> int:
         work = queue.Work(
@@ -216,8 +207,7 @@ def test_the_jobs_of_another_key_are_ahead_one_by_one(db: database.Database) -> 
             job_id=None if job is None else job.id,
             priority=0 if job is None else job.priority,
         )
-        with db.read() as tx:
-            return queue.estimate(tx, work, 30.0).position
+        return service_fakes.read(db, queue.estimate, work, 30.0).position
 
     assert position(many, urgent) == 1
     assert [position(few, job) for job in mine] == [3, 5]  # the urgent one, then turn by turn

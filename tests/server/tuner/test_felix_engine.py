@@ -154,8 +154,7 @@ def is_confined(pid: int) -> bool:
 def test_a_killed_tuner_is_followed_by_another(place: Place) -> None:
     """It ends the job of the killed one, and then a network's."""
     gemm = parser.Workload(kind="operator", name="gemm", params={"m": 32, "n": 32, "k": 32})
-    with place.db.write() as tx:
-        job_id = jobs.create(tx, new_job(gemm)[1]).job.id
+    job_id = service_fakes.write(place.db, jobs.create, new_job(gemm)[1]).job.id
     network_id = submit_network(place, 0.03)
     before = network_of(place, network_id)
     assert [(group.calls, group.task) for group in before.groups] == [(2, 0), (1, 1)]
@@ -231,8 +230,7 @@ def check_artifact(place: Place, job_id: int) -> None:
 
 
 def check_network(place: Place, job_id: int) -> None:
-    with place.db.read() as tx:
-        (built,) = events.after(tx, job_id, kinds=[events.Type.NETWORK])
+    (built,) = service_fakes.read(place.db, events.after, job_id, kinds=[events.Type.NETWORK])
     job, network = place.job(job_id), network_of(place, job_id)
     assert job.state is states.State.SUCCEEDED
     assert network.failure is None, network.failure

@@ -126,8 +126,7 @@ def busy(db: database.Database, pids: Sequence[int]) -> list[int]:
 
 
 def n_open(db: database.Database) -> int:
-    with db.read() as tx:
-        counts = job_lists.counts(tx)
+    counts = service_fakes.read(db, job_lists.counts)
     return sum(count for state, count in counts.items() if state not in states.ENDED)
 
 
@@ -250,8 +249,7 @@ def test_chained_reductions_do_not_hold_a_tuner(
         until(lambda: has_begun(cancelled))
         begun_s = computed_s(engine)
         until(lambda: computed_s(engine) > begun_s + 0.5)
-        with db.write() as tx:
-            control.cancel(tx, cancelled)
+        service_fakes.write(db, control.cancel, cancelled)
         until(lambda: state(db, cancelled) in states.ENDED)
         engine._limits = dataclasses.replace(engine._limits, task_open_s=1.0)
         beyond = submitted(chain(64))

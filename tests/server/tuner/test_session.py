@@ -144,8 +144,7 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
         n_records=4, loss_before=math.inf, loss_after=math.nan, accepted=False
     )
     report(lost)
-    with db.read() as tx:
-        (training,) = progress.trainings(tx, at.job.id)
+    (training,) = service_fakes.read(db, progress.trainings, at.job.id)
     assert (training.loss_before, training.loss_after) == (None, None)
     step = engine_events.DescentStep(
         step=0, temperature=0.5, loss=1.0, mean_loss=math.inf, penalty=0.0, legal_share=1.0
@@ -161,8 +160,7 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
         steps=(step,),
     )
     report(begun)
-    with db.read() as tx:
-        (stored,) = progress.rounds(tx, at.job.id)
+    (stored,) = service_fakes.read(db, progress.rounds, at.job.id)
     assert stored.steps == [dataclasses.asdict(step) | {"mean_loss": None}]
 
 

@@ -59,8 +59,7 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
         thread.start()
 
     def n_succeeded() -> int:
-        with db.read() as tx:
-            return job_lists.counts(tx)[State.SUCCEEDED]
+        return service_fakes.read(db, job_lists.counts)[State.SUCCEEDED]
 
     until(lambda: n_succeeded() == 6)
     for each in tuners:
@@ -92,8 +91,7 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
         over.set()
         return instruction
 
-    with at.db.write() as tx:
-        claim = leases.claim(tx, at.tuner.worker_id, ["llvm"], 20.0)
+    claim = service_fakes.write(at.db, leases.claim, at.tuner.worker_id, ["llvm"], 20.0)
     assert claim is not None
     monkeypatch.setattr(leases, "beat", slow)
     beating = heartbeat.Heartbeat(
@@ -133,8 +131,7 @@ def test_a_job_whose_device_goes_is_put_back_without_losing_an_attempt(at: Bench
     at.engine.error = engine_errors.NoDevice("the node does not answer")
     after = at.worked(job.id)
     assert (after.state, after.attempts, after.n_trials) == (State.QUEUED, 0, 1)
-    with at.db.read() as tx:
-        last = events.after(tx, job.id, 0)[-1]
+    last = service_fakes.read(at.db, events.after, job.id, 0)[-1]
     assert last.payload["message"] == "the node does not answer"
     at.engine.error = None
     after = at.worked(job.id)
@@ -207,8 +204,7 @@ def test_a_slice_doubles_with_each_turn_that_gave_nothing(at: Bench) -> None:
     for _ in range(3):
         claim = service_fakes.claim(at.db)
         slices.append(at.tuner._sharing(claim.job).slice_s)
-        with at.db.write() as tx:
-            leases.release(tx, claim.fence, is_attempt=True)
+        service_fakes.write(at.db, leases.release, claim.fence, is_attempt=True)
     assert slices == [FAST.slice_s, 2 * FAST.slice_s, 4 * FAST.slice_s]
     fence = service_fakes.claim(at.db).fence
     service_fakes.add(at.db, fence, service_fakes.new_trial(0))

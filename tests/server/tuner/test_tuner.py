@@ -60,8 +60,7 @@ def test_orders_are_obeyed_within_a_round(
     at.engine.pause_s = 0.01
 
     def act() -> None:
-        with at.db.write() as tx:
-            order(tx, job.id)
+        service_fakes.write(at.db, order, job.id)
 
     at.meanwhile(act)
     after = service_fakes.get(at.db, job.id)
@@ -78,16 +77,14 @@ def test_a_paused_job_goes_on_where_it_was(at: Bench) -> None:
     at.engine.pause_s = 0.01
 
     def pause() -> None:
-        with at.db.write() as tx:
-            control.pause(tx, job.id)
+        service_fakes.write(at.db, control.pause, job.id)
 
     at.meanwhile(pause)
     n_before = service_fakes.get(at.db, job.id).n_trials
     assert 0 < n_before < 400
     at.engine.pause_s = 0.0
     assert not at.tuner.work_once()
-    with at.db.write() as tx:
-        control.resume(tx, job.id)
+    service_fakes.write(at.db, control.resume, job.id)
     after = at.worked(job.id)
     assert (after.state, after.n_trials) == (State.SUCCEEDED, 400)
     assert at.engine.resumed == [0, n_before]
@@ -221,8 +218,7 @@ def test_the_retry_policy(error: Exception, attempts: int, again: bool) -> None:
 def test_a_failed_network_costs_its_artifact_only(at: Bench, error: Exception | None) -> None:
     at.engine.network_error = error
     job_id = service_fakes.create(at.db, kind="onnx", trials=4).id
-    with at.db.write() as tx:
-        networks.create(tx, job_id, service_fakes.network())
+    service_fakes.write(at.db, networks.create, job_id, service_fakes.network())
     after = at.worked(job_id)
     assert (after.state, after.error, after.n_trials) == (states.State.SUCCEEDED, None, 4)
     with at.db.read() as tx:

@@ -24,7 +24,7 @@ from server import settings as service_settings
 from server.database import database
 from server.store import blobs, keys
 from server.web import connections
-from tests.support import live_service
+from tests.support import live_service, service_fakes
 
 #: How long the machine may take for something that takes a second when it is idle.
 WAIT_MS = 120_000
@@ -90,8 +90,7 @@ def site(tmp_path: pathlib.Path) -> Iterator[Site]:
     """The application behind a real server."""
     settings = service_settings.Settings(data_dir=tmp_path)
     db = live_service.empty_database(settings.database)
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="ann", can_submit=True, can_admin=True))
+    key = service_fakes.key(db, "ann", can_submit=True, can_admin=True)
     with serving(app.create_app(settings)) as address:
         yield Site(address, db, blobs.open_store(settings.blobs), key)
     db.close()

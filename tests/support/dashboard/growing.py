@@ -105,8 +105,7 @@ class Growing:
                 spread=0.012,
                 device="test cpu",
             )
-            with self.db.write() as tx:
-                trials.append(tx, self.fence, new)
+            service_fakes.write(self.db, trials.append, self.fence, new)
             self.number += 1
 
     def save(self) -> None:
@@ -184,8 +183,7 @@ def add_network(db: database.Database, store: blobs.BlobStore, fence: leases.Fen
     """Add the file of a job's network."""
     name = f"felix-job-{fence.job_id}-network.zip"
     new = service_fakes.artifact(service_fakes.put(store, NETWORK_CONTENT), name, "network")
-    with db.write() as tx:
-        artifacts.add(tx, fence, new)
+    service_fakes.write(db, artifacts.add, fence, new)
 
 
 def tuner(db: database.Database, **of_device: str) -> int:
@@ -209,8 +207,7 @@ def tuner(db: database.Database, **of_device: str) -> int:
         versions={"felix": "0.1.0", "apache-tvm": "0.27.0"},
         devices=[device],
     )
-    with db.write() as tx:
-        return tuners.register(tx, new)
+    return service_fakes.write(db, tuners.register, new)
 
 
 def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, int]:

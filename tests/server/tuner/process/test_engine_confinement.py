@@ -55,8 +55,7 @@ def outcomes(
     """What code in an engine found out."""
     job_id = service_fakes.create(db, options={"code": code}).id
     assert working.work_once()
-    with db.read() as tx:
-        (started,) = events.after(tx, job_id, kinds=[events.Type.STARTED])
+    (started,) = service_fakes.read(db, events.after, job_id, kinds=[events.Type.STARTED])
     return list(started.payload["outcomes"])
 
 

@@ -122,13 +122,11 @@ def test_what_an_engine_says_of_its_devices_is_reported(
 
     def counts() -> set[tuple[str, str, int, int, int]]:
         at.tuner.work_once()  # an engine without a job is heard when the tuner looks for one
-        with at.db.read() as tx:
-            found = tuners.reports_of(tx, [at.tuner.worker_id])
+        found = service_fakes.read(at.db, tuners.reports_of, [at.tuner.worker_id])
         return {(r.place, r.target_key, r.queue, r.n_measured, r.n_failed) for r in found}
 
     until(lambda: ("cpu:0", "llvm/test", 1, 4, 2) in counts())
-    with at.db.read() as tx:
-        (report,) = tuners.reports_of(tx, [at.tuner.worker_id])
+    (report,) = service_fakes.read(at.db, tuners.reports_of, [at.tuner.worker_id])
     assert report.host and report.versions == {"felix": "test"} and report.error_rate == 0.5
 
 
@@ -137,8 +135,7 @@ def test_a_deaf_job_is_cancelled_and_the_next_one_runs(at: Bench) -> None:
     with at_work(at.tuner):
         wait_for_trials(at.db, job_id, 4)
         engine_pid = at.engine._child.pid
-        with at.db.write() as tx:
-            control.cancel(tx, job_id)
+        service_fakes.write(at.db, control.cancel, job_id)
     assert engine_pid is not None
     until(lambda: not psutil.pid_exists(engine_pid))
     after = service_fakes.get(at.db, job_id)
@@ -194,8 +191,7 @@ def test_a_job_yields_to_a_new_one(
     put_back = service_fakes.get(at.db, long_id)
     assert (put_back.state, put_back.error) == (State.QUEUED, None)
     assert put_back.n_trials == 4 if act else put_back.n_trials % 4 == 0  # whole rounds
-    with at.db.read() as tx:
-        moves = events.after(tx, long_id, kinds=[events.Type.STATE])
+    moves = service_fakes.read(at.db, events.after, long_id, kinds=[events.Type.STATE])
     assert moves[-1].payload["yielded"]
     work(at.tuner)
     assert service_fakes.get(at.db, new_id).state is State.SUCCEEDED
@@ -205,8 +201,7 @@ def test_an_artifact_is_dropped_when_its_job_is_cancelled(at: Bench) -> None:
     job_id = submit(at.db, "deaf export")
     with at_work(at.tuner):
         until(lambda: (at.engine._child.folder / engine_fakes.BEGUN).exists())
-        with at.db.write() as tx:
-            control.cancel(tx, job_id)
+        service_fakes.write(at.db, control.cancel, job_id)
     assert service_fakes.get(at.db, job_id).state is State.CANCELLED
 
 
@@ -276,8 +271,7 @@ def test_a_stopped_job_has_an_artifact(at: Bench) -> None:
     job_id = submit(at.db, trials=1000)
     with at_work(at.tuner):
         wait_for_trials(at.db, job_id, 3)
-        with at.db.write() as tx:
-            control.stop(tx, job_id)
+        service_fakes.write(at.db, control.stop, job_id)
     after = service_fakes.get(at.db, job_id)
     assert (after.state, after.reason) == (State.SUCCEEDED, "stopped")
     with at.db.read() as tx:
@@ -295,8 +289,7 @@ def test_the_engine_knows_no_secret(
     with contextlib.closing(tuner.Tuner(db, blobs.LocalStore(tmp_path), engine, FAST)) as working:
         job_id = submit(db)
         work(working)
-    with db.read() as tx:
-        (started,) = events.after(tx, job_id, kinds=[events.Type.STARTED])
+    (started,) = service_fakes.read(db, events.after, job_id, kinds=[events.Type.STARTED])
     names = started.payload["model"].split(",")
     assert "FELIX_CACHE_DIR" in names and not set(secrets) & set(names)
 
@@ -322,8 +315,7 @@ def test_what_an_engine_has_started_ends_with_it(at: Bench) -> None:
     job_id = submit(at.db, "leave a process")
     with at_work(at.tuner):
         wait_for_trials(at.db, job_id, 4)
-        with at.db.write() as tx:
-            control.cancel(tx, job_id)
+        service_fakes.write(at.db, control.cancel, job_id)
     assert service_fakes.get(at.db, job_id).state is State.CANCELLED
     next_id = submit(at.db)
     work(at.tuner)
