@@ -212,24 +212,9 @@ def test_a_piece_runs_in_a_process_of_its_own(
 ) -> None:
     monkeypatch.setattr(search_efficiency, "PRELOADED", ("felix.tuning.tune",))
     out = tmp_path / "results.json"
-    monkeypatch.setattr(
-        "sys.argv",
-        [
-            "search_efficiency.py",
-            "--workload",
-            "gemm:32,32,32",
-            "--target",
-            "llvm",
-            "--trials",
-            "random=4",
-            "--strategies",
-            "random",
-            "--work",
-            str(tmp_path / "work"),
-            "--out",
-            str(out),
-        ],
-    )
+    options = "--workload gemm:32,32,32 --target llvm --trials random=4 --strategies random"
+    places = ["--work", str(tmp_path / "work"), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["search_efficiency.py", *options.split(), *places])
     assert search_efficiency.main() == 0
     (piece,) = json.loads(out.read_text())["runs"]
     assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
@@ -242,6 +227,7 @@ def test_a_piece_runs_in_a_process_of_its_own(
     assert json.loads(out.read_text())["runs"] == [piece]
 
 
+@pytest.mark.slow("two whole searches with the shipped model")
 def test_felix_and_evolution_differ_in_the_search_alone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

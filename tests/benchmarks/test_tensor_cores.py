@@ -22,6 +22,7 @@ from felix.measure.cuda.building import nvrtc
 from felix.measure.pool import local
 from felix.templates import spec
 from felix.workloads import catalogue
+from tests.support import share
 from tests.support.templates import made_up_data
 
 
@@ -215,10 +216,10 @@ def test_settings_of_all_generators_are_measured_the_same_for_a_seed() -> None:
 def test_wrong_results_and_faults_are_told_from_what_did_not_run(
     error: protocol.ErrorClass, is_right: bool
 ) -> None:
-    answers = iter([20.0, error] * 30)
-    outcome = _fuzz(made_up_data.Pool(lambda program: next(answers)))
-    assert outcome.totals == {"ok": 30, error.value: 30} and outcome.is_right is is_right
-    assert len(outcome.failures) == 30
+    answers = iter([20.0, error] * 6)
+    outcome = _fuzz(made_up_data.Pool(lambda program: next(answers)), 12)
+    assert outcome.totals == {"ok": 6, error.value: 6} and outcome.is_right is is_right
+    assert len(outcome.failures) == 6
     failure = outcome.failures[0]
     assert failure["outcome"] == error.value and failure["decisions"]
     assert random_workloads.Drawn(failure["workload"], failure["allows_tf32"]).task(TARGET)
@@ -273,6 +274,6 @@ def test_the_command_prints_writes_and_returns(
 
 def test_random_settings_compile() -> None:
     pool = made_up_data.Pool()
-    _fuzz(pool, 48, seed=3)
+    _fuzz(pool, share.rounds(24, 48), seed=3)
     for program in pool.submitted[::8]:
         assert nvrtc.compile_cubin(program.source, program.arch)

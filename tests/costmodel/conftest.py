@@ -20,9 +20,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the data set."""
+    folder = tmp_path_factory.mktemp("costmodel") / "data"
+    costmodel_fakes.write_data(folder)
+    return folder
+
+
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of the data set, whose features are `FakeFeaturizer`'s for the test."""
     monkeypatch.setattr(felix_bridge, "FelixFeaturizer", costmodel_fakes.FakeFeaturizer)
-    costmodel_fakes.write_data(tmp_path / "data")
-    return tmp_path / "data"
+    return stored

@@ -56,7 +56,7 @@ def test_dropped_features_tell_nothing(
     pairwise = []
     for drop in ([], ["--drop", "float_ops", "buf0.*"]):
         out = tmp_path / "folds.json"
-        arguments = ["compare", "--data", str(data), "--folds", "3", "--epochs", "20"]
+        arguments = ["compare", "--data", str(data), "--folds", "2", "--epochs", "20"]
         assert cli.main([*arguments, "--hidden", "16", *drop, "--out", str(out)]) == 0
         network, prior, _ = json.loads(out.read_text())["reports"]
         assert network["label"] == "Felix's features, network" and prior["label"] == "analytic"
@@ -88,7 +88,8 @@ def test_processes_train_what_one_trains(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
-    arguments = ["compare", "--data", str(data), "--folds", "3", "--epochs", "2", "--hidden", "16"]
+    monkeypatch.setattr(xgboost, "have_xgboost", lambda: False)
+    arguments = ["compare", "--data", str(data), "--folds", "2", "--epochs", "1", "--hidden", "8"]
     written = []
     for jobs in ([], ["--jobs", "2", "--cache", str(tmp_path / "cache")]):
         assert cli.main([*arguments, *jobs, "--out", str(tmp_path / "folds.json")]) == 0

@@ -177,7 +177,7 @@ def test_a_line_of_the_validation_tasks_calibrates_and_keeps_the_order(prior: st
     shape = dataclasses.replace(SMALL, prior=prior)
     all_tasks = [task(i, 30 if i < 8 else 10, shift=2.0 if i >= 6 else 0.0) for i in range(12)]
     training, validation = all_tasks[:6], all_tasks[6:]
-    options = quick(epochs=40, shape=shape, calibrate=True)
+    options = quick(epochs=10, shape=shape, calibrate=True)
     trained = train.train(features(all_tasks), training, validation, options)
     assert trained.line != calibration.Line()
     predict = evaluate.of_module(trained.model)

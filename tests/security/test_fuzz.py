@@ -19,7 +19,7 @@ from tests.security import fuzz_models
 
 
 def test_random_models_and_targets_are_answered_or_refused() -> None:
-    n_inputs = share.rounds(90, 400)
+    n_inputs = share.rounds(60, 400)
     figures = fuzz_models.run(n_inputs, seed=1)
     assert figures.violations == []
     assert sum(figures.outcomes.values()) == n_inputs
@@ -48,7 +48,7 @@ def test_what_must_not_be_is_seen(outcome: str, answer: dict[str, object]) -> No
 
 
 def test_mutated_programs_kill_no_worker():
-    n_inputs = share.rounds(100, 500)
+    n_inputs = share.rounds(80, 500)
     report = fuzz_programs.fuzz(n_inputs, seed=2)
     assert report.passed(), report.lines()
     assert report.counts["refused"] > n_inputs / 4 and report.counts["run"] > n_inputs / 40

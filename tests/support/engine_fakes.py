@@ -79,7 +79,7 @@ class Engine:
         claimed.begin_step("making the artifact")
         if claimed.job.options.get("act") == "deaf export":
             path.with_name(BEGUN).touch()
-            compute_forever()
+            be_deaf()
         path.write_bytes(f"artifact of job {claimed.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
 
@@ -91,7 +91,7 @@ class Engine:
         match claimed.job.options.get("network"):
             case "deaf":
                 path.with_name(BEGUN).touch()
-                compute_forever()
+                be_deaf()
             case "die":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "hoard":
@@ -103,7 +103,7 @@ class Engine:
                 path.write_bytes(b"network")
                 built = {"call_us": "fast", "max_error": 0.0, "groups": []}
                 messages.send(claimed._connection, messages.Verb.BUILT, built)  # type: ignore[attr-defined]
-                compute_forever()
+                be_deaf()
         path.write_bytes(b"network")
         return service_fakes.built_network()
 
@@ -146,11 +146,11 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
     match act:
         case "deaf":
             claimed.begin_step("building the formulas of task 'gemm'")
-            compute_forever()
+            be_deaf()
         case "long":  # it listens, but gets nowhere
             claimed.begin_step("building the formulas of task 'gemm'")
             while not claimed.should_stop():
-                compute(0.01)
+                time.sleep(0.01)
         case "hoard":
             hoard: list[bytes] = []
             while not claimed.should_stop():
@@ -161,7 +161,7 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
                 os.setsid()
                 time.sleep(60)
                 os._exit(0)
-            compute_forever()
+            be_deaf()
         case "keep":
             held_after_jobs.append(os.urandom(1) * 7 * BLOCK_BYTES)
         case "die":
@@ -174,20 +174,13 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
             claimed._ask("write")  # type: ignore[attr-defined]
         case "hello again":  # as another process, which the tuner would kill
             messages.send(claimed._connection, messages.Verb.HELLO, os.getppid())  # type: ignore[attr-defined]
-            compute_forever()
+            be_deaf()
         case "no message":
             claimed._connection.send_bytes(b"\x80\x04N.")  # type: ignore[attr-defined]
-            compute_forever()
+            be_deaf()
 
 
-def compute(seconds: float) -> None:
-    """Use the processor for so long."""
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        pass
-
-
-def compute_forever() -> None:
-    """As formulas of a chain of reductions do: no call of `should_stop`."""
+def be_deaf() -> None:
+    """As formulas of a chain of reductions are: no call of `should_stop`."""
     while True:
-        pass
+        time.sleep(1.0)

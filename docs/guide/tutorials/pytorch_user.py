@@ -44,7 +44,7 @@ for task in tasks:
 
 # 3. Tuning them together. Rounds go to the task that promises the largest gain.
 
-network = felix.tune(tasks, trials=4 * len(tasks), seed=0)
+network = felix.tune(tasks, trials=2 * len(tasks), seed=0)
 for result in network.results:
     print(
         f"{result.task.name}: {result.best.latency_us:.1f} us after {result.curve[-1][0]} trials"

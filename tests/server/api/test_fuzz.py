@@ -21,17 +21,20 @@ from server.database import database, schema
 from server.store import blobs
 from tests.server import conftest
 from tests.server.api import test_access
-from tests.support import api_rows, service_fakes
+from tests.support import api_rows, service_fakes, share
 
-EXAMPLES = 5
+EXAMPLES = share.rounds(3, 5)
 
 #: What does not fit the document is refused before a database is asked, so it is tried on one of
 #: them alone: the one that takes less of what comes through.
-ROUNDS = [
-    ("sqlite", schemathesis.GenerationMode.POSITIVE),
-    ("postgresql", schemathesis.GenerationMode.POSITIVE),
-    ("postgresql", schemathesis.GenerationMode.NEGATIVE),
-]
+ROUNDS = share.of(
+    [
+        ("sqlite", schemathesis.GenerationMode.POSITIVE),
+        ("postgresql", schemathesis.GenerationMode.POSITIVE),
+        ("postgresql", schemathesis.GenerationMode.NEGATIVE),
+    ],
+    2,
+)
 
 #: Besides the status: what the document promises of media types and bodies.
 PROMISES = [

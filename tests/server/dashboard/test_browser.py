@@ -130,6 +130,7 @@ def test_a_selection_is_acted_on_beside_it(page: Any, site: Site) -> None:
     assert service_fakes.get(site.db, 2).state == "cancelled"
 
 
+@pytest.mark.slow("another page in a browser; the form is tested without one")
 def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site: Site) -> None:
     page.goto("/dashboard/submit")
     page.locator("#f-trials").fill("33")
@@ -215,6 +216,7 @@ def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
     page.wait_for_selector("text=This key is unknown")
 
 
+@pytest.mark.slow("another page in a browser; the form is tested without one")
 def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
     page.goto("/dashboard/submit")
     page.get_by_role("link", name="A file").click()
@@ -275,6 +277,7 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     page.wait_for_selector("#submitted >> text=stays while the page is live")
 
 
+@pytest.mark.slow("another page in a browser; batches are tested without one")
 def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site: Site) -> None:
     numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(3)]
     with site.db.write() as tx:

@@ -129,6 +129,7 @@ def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None
     assert f"{x_and_tiles[0]} of 64" in " ".join(x_and_tiles[1].split())
 
 
+@pytest.mark.slow("another page with charts in a browser")
 @in_a_browser
 def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> None:
     for factor in (1.0, 1.3):
@@ -146,6 +147,7 @@ def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> N
         assert page.evaluate(f"{LAYOUT.format('curves')}.yaxis.range[1]") >= 100
 
 
+@pytest.mark.slow("another page with charts in a browser")
 @in_a_browser
 def test_the_toolbar_shares_nothing_and_has_the_page_s_colours(page: Any, site: Site) -> None:
     claim = api_rows.running(site.db, n_trials=8)

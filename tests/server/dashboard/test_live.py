@@ -21,6 +21,7 @@ N_PAGES = 8
 STATE = "document.querySelector('#head .badge').textContent"
 
 
+@pytest.mark.slow("nine pages of a browser at a time")
 def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Site) -> None:
     submitted = [api_rows.queued(site.db, site.key.key.id) for _ in range(N_PAGES + 1)]
     opened = [page.context.new_page() for _ in range(N_PAGES)]
@@ -67,6 +68,7 @@ def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
         assert numbers == list(range(first or numbers[0], newest + 1))
 
 
+@pytest.mark.slow("waits in a browser for streams to end")
 def test_a_stream_that_ends_is_renewed_until_the_login_is_over(
     page: Any, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_stream_that_ends_is_renewed_until_the_login_is_over(
     page.wait_for_selector("text=Your login has ended")
 
 
+@pytest.mark.slow("another page in a browser, of a kind that is rare")
 def test_a_browser_without_shared_workers_has_a_stream_a_page(page: Any, site: Site) -> None:
     page.add_init_script("delete window.SharedWorker")
     job = api_rows.queued(site.db, site.key.key.id)
@@ -116,7 +119,7 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
     growing.teams(site.db, site.key.key.id, [1, 2, 999])
     tree = page.context.new_cdp_session(page)
     n_nodes = 0
-    for place in share.of(PLACES, 8):
+    for place in share.of(PLACES, 5):
         page.goto(f"/dashboard{place}")
         if page.locator(".chart").count():
             page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
@@ -133,6 +136,7 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
     assert n_nodes > 100
 
 
+@pytest.mark.slow("some hundred keys pressed in a browser")
 def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
     page.goto("/dashboard")
     focused = "document.activeElement.textContent.trim() || document.activeElement.id"
@@ -168,7 +172,7 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
     api_rows.queued(site.db)
     growing.teams(site.db, site.key.key.id, [1, 2, 999])
     page.set_viewport_size({"width": 390, "height": 844})
-    for place in share.of(PLACES, 8):
+    for place in share.of(PLACES, 5):
         page.goto(f"/dashboard{place}")
         if page.locator(".chart").count():
             page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
@@ -176,6 +180,7 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
         assert width <= 390, (place, width)
 
 
+@pytest.mark.slow("another page in a browser, of many jobs")
 def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     for number in range(38):

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from server.dashboard.pages import job as job_pages
+from server.dashboard.pages import jobs as jobs_page
 from server.store import artifacts, control, plot_points, progress, trials, tuners
 from tests.server.dashboard.conftest import TABS, Pages, check_ids, words
 from tests.support import api_rows, service_fakes
@@ -50,11 +52,12 @@ def test_table_shows_figures_and_filters(pages: Pages) -> None:
     assert f"/dashboard/jobs/{done.id}" in pages.get("/dashboard")
 
 
-def test_table_pages_by_number(pages: Pages) -> None:
-    for number in range(53):
+def test_table_pages_by_number(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_page, "LIMIT", 5)
+    for number in range(8):
         api_rows.queued(pages.service.db, name=f"job-{number}.")
     first = pages.get("/dashboard")
-    assert "job-52." in first and "job-2." not in first
+    assert "job-7." in first and "job-2." not in first
     assert 'href="/dashboard?after=4"' in first
     second = pages.get("/dashboard?after=4")
     assert "job-2." in second and "job-3." not in second and "Older" not in second
@@ -97,12 +100,13 @@ def test_points_are_the_measured_trials(pages: Pages) -> None:
     assert pages.client.get("/dashboard/data/jobs/99/points").status_code == 404
 
 
-def test_trials_page_filters_and_pages(pages: Pages) -> None:
-    grows = growing.begun(pages.service.db, 120, pages.key_id, trials=200)
+def test_trials_page_filters_and_pages(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_pages, "TRIALS_LIMIT", 20)
+    grows = growing.begun(pages.service.db, 24, pages.key_id, trials=200)
     at = f"/dashboard/jobs/{grows.claim.job.id}/trials"
     first = pages.get(at)
-    assert f"{at}/100" in first and f"{at}/101" not in first and "?after=100" in first
-    assert f"{at}/101" in pages.get(f"{at}?after=100")
+    assert f"{at}/20" in first and f"{at}/21" not in first and "?after=20" in first
+    assert f"{at}/21" in pages.get(f"{at}?after=20")
     failed = pages.get(f"{at}?show=wrong_result")
     assert f'"{at}/15"' in failed and f'"{at}/6"' not in failed
     only_best = pages.get(f"{at}?show=best")
@@ -192,16 +196,17 @@ def test_parameters_of_a_template_have_names(pages: Pages) -> None:
     ]
 
 
-def test_log_is_paged_newest_first(pages: Pages) -> None:
-    grows = growing.begun(pages.service.db, 230, pages.key_id, trials=400)
+def test_log_is_paged_newest_first(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_pages, "LOG_LIMIT", 20)
+    grows = growing.begun(pages.service.db, 23, pages.key_id, trials=400)
     at = f"/dashboard/jobs/{grows.claim.job.id}/log"
     short = pages.get(at)
     assert "event-2" in short and ">trial<" not in short
     newest = pages.get(f"{at}?all=1")
     last = service_fakes.get(pages.service.db, grows.claim.job.id).last_seq
-    assert f"event-{last}" in newest and f"event-{last - 199}" in newest
-    older = pages.get(f"{at}?all=1&before={last - 199}")
-    assert f'"event-{last - 200}"' in older and f'"event-{last - 199}"' not in older
+    assert f"event-{last}" in newest and f"event-{last - 19}" in newest
+    older = pages.get(f"{at}?all=1&before={last - 19}")
+    assert f'"event-{last - 20}"' in older and f'"event-{last - 19}"' not in older
     assert '"event-1"' in older
 
 

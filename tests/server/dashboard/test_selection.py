@@ -9,6 +9,7 @@ import pytest
 
 from server import states
 from server.dashboard.pages import batches
+from server.dashboard.pages import jobs as jobs_page
 from server.store import control, job_lists, jobs, leases, requests
 from tests.server.conftest import GEMM
 from tests.server.dashboard.conftest import Pages, words
@@ -29,18 +30,21 @@ def act(pages: Pages, verb: str, *numbers: int, **more: str) -> Any:
     return pages.client.post("/dashboard/selection", data=form)
 
 
-def test_the_table_is_sorted_on_the_server_and_paged(pages: Pages) -> None:
-    for number in range(53):
+def test_the_table_is_sorted_on_the_server_and_paged(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_page, "LIMIT", 10)
+    for number in range(13):
         api_rows.queued(pages.service.db, name=f"j{number:02}", priority=number % 5)
     first = pages.get("/dashboard?sort=name")
-    assert names(first) == [f"j{number:02}" for number in range(50)]
+    assert names(first) == [f"j{number:02}" for number in range(10)]
     assert 'aria-sort="ascending"' in first
     following = re.search(r'href="([^"]+)" rel="next"', first)
     assert following is not None
-    assert names(pages.get(following[1].replace("&amp;", "&"))) == ["j50", "j51", "j52"]
-    assert names(pages.get("/dashboard?sort=-name"))[0] == "j52"
-    assert names(pages.get("/dashboard?sort=priority"))[:2] == ["j49", "j44"]
-    assert names(pages.get("/dashboard?sort=nonsense"))[0] == "j52"
+    assert names(pages.get(following[1].replace("&amp;", "&"))) == ["j10", "j11", "j12"]
+    assert names(pages.get("/dashboard?sort=-name"))[0] == "j12"
+    assert names(pages.get("/dashboard?sort=priority"))[:2] == ["j09", "j04"]
+    assert names(pages.get("/dashboard?sort=nonsense"))[0] == "j12"
     for bad in ("sort=name&after=4", "after=x", "sort=latency&after=4:NaN"):
         pages.get(f"/dashboard?{bad}", 422)
 
@@ -156,9 +160,12 @@ def test_a_batch_shows_its_jobs_and_what_was_refused(pages: Pages) -> None:
     assert 'data-verbs="pause cancel"' in page and 'data-verbs="delete"' in page
 
 
-def test_a_batch_is_cancelled_after_a_question(pages: Pages) -> None:
+def test_a_batch_is_cancelled_after_a_question(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_page, "LIMIT", 5)
     db, key_id = pages.service.db, pages.key_id
-    jobs = [api_rows.queued(db, key_id).id for _ in range(60)]  # more than a page of jobs
+    jobs = [api_rows.queued(db, key_id).id for _ in range(9)]  # more than a page of jobs
     number = batch_of(pages, *jobs)
     page = pages.get(f"/dashboard/batches/{number}").partition('<form method="post" action="/dash')
     form = page[2].partition("board/selection")[2].partition("</form>")[0]
@@ -166,9 +173,9 @@ def test_a_batch_is_cancelled_after_a_question(pages: Pages) -> None:
     data: dict[str, list[str]] = {}
     for name, value in fields:
         data.setdefault(name, []).append(value)
-    assert "Cancel 60 unfinished" in form and len(data["job"]) == 60
+    assert "Cancel 9 unfinished" in form and len(data["job"]) == 9
     question = pages.client.post("/dashboard/selection", data=data)
-    assert "Cancel 60 jobs?" in question.text
+    assert "Cancel 9 jobs?" in question.text
     assert service_fakes.get(db, jobs[0]).state is states.State.QUEUED
     answer = pages.client.post("/dashboard/selection", data=data | {"sure": ["1"]})
     assert answer.headers["location"] == f"/dashboard/batches/{number}"

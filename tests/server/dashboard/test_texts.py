@@ -101,10 +101,10 @@ def test_the_check_sees_a_name_beside_other_text() -> None:
     assert not_isolated(f"<title>{ISOLATED} · job 7</title>") == []
 
 
-def test_the_style_isolates_inline_elements(filled: Pages) -> None:
-    address = re.search(r'href="([^"]+/base\.css)"', filled.get("/dashboard"))
+def test_the_style_isolates_inline_elements(pages: Pages) -> None:
+    address = re.search(r'href="([^"]+/base\.css)"', pages.get("/dashboard"))
     assert address is not None
-    style = filled.get(address.group(1))
+    style = pages.get(address.group(1))
     rule = re.search(r"([^{}/]*)\{ unicode-bidi: isolate; \}", style)
     assert rule is not None
     selectors = {each.strip() for each in rule.group(1).split(",")}

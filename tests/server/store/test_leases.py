@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from server import errors, states, upkeep
 from server.database import columns, database, models
 from server.store import control, events, job_lists, jobs, leases, progress, trials
-from tests.support import service_fakes
+from tests.support import service_fakes, share
 
 State = states.State
 
@@ -175,7 +175,7 @@ def test_a_cancelled_job_cannot_succeed(db: database.Database) -> None:
         assert leases.succeed(tx, fence, "trials") is State.CANCELLED
 
 
-N_TUNERS, N_JOBS, N_TRIALS = 12, 12, 4
+N_TUNERS, N_JOBS, N_TRIALS = 12, share.rounds(6, 12), 4
 
 
 def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:

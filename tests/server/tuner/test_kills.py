@@ -35,8 +35,8 @@ from tests.server.conftest import on_both_databases
 from tests.support import engine_fakes, service_fakes, share, warm
 from tests.support.waiting import until
 
-N_KILLS = share.rounds(6, 25)
-N_ENGINE_KILLS = share.rounds(4, 12)
+N_KILLS = share.rounds(4, 25)
+N_ENGINE_KILLS = share.rounds(3, 12)
 N_TUNERS = 3
 N_TRIALS = 64
 
@@ -175,7 +175,8 @@ def working(
 
 
 @pytest.mark.parametrize(
-    "factory", [engine_fakes.FACTORY, "tests.support.service_kill_child:make_engine"]
+    "factory",
+    share.of(["tests.support.service_kill_child:make_engine", engine_fakes.FACTORY], 1),
 )
 def test_random_kills_of_engines(
     db: database.Database, tmp_path: pathlib.Path, factory: str, monkeypatch: pytest.MonkeyPatch
@@ -252,7 +253,7 @@ def test_chained_reductions_do_not_hold_a_tuner(
         service_fakes.write(db, control.cancel, cancelled)
         until(lambda: state(db, cancelled) in states.ENDED)
         engine._limits = dataclasses.replace(engine._limits, task_open_s=1.0)
-        beyond = submitted(chain(64))
+        beyond = submitted(chain(33))
         until(lambda: state(db, beyond) in states.ENDED)
         engine._limits = dataclasses.replace(engine._limits, task_open_s=600.0)
         normal = submitted(workloads.gemm(16, 16, 16, target="llvm"))
@@ -260,6 +261,6 @@ def test_chained_reductions_do_not_hold_a_tuner(
     assert state(db, cancelled) is states.State.CANCELLED
     failed = service_fakes.get(db, beyond)
     assert (failed.state, failed.error) == (states.State.FAILED, "TimeLimit")
-    expected = "building the formulas of task 'chain of 64' took longer than 1 s"
+    expected = "building the formulas of task 'chain of 33' took longer than 1 s"
     assert failed.message is not None and failed.message.startswith(expected)
     assert state(db, normal) is states.State.SUCCEEDED

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,7 +23,7 @@ from felix.measure import protocol
 from felix.target import cpu
 from server import states
 from server.database import database
-from server.store import blobs, events, job_lists, jobs, keys, leases
+from server.store import blobs, events, job_lists, jobs, leases
 from server.store import tuners as store_tuners
 from server.store import turns as store_turns
 from server.tuner import heartbeat, tuner, warm_pools
@@ -151,20 +152,17 @@ def test_a_watch_gives_up_before_the_lease_ends(monkeypatch: pytest.MonkeyPatch)
     assert monitor.instruction is states.Instruction.LEASE_LOST
 
 
-def submit_as(db: database.Database, name: str, **changes: object) -> int:
+def submit_as(db: database.Database, name: str, **changes: Any) -> int:
     """Queue a job of a new key."""
-    job_id = service_fakes.create(db, **changes).id
-    with db.write() as tx:
-        key_id = keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
-        tx.get_one(jobs.models.Job, job_id).key_id = key_id
-    return job_id
+    key = service_fakes.key(db, name, can_submit=True).key
+    return service_fakes.create(db, key_id=key.id, **changes).id
 
 
 def test_two_keys_share_a_tuner_and_nothing_is_lost(
     db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
 ) -> None:
     engine.pause_s = 0.01
-    first, second = (submit_as(db, name, trials=100) for name in ("first", "second"))
+    first, second = (submit_as(db, name, trials=60) for name in ("first", "second"))
     sharing = FAST.model_copy(update={"slice_s": 0.2})
     with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
         for _ in range(50):
@@ -188,10 +186,8 @@ def test_a_key_alone_keeps_its_tuner(
     db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
 ) -> None:
     engine.pause_s = 0.01
-    job_id = submit_as(db, "only", trials=60)
-    other = service_fakes.create(db, trials=1)
-    with db.write() as tx:
-        tx.get_one(jobs.models.Job, other.id).key_id = jobs.get(tx, job_id).key_id
+    job_id = submit_as(db, "only", trials=30)
+    service_fakes.create(db, key_id=service_fakes.get(db, job_id).key_id, trials=1)
     sharing = FAST.model_copy(update={"slice_s": 0.05})
     with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
         assert working.work_once()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,6 @@ from server.store import (
     control,
     events,
     jobs,
-    keys,
     leases,
     progress,
     trials,
@@ -32,7 +32,7 @@ from server.store import (
 from server.tuner import heartbeat, tuner
 from server.tuner.process import engine_process, limits, zygote
 from tests.server.tuner.conftest import Bench
-from tests.support import engine_fakes, service_fakes
+from tests.support import engine_fakes, service_fakes, share
 from tests.support.waiting import until
 
 #: The memory of an engine is limited, and a fork has loaded much.
@@ -75,7 +75,7 @@ def at(
     made.close()
 
 
-def submit(db: database.Database, act: str = "", **changes: object) -> int:
+def submit(db: database.Database, act: str = "", **changes: Any) -> int:
     return service_fakes.create(db, options={"act": act}, **{"trials": 8} | changes).id
 
 
@@ -171,11 +171,8 @@ def test_an_engine_that_holds_much_memory_is_replaced_after_its_artifact(at: Ben
 
 
 def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) -> int:
-    job_id = submit(db, act, trials=trials)
-    with db.write() as tx:
-        key_id = keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
-        tx.get_one(jobs.models.Job, job_id).key_id = key_id
-    return job_id
+    key = service_fakes.key(db, name, can_submit=True).key
+    return submit(db, act, trials=trials, key_id=key.id)
 
 
 @pytest.mark.parametrize(("act", "trials"), [("deaf", 8), ("", 400)])
@@ -341,7 +338,7 @@ tuner.Tuner(db, blobs.LocalStore(pathlib.Path(sys.argv[2])), engine, chosen).run
 """
 
 
-@pytest.mark.parametrize("act", ["deaf", ""])
+@pytest.mark.parametrize("act", share.of(["deaf", ""], 1))
 def test_no_process_outlives_a_killed_tuner(
     db: database.Database, url: str, tmp_path: pathlib.Path, act: str
 ) -> None:
