@@ -35,8 +35,7 @@ def finished(
 
 
 def files(db: database.Database, job: rows.Job) -> list[str]:
-    with db.read() as tx:
-        return [artifact.name for artifact in artifacts.of_job(tx, job.id)]
+    return [artifact.name for artifact in service_fakes.read(db, artifacts.of_job, job.id)]
 
 
 def limit(db: database.Database, **limits: Any) -> None:
@@ -132,8 +131,7 @@ def test_removing_waits_for_whoever_is_making_a_row(
     outcome = []
 
     def remove() -> None:
-        with db.write() as tx:
-            outcome.append(artifacts.remove_content(tx, store, content.sha256))
+        outcome.append(service_fakes.write(db, artifacts.remove_content, store, content.sha256))
 
     remover = threading.Thread(target=remove)
     with db.write() as tx:
@@ -155,8 +153,7 @@ def test_a_full_project_takes_no_more_files(
     for _ in range(3):  # the same content counts once
         finished(db, store, 0, key_id=key.id)
     quota = jobs.Quota(max_running_jobs=10, max_trials=100)
-    with db.read() as tx:
-        assert projects.usage(tx, projects.DEFAULT) == projects.Usage(0, size)
+    assert service_fakes.read(db, projects.usage, projects.DEFAULT) == projects.Usage(0, size)
     limit(db, max_bytes=size + 5)
     service_fakes.write(db, jobs.create, service_fakes.new_job(), key.id, quota=quota, n_bytes=5)
     with pytest.raises(errors.StorageFull, match="no room for 6 more"), db.write() as tx:

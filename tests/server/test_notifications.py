@@ -144,9 +144,8 @@ def test_only_the_states_that_were_asked_for(db: database.Database, receiver: Re
     failures = make(db, receiver, reported=["failed"])
     others = make(db, receiver, project="other")
     job = service_fakes.create(db)
-    with db.write() as tx:
-        control.pause(tx, job.id)
-        control.cancel(tx, job.id)
+    service_fakes.write(db, control.pause, job.id)
+    service_fakes.write(db, control.cancel, job.id)
     assert listed(db, failures) == listed(db, others) == []
     theirs = service_fakes.create(db, key_id=other.id)
     assert [each.event_id for each in listed(db, others)] == [f"job-{theirs.id}-1"]

@@ -86,9 +86,8 @@ def two(service: Service) -> Iterator[Two]:
     db = service.db
     for table in ("webhooks", "batches"):
         number_from(db, table, TEAM_ID)
-    with db.write() as tx:
-        projects.create(tx, f"{MARK}-project")
-        projects.create(tx, "ours")
+    service_fakes.write(db, projects.create, f"{MARK}-project")
+    service_fakes.write(db, projects.create, "ours")
     a = service_fakes.key(db, f"{MARK}-key", project=f"{MARK}-project", can_submit=True)
     b = service_fakes.key(db, "b", project="ours", can_submit=True)
     with db.write() as tx:

@@ -77,8 +77,7 @@ def test_controls_of_the_charts(page: Any, site: Site) -> None:
     page.get_by_label("Unscheduled").check()
     until(page, "document.querySelector('#convergence').textContent.includes('unscheduled')")
     page.goto(f"/dashboard/jobs/{number}/search")
-    with site.db.read() as tx:
-        pairs = len(plot_points.predicted(tx, number, 0))
+    pairs = len(service_fakes.read(site.db, plot_points.predicted, number, 0))
     assert points(page, "predicted") == pairs + 2  # and the two ends of the line
     assert points(page, "descent") == 4 * 21
     before = page.locator("#rounds tbody tr").count()
@@ -232,8 +231,7 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
         form.get_by_role("button", name="Upload").click()
     assert response.value.status == 422
     form.get_by_role("alert").wait_for()
-    with site.db.read() as tx:
-        assert not job_lists.page(tx).jobs
+    assert not service_fakes.read(site.db, job_lists.page).jobs
 
 
 def test_upload_makes_a_job(page: Any, site: Site) -> None:
@@ -241,8 +239,7 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     header = {"Authorization": f"Bearer {site.key.text}"}
     made = page.request.post("/v1/jobs", data=body, headers=header)
     assert made.status == 201, made.text()
-    with site.db.read() as tx:
-        program = jobs.programs(tx, made.json()["id"])[0].encode()
+    program = service_fakes.read(site.db, jobs.programs, made.json()["id"])[0].encode()
     page.goto("/dashboard/submit")
     page.get_by_role("link", name="A file").click()
     form = page.locator("#job-form")
@@ -298,8 +295,7 @@ def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:
     page.get_by_label("Name").fill("ci")
     page.get_by_role("button", name="Make the key").click()
     text = page.locator("#key-text").inner_text()
-    with site.db.read() as tx:
-        assert keys.find(tx, text).name == "ci"
+    assert service_fakes.read(site.db, keys.find, text).name == "ci"
     page.get_by_role("link", name="I have it").click()
     revoke = page.get_by_role("button", name="Revoke the key ci")
     revoke.click()

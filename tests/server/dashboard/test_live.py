@@ -34,9 +34,8 @@ def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Sit
         service_fakes.write(site.db, control.pause, job.id)
     for each in (*opened, page):
         until(each, f"{STATE} === 'paused'")
-    with site.db.write() as tx:
-        control.cancel(tx, submitted[0].id)
-        control.resume(tx, submitted[1].id)
+    service_fakes.write(site.db, control.cancel, submitted[0].id)
+    service_fakes.write(site.db, control.resume, submitted[1].id)
     until(opened[0], "document.querySelector('#link').textContent === 'Ended'")
     until(opened[1], f"{STATE} === 'queued'")
     opened[2].close()

@@ -31,9 +31,8 @@ def test_a_key_sees_its_own_project_and_changes_nothing(pages: Pages) -> None:
         pages.get("/dashboard/projects/secret-team", 404)
         for address in ("/dashboard/projects", "/dashboard/projects/default"):
             assert "scope admin" in pages.send(address, 403, name="mine", max_running_jobs="9")
-    with pages.service.db.read() as tx:
-        assert projects.get(tx, "default").max_running_jobs == 4
-        assert len(projects.every(tx)) == 2
+    assert service_fakes.read(pages.service.db, projects.get, "default").max_running_jobs == 4
+    assert len(service_fakes.read(pages.service.db, projects.every)) == 2
 
 
 def test_an_administrator_makes_and_limits_projects(pages: Pages) -> None:
@@ -124,8 +123,7 @@ def test_wrong_fields_of_webhooks_are_reported_and_the_rest_stays(
         assert ticked == ["queued"]
     else:
         assert "a=&lt;b&gt;" in page
-    with pages.service.db.read() as tx:
-        assert webhooks.every(tx) == []
+    assert service_fakes.read(pages.service.db, webhooks.every) == []
 
 
 def test_deliveries_have_state_and_last_error(
@@ -134,9 +132,8 @@ def test_deliveries_have_state_and_last_error(
     number, db = 1, pages.service.db
     pages.send("/dashboard/webhooks", 200, url=URL, state=["succeeded", "failed"])
     api_rows.finished(db, pages.service.blobs)
-    with db.write() as tx:
-        (due,) = webhooks.lease(tx, 5, 60.0)
-        webhooks.note(tx, due, webhooks.Reply(None, "no <answer>"), None)
+    (due,) = service_fakes.write(db, webhooks.lease, 5, 60.0)
+    service_fakes.write(db, webhooks.note, due, webhooks.Reply(None, "no <answer>"), None)
     text = words(pages.get(f"/dashboard/webhooks/{number}"))
     assert "job-1-" in text and "dead 1 no <answer> –" in text and '"type":"job.succeeded"' in text
     pages.send(f"/dashboard/webhooks/{number}/deliveries/{due.id}/retry", 303)

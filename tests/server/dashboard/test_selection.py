@@ -90,8 +90,7 @@ def test_what_cannot_be_undone_is_asked_for_first(pages: Pages) -> None:
     act(pages, "cancel", one, two, sure="1")
     assert service_fakes.get(db, one).state is S.CANCELLED
     act(pages, "delete", one, sure="1")
-    with db.read() as tx:
-        assert [job.id for job in job_lists.page(tx).jobs] == [two]
+    assert [job.id for job in service_fakes.read(db, job_lists.page).jobs] == [two]
 
 
 def test_a_selection_is_refused_as_single_jobs_are(pages: Pages) -> None:
@@ -146,9 +145,8 @@ def test_a_batch_shows_its_jobs_and_what_was_refused(pages: Pages) -> None:
     done = api_rows.finished(db, pages.service.blobs, key_id, name="done <b>")
     waits, gone = (api_rows.queued(db, key_id, name=name).id for name in ("waits", "gone"))
     number = batch_of(pages, done.id, waits, gone, n_refused=1)
-    with db.write() as tx:
-        control.cancel(tx, gone)
-        control.delete(tx, gone)
+    service_fakes.write(db, control.cancel, gone)
+    service_fakes.write(db, control.delete, gone)
     text = words(pages.get("/dashboard/batches"))
     assert "Batch 1 3 jobs 1 queued , 1 succeeded 2 / 3 1 submitter" in text
     page = pages.get(f"/dashboard/batches/{number}")
@@ -216,8 +214,7 @@ def form_of(page: str) -> dict[str, str]:
 
 def stored(pages: Pages) -> dict[str, dict[str, object]]:
     """The templates of the key that is logged in, by name."""
-    with pages.service.db.read() as tx:
-        listed = requests.templates(tx, pages.key_id)
+    listed = service_fakes.read(pages.service.db, requests.templates, pages.key_id)
     return {template.name: template.job for template in listed}
 
 
@@ -277,9 +274,8 @@ def test_a_template_of_a_program_is_submitted_with_other_settings(pages: Pages) 
     assert 'id="f-trials-wrong"' in wrong and 'name="template" value="soft"' in wrong
     made = pages.send("/dashboard/submit", 303, **(fields | {"trials": "7"}))
     number = int(made.rsplit("/", 1)[1])
-    with pages.service.db.read() as tx:
-        job = jobs.get(tx, number)
-        assert jobs.programs(tx, number) == [program]
+    job = service_fakes.read(pages.service.db, jobs.get, number)
+    assert service_fakes.read(pages.service.db, jobs.programs, number) == [program]
     assert (job.kind, job.op, job.trials) == ("tir", "soft.json", 7)
     pages.send("/dashboard/templates", 303, job=str(number), name="again")
     again = stored(pages)["again"]

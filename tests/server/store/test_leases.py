@@ -24,8 +24,7 @@ def test_the_most_urgent_job_goes_first(db: database.Database) -> None:
     worker = service_fakes.worker(db)
     order = [service_fakes.claim(db, by=worker).job.id for _ in range(3)]
     assert order == [high, later, low]
-    with db.write() as tx:
-        assert leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60) is None
+    assert service_fakes.write(db, leases.claim, worker, service_fakes.TARGET_KEYS, 60) is None
 
 
 def test_only_fitting_devices_claim(db: database.Database) -> None:
@@ -61,8 +60,7 @@ def test_a_beat_renews_and_brings_orders(db: database.Database) -> None:
     ):
         service_fakes.write(db, verb, job.id)
         assert beat() is order
-    with db.write() as tx:
-        assert leases.release(tx, fence) is State.CANCELLED
+    assert service_fakes.write(db, leases.release, fence) is State.CANCELLED
     assert beat() is states.Instruction.LEASE_LOST
 
 

@@ -158,8 +158,7 @@ def test_a_rolled_back_event_leaves_no_gap(db: database.Database) -> None:
     with pytest.raises(RuntimeError):
         write(True)
     write(False)
-    with db.read() as tx:
-        assert [e.seq for e in events.after(tx, job.id)] == [1, 2]
+    assert [e.seq for e in service_fakes.read(db, events.after, job.id)] == [1, 2]
 
 
 def test_progress_of_a_run(db: database.Database) -> None:

@@ -207,8 +207,7 @@ def test_a_damaged_bundle_answers_nothing(
     job = submit(db, "a")
     assert (job.state, job.n_trials) == (states.State.QUEUED, 8)  # it starts from measurements
     assert "is damaged" in caplog.text
-    with db.read() as tx:
-        assert artifacts.of_job(tx, job.id) == []
+    assert service_fakes.read(db, artifacts.of_job, job.id) == []
 
 
 def test_a_manifest_must_be_an_object(tmp_path: pathlib.Path) -> None:
@@ -344,8 +343,7 @@ def test_jobs_of_another_project_do_not_exist(db: database.Database) -> None:
     assert job.state is states.State.QUEUED and of(db, job.id)[0].reused_from is None
     with db.read(visibility.Visibility("default")) as tx:
         assert reuse.similar(tx, job.id) == []
-    with db.read() as tx:
-        assert [each.id for each in reuse.similar(tx, job.id)] == [first.id]
+    assert [each.id for each in service_fakes.read(db, reuse.similar, job.id)] == [first.id]
 
 
 def test_similar_jobs_share_the_operator_or_a_program(db: database.Database) -> None:
@@ -353,9 +351,8 @@ def test_similar_jobs_share_the_operator_or_a_program(db: database.Database) -> 
     other = service_fakes.create(db, tasks=tasks("b"), op="gemm")
     service_fakes.create(db, tasks=tasks("c"), op="softmax")
     same = service_fakes.create(db, tasks=tasks("a"), op="p.json", kind="tir")
-    with db.read() as tx:
-        assert [j.id for j in reuse.similar(tx, first.id)] == [same.id, other.id]
-        assert [j.id for j in reuse.similar(tx, same.id)] == [first.id]
+    assert [j.id for j in service_fakes.read(db, reuse.similar, first.id)] == [same.id, other.id]
+    assert [j.id for j in service_fakes.read(db, reuse.similar, same.id)] == [first.id]
 
 
 def test_enough_is_what_the_budget_asks() -> None:

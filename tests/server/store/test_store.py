@@ -47,15 +47,13 @@ def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
     repeat = jobs.IdempotencyKey(key="once", request_sha256="a")
     made = []
     for _ in range(2):
-        with db.write() as tx:
-            made.append(jobs.create(tx, service_fakes.new_job(), key.id, repeat))
+        made.append(service_fakes.write(db, jobs.create, service_fakes.new_job(), key.id, repeat))
     assert [m.is_new for m in made] == [True, False]
     assert made[0].job == made[1].job
     with db.write() as tx, pytest.raises(errors.Conflict):
         other = jobs.IdempotencyKey(key="once", request_sha256="b")
         jobs.create(tx, service_fakes.new_job(), key.id, other)
-    with db.read() as tx:
-        assert len(job_lists.page(tx).jobs) == 1
+    assert len(service_fakes.read(db, job_lists.page).jobs) == 1
 
 
 def test_quotas(db: database.Database) -> None:
@@ -219,9 +217,8 @@ def test_any_text_can_be_written(db: database.Database, text: str) -> None:
     job, fence = service_fakes.claimed(db, name=text)
     service_fakes.add(db, fence, service_fakes.new_trial(0, None, message=text))
     service_fakes.write(db, progress.append_event, fence, events.Type.WARNING, {"message": text})
-    with db.read() as tx:
-        assert "\0" not in trials.get(tx, job.id, 1).message
-        assert len(events.after(tx, job.id)) == 4
+    assert "\0" not in service_fakes.read(db, trials.get, job.id, 1).message
+    assert len(service_fakes.read(db, events.after, job.id)) == 4
 
 
 def test_a_write_within_a_write_is_an_error(

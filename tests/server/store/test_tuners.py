@@ -76,9 +76,8 @@ def test_nodes_are_judged_together(db: database.Database) -> None:
         tuners.Node("b", ["h1"], ""),
         tuners.Node("c", [], digest),
     ]
-    with db.read() as tx:
-        said = tuners.judge(tx, nodes)
-        assert tuners.judge(tx, []) == []
+    said = service_fakes.read(db, tuners.judge, nodes)
+    assert service_fakes.read(db, tuners.judge, []) == []
     assert [(each.name, each.key_id, each.refusal is None) for each in said] == [
         ("a", key.key.id, True),
         ("b", None, False),
@@ -125,8 +124,7 @@ A = tuners.Seen(place="cpu:0", host="h", target_key="llvm/a/b", versions={"felix
 
 
 def places(db: database.Database, *workers: int) -> dict[str, str | None]:
-    with db.read() as tx:
-        return {each.place: each.fault for each in tuners.reports_of(tx, workers)}
+    return {each.place: each.fault for each in service_fakes.read(db, tuners.reports_of, workers)}
 
 
 def test_a_device_has_one_report_a_tuner_the_last_one(db: database.Database) -> None:

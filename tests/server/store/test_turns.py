@@ -183,8 +183,7 @@ def test_what_a_key_had_counts_half_after_a_while(db: database.Database) -> None
 
 def test_a_turn_that_ends_is_no_failure(db: database.Database) -> None:
     job, fence = service_fakes.claimed(db)
-    with db.write() as tx:
-        assert leases.release(tx, fence, {"yielded": True}) is State.QUEUED
+    assert service_fakes.write(db, leases.release, fence, {"yielded": True}) is State.QUEUED
     assert service_fakes.get(db, job.id).attempts == 0
     fence = service_fakes.claim(db).fence
     service_fakes.write(db, leases.release, fence, {"yielded": True}, is_attempt=True)

@@ -19,7 +19,7 @@ import pytest
 from felix.measure.cluster import messages
 from felix.target import parse
 from server.store import keys, trials
-from tests.support import cluster_service, run_py
+from tests.support import cluster_service, run_py, service_fakes
 from tests.support.cluster_service import Service, actors
 from tests.support.hostile import onnx_models
 from tests.support.waiting import until
@@ -55,8 +55,7 @@ def service(
 def check(service: Service, job_id: int, n_trials: int) -> None:
     """The job ended with exactly these trials: each once, none of them infrastructure's."""
     job = service.wait(job_id, lambda job: job.has_ended, 300)
-    with service.db.read() as tx:
-        records = [json.loads(line) for line in trials.records(tx, job_id)]
+    records = [json.loads(line) for line in service_fakes.read(service.db, trials.records, job_id)]
     errors = [
         each["measurement"]["message"]
         for each in records
@@ -212,8 +211,7 @@ def test_a_machine_measures_with_a_key_until_it_is_revoked(keyed: Service) -> No
     for actor in actors(worker):
         assert "FELIX_WORKER_KEY" not in actor.environ()
     job = keyed.wait(job_id, lambda job: job.n_trials >= 16, 120)
-    with keyed.db.read() as tx:
-        assert keys.get(tx, made.key.id).last_used_at is not None
+    assert service_fakes.read(keyed.db, keys.get, made.key.id).last_used_at is not None
     assert job.state == "running"
 
     keyed.client.revoke_key(made.key.id)

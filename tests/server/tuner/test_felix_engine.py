@@ -135,8 +135,7 @@ def network_of(place: Place, job_id: int) -> networks.Network:
 
 def files_of(place: Place, job_id: int) -> dict[str, rows.Artifact]:
     """The artifacts of a job by kind."""
-    with place.db.read() as tx:
-        return {file.kind: file for file in artifacts.of_job(tx, job_id)}
+    return {file.kind: file for file in service_fakes.read(place.db, artifacts.of_job, job_id)}
 
 
 def is_confined(pid: int) -> bool:

@@ -242,8 +242,7 @@ def test_chained_reductions_do_not_hold_a_tuner(
         return service_fakes.create_for(db, task, trials=4, strategy="local").id
 
     def has_begun(job_id: int) -> bool:
-        with db.read() as tx:
-            return bool(events.after(tx, job_id, kinds=[events.Type.STARTED]))
+        return bool(service_fakes.read(db, events.after, job_id, kinds=[events.Type.STARTED]))
 
     with working(db, tmp_path, chosen) as engine:
         cancelled = submitted(chain(32))

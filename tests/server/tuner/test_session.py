@@ -131,9 +131,8 @@ def test_a_lost_lease_ends_a_run_at_the_next_write(db: database.Database) -> Non
 def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
     job = submit(db)
     stopped_after(service_fakes.claim_next(db), 9)
-    with db.write() as tx:
-        control.cancel(tx, job.id)
-        assert control.retry(tx, job.id).n_trials >= 9
+    service_fakes.write(db, control.cancel, job.id)
+    assert service_fakes.write(db, control.retry, job.id).n_trials >= 9
 
 
 def test_infinite_losses_become_null(db: database.Database) -> None:

@@ -71,8 +71,7 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
         each.close()
     measured = [pair for engine in engines for pair in engine.measured]
     assert len(measured) == len(set(measured)) == 24
-    with db.read() as tx:
-        assert all(not w.is_alive for w in store_tuners.every(tx, 60))
+    assert all(not w.is_alive for w in service_fakes.read(db, store_tuners.every, 60))
 
 
 @on_both_databases

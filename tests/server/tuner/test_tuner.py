@@ -66,8 +66,7 @@ def test_orders_are_obeyed_within_a_round(
     after = service_fakes.get(at.db, job.id)
     assert after.state is state
     assert 0 < after.n_trials == len(at.engine.measured) < 5_000
-    with at.db.read() as tx:
-        assert len(artifacts.of_job(tx, job.id)) == (state is State.SUCCEEDED)
+    assert len(service_fakes.read(at.db, artifacts.of_job, job.id)) == (state is State.SUCCEEDED)
     assert after.reason == ("stopped" if state is State.SUCCEEDED else None)
     assert after.attempts == (1 if state is State.SUCCEEDED else 0)
 

@@ -16,7 +16,7 @@ import pytest
 
 from server.store import keys
 from server.web import connections, middleware
-from tests.support import live_service
+from tests.support import live_service, service_fakes
 from tests.support.live_service import Live
 from tests.support.waiting import until
 
@@ -203,8 +203,7 @@ LOGIN = json.dumps({"key": "felix_0123456789ab_wrong"})
 
 def remotes(live: live_service.Live) -> list[str]:
     """The addresses of failed logins, oldest first."""
-    with live.db.read() as tx:
-        return [entry.remote for entry in reversed(keys.audited(tx))]
+    return [entry.remote for entry in reversed(service_fakes.read(live.db, keys.audited))]
 
 
 def log_in(live: live_service.Live, *headers: str) -> bytes:

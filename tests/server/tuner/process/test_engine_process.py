@@ -271,8 +271,7 @@ def test_a_stopped_job_has_an_artifact(at: Bench) -> None:
         service_fakes.write(at.db, control.stop, job_id)
     after = service_fakes.get(at.db, job_id)
     assert (after.state, after.reason) == (State.SUCCEEDED, "stopped")
-    with at.db.read() as tx:
-        assert len(artifacts.of_job(tx, job_id)) == 1
+    assert len(service_fakes.read(at.db, artifacts.of_job, job_id)) == 1
 
 
 def test_the_engine_knows_no_secret(
