@@ -21,17 +21,9 @@ def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
     def piece(seconds: float) -> dict[str, Any]:
         return {"wall_s": seconds, "process_s": seconds + 10, "n_measured": 64, "n_ran": 60}
 
-    compared = {
-        "felix": {"cold_us": 10.0, "warm_us": 8.0},
-        "stock": {"cold_us": 15.0, "warm_us": 8.0},
-    }
-    return {
-        "workload": "gemm",
-        "seed": seed,
-        "felix": piece(felix_s),
-        "stock": piece(stock_s),
-        "compare": compared,
-    }
+    pieces = {"felix": piece(felix_s), "stock": piece(stock_s)}
+    us = {"felix": {"cold_us": 10.0, "warm_us": 8.0}, "stock": {"cold_us": 15.0, "warm_us": 8.0}}
+    return {"workload": "gemm", "seed": seed, "compare": us} | pieces
 
 
 def test_summary_takes_medians_over_seeds_and_ratios_to_felix() -> None:
@@ -199,12 +191,8 @@ def test_predictors_of_all_files_are_in_one_table() -> None:
     }
     text = model_tables.render(EVALUATED, ablated)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
-    assert [row[:2] for row in rows] == [
-        ["GPU", "network"],
-        ["GPU", "xgboost"],
-        ["GPU", "corrected by 8"],
-        ["generated kernels", "no x"],
-    ]
+    of_gpu = [["GPU", name] for name in ("network", "xgboost", "corrected by 8")]
+    assert [row[:2] for row in rows] == [*of_gpu, ["generated kernels", "no x"]]
     assert rows[0][2:] == ["0.900", "0.920", "-", "0.900", "0.330", "-"]
     assert rows[1][3] == "0.910"
 

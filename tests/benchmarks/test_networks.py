@@ -139,32 +139,13 @@ def test_a_row_has_medians_and_the_extreme_ratios() -> None:
     (line, chain) = results.render_branches(
         {"runs": [run | {"captured": captured}, run | {"name": "bert", "captured": []}]}
     ).splitlines()[-2:]
-    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
-        "dlrm-float32",
-        "89",
-        "4",
-        "25",
-        "10",
-        "2.5",
-        "2",
-        "3",
-    ]
-    assert [cell.strip() for cell in chain.split("|")[1:-1]] == [
-        "bert-float32",
-        "89",
-        "1",
-        *"-----",
-    ]
+    cells, of_chain = ([c.strip() for c in row.split("|")[1:-1]] for row in (line, chain))
+    assert cells == "dlrm-float32 89 4 25 10 2.5 2 3".split()
+    assert of_chain == "bert-float32 89 1 - - - - -".split()
 
 
-CASE = {
-    "name": "dcgan",
-    "dtype": "float32",
-    "small": True,
-    "target": networks.TARGET,
-    "batches": [1, 2],
-    "trials": 32,
-}
+CASE = {"name": "dcgan", "dtype": "float32", "small": True, "target": networks.TARGET}
+CASE |= {"batches": [1, 2], "trials": 32}
 MIB = 1 << 20
 
 

@@ -109,13 +109,7 @@ def test_throughput_counts_what_it_offers() -> None:
 # ------------------------------------------------------------ what is made of the numbers
 
 DATA: dict[str, Any] = {
-    "costs": {
-        "tuner_ms": 50.0,
-        "search_ms": 30.0,
-        "schedule_ms": 5.0,
-        "build_ms": 400.0,
-        "device_ms": 4.0,
-    },
+    "costs": dict(tuner_ms=50.0, search_ms=30.0, schedule_ms=5.0, build_ms=400.0, device_ms=4.0),
     "throughput": [{"devices": 64, "rate": 500.0}],
     "stores": [{"store": "sqlite", "rate": 1.0}, {"store": "postgresql", "rate": 100.0}],
 }
@@ -127,10 +121,8 @@ def test_the_least_capacity_bounds() -> None:
     assert cluster_scaling.bound(one) == "search"
     assert cluster_scaling.bound(cluster_scaling.capacities(DATA, 1, 3)).startswith("builders")
     assert cluster_scaling.bound(cluster_scaling.capacities(DATA, 8, 8)).startswith("store")
-    assert (
-        cluster_scaling._capacity_table(DATA).count("\n| ")
-        == 2 * len(cluster_scaling.GPUS) - 1 + 1
-    )
+    n_rows = cluster_scaling._capacity_table(DATA).count("\n| ")
+    assert n_rows == 2 * len(cluster_scaling.GPUS)
 
 
 def test_costs_are_those_of_searches_on_a_gpu(
@@ -180,15 +172,8 @@ def test_the_speed_up_is_of_medians_over_turns() -> None:
             "best_us": [4.0, 9.0, None],
         }
 
-    runs = [
-        run(1, 10),
-        run(1, 30),
-        run(1, 20),
-        run(2, 8),
-        run(2, 10),
-        run(2, 50),
-        run(2, 40, cluster=True),
-    ]
+    turns = ((1, 10), (1, 30), (1, 20), (2, 8), (2, 10), (2, 50))
+    runs = [*(run(*turn) for turn in turns), run(2, 40, cluster=True)]
     one, two, over_ray = multi_gpu.summary(runs)
     assert over_ray["cluster"] and over_ray["speed_up"] == 0.5
     assert (one["speed_up"], two["speed_up"], two["turns"]) == (1.0, 2.0, 3)

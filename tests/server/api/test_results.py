@@ -14,7 +14,6 @@ import pytest
 from server.api import document as api_document
 from server.api import events
 from server.store import artifacts, blobs, plot_points, trials
-from server.store import tuners as store_tuners
 from tests.server.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -232,22 +231,8 @@ def test_devices_and_tuners(service: Service) -> None:
 
 def test_devices_have_what_their_tuners_saw(service: Service) -> None:
     api_rows.running(service.db)
-    with service.db.write() as tx:
-        (tuner,) = store_tuners.every(tx, 60.0)
-        key = tuner.devices[0]["target_keys"][-1]
-        well = store_tuners.Seen(
-            place="cuda:0",
-            host="rack-1",
-            target_key=key,
-            driver="550.1",
-            queue=3,
-            n_measured=50,
-            n_failed=5,
-            clock_ghz=1.7,
-            power_w=512.0,
-        )
-        sick = store_tuners.Seen(place="cuda:1", host="rack-1", target_key=key, fault="too hot")
-        store_tuners.write_reports(tx, tuner.id, [well, sick])
+    sick = {"place": "cuda:1", "fault": "too hot", "n_measured": 0, "n_failed": 0}
+    service_fakes.report_device(service.db, {}, sick)
     (device,) = service.get("/v1/devices")["items"]
     first, second = device["reports"]
     assert (first["place"], first["queue"], first["error_rate"]) == ("cuda:0", 3, 0.1)

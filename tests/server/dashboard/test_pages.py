@@ -10,7 +10,7 @@ import pytest
 
 from server.dashboard.pages import job as job_pages
 from server.dashboard.pages import jobs as jobs_page
-from server.store import artifacts, control, plot_points, progress, trials, tuners
+from server.store import artifacts, control, plot_points, progress, trials
 from tests.server.dashboard.conftest import TABS, Pages, check_ids, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -238,22 +238,9 @@ def test_devices_tell_what_is_broken_and_what_runs_unconfined(pages: Pages) -> N
 
 def test_devices_tell_how_each_one_is(pages: Pages) -> None:
     growing.tuner(pages.service.db)
-    with pages.service.db.write() as tx:
-        (tuner,) = tuners.every(tx, 60.0)
-        key = tuner.devices[0]["target_keys"][-1]
-        seen = tuners.Seen(
-            place="cuda:1",
-            host="rack-7",
-            target_key=key,
-            driver="550.1",
-            queue=3,
-            n_measured=50,
-            n_failed=5,
-            clock_ghz=1.7,
-            power_w=512.0,
-            fault="the canary takes 2.1 times as long as it did",
-        )
-        tuners.write_reports(tx, tuner.id, [seen])
+    fault = "the canary takes 2.1 times as long as it did"
+    sick = {"place": "cuda:1", "host": "rack-7", "fault": fault}
+    service_fakes.report_device(pages.service.db, sick)
     text = words(pages.get("/dashboard/devices"))
     assert "rack-7 cuda:1 measures nothing: the canary takes 2.1 times as long as it did 3" in text
     assert "10 % of 50 1.70 GHz 512 W 550.1" in text

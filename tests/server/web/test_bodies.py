@@ -66,9 +66,7 @@ def test_a_body_without_a_key_is_not_read(
         "Authorization: Bearer felix_0123456789ab_x\r\n",
         "Cookie: felix_login=x\r\n",
     ):
-        with live.connect() as connection:
-            connection.sendall(head(path, length, credentials, kind).encode())
-            response = live_service.read_to_end(connection)
+        response = live.send(head(path, length, credentials, kind))
         assert response.startswith(b"HTTP/1.1 " + status)
         assert b"connection: close" in response.lower()
 
@@ -123,9 +121,7 @@ def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
     """Announced, and counted while it comes."""
     large = middleware.MAX_LOGIN_BYTES + 1
     kind = "application/json" if path == "/v1/session" else "application/x-www-form-urlencoded"
-    with live.connect() as connection:
-        connection.sendall(head(path, large, kind=kind).encode())
-        assert b" 413 " in live_service.read_to_end(connection)
+    assert b" 413 " in live.send(head(path, large, kind=kind))
     with live.connect() as connection:
         connection.sendall(head(path, None, kind=kind).encode())
         with contextlib.suppress(OSError):
@@ -135,14 +131,10 @@ def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
 
 
 def test_a_known_caller_has_larger_bodies(live: Live) -> None:
-    body = b'{"workload": "' + b"x" * (middleware.MAX_LOGIN_BYTES * 2) + b'"}'
+    body = '{"workload": "' + "x" * (middleware.MAX_LOGIN_BYTES * 2) + '"}'
     more = f"{live.authorization}Connection: close\r\n"
-    with live.connect() as connection:
-        connection.sendall(head("/v1/jobs", len(body), more).encode() + body)
-        assert b" 422 " in live_service.read_to_end(connection)
-    with live.connect() as connection:
-        connection.sendall(head("/v1/jobs", middleware.MAX_BODY_BYTES + 1, more).encode())
-        assert b" 413 " in live_service.read_to_end(connection)
+    assert b" 422 " in live.send(head("/v1/jobs", len(body), more) + body)
+    assert b" 413 " in live.send(head("/v1/jobs", middleware.MAX_BODY_BYTES + 1, more))
 
 
 def test_a_refusal_after_the_key_leaves_the_rest_unread(live: Live) -> None:

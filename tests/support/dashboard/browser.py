@@ -72,7 +72,7 @@ class Site:
     key: keys.Made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """One browser process for all tests."""
     from playwright import sync_api
