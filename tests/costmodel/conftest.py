@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from costmodel.data import felix_bridge
+from costmodel.data import dataset, felix_bridge
 from tests.support import costmodel_fakes
 
 
@@ -26,6 +27,15 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("costmodel") / "data"
     costmodel_fakes.write_data(folder)
     return folder
+
+
+Measured = Callable[[str], dataset.Dataset]
+
+
+@pytest.fixture(scope="session")
+def measured() -> Measured:
+    """The data of the repository by their folder, read once."""
+    return functools.cache(lambda name: dataset.read(Path(__file__).parents[2] / "data" / name))
 
 
 @pytest.fixture

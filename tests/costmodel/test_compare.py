@@ -23,6 +23,7 @@ from felix import errors
 from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.templates import spec as template_spec
+from tests.costmodel.conftest import Measured
 from tests.support.costmodel_fakes import FakeFeaturizer
 
 
@@ -186,9 +187,9 @@ def test_compare_refuses_features_of_other_schedules(
     assert "different schedules" in capsys.readouterr().err
 
 
-def test_features_of_tvm_on_measured_schedules() -> None:
-    stored = dataset.read(Path(__file__).parents[2] / "data" / "cuda")
-    owner = next(w for w in stored.workloads.values() if w.name == "softmax_384x384_axis1")
+def test_features_of_tvm_on_measured_schedules(measured: Measured) -> None:
+    stored = measured("llvm")
+    owner = next(w for w in stored.workloads.values() if w.operator == "softmax")
     records = [r for r in stored.records if r.workload == owner.key][:3]
     sketch = records[0].sketch, records[0].sketch_key
     batch = np.array([r.decisions for r in records if r.sketch_key == sketch[1]])

@@ -15,14 +15,15 @@ from benchmarks import tensor_cores
 from benchmarks.support import subgraphs
 from costmodel import __main__ as cli
 from costmodel import registry
-from costmodel.data import dataset, felix_bridge, replay
 from costmodel.data import features as task_features
+from costmodel.data import felix_bridge, replay
 from costmodel.models import checkpoint, within_training
 from costmodel.training import evaluate, metrics, model_card
 from felix import target, workloads
 from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.search import cost_model
+from tests.costmodel.conftest import Measured
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,12 +66,6 @@ TEMPLATES = Shipped("cuda-sm_90/templates", "cuda-sm_90-templates", "templates",
 EVERY = pytest.mark.parametrize("shipped", [LLVM, CUDA, TEMPLATES], ids=lambda each: each.scored)
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, dataset.Dataset]:
-    """The data by their folder."""
-    return {each.data: dataset.read(ROOT / "data" / each.data) for each in (LLVM, CUDA, TEMPLATES)}
-
-
 @pytest.mark.parametrize(
     "shipped, text", [(LLVM, "llvm"), (CUDA, felix_bridge.target_text("h200"))]
 )
@@ -93,10 +88,8 @@ def test_tuning_templates_starts_from_theirs() -> None:
 
 
 @EVERY
-def test_data_are_those_of_the_checkpoint_and_small(
-    shipped: Shipped, measured: dict[str, dataset.Dataset]
-) -> None:
-    data = measured[shipped.data]
+def test_data_are_those_of_the_checkpoint_and_small(shipped: Shipped, measured: Measured) -> None:
+    data = measured(shipped.data)
     assert not data.torn
     _, metadata = checkpoint.load(shipped.path / registry.FILE_NAME)
     assert metadata.data["digest"] == data.digest
@@ -104,15 +97,15 @@ def test_data_are_those_of_the_checkpoint_and_small(
     assert sum(path.stat().st_size for path in files) < shipped.most_mb << 20
 
 
-def test_data_are_enough(measured: dict[str, dataset.Dataset]) -> None:
+def test_data_are_enough(measured: Measured) -> None:
     for name, n_records, n_workloads in (("llvm", 3000, 40), ("templates", 15_000, 300)):
-        ran = [record for record in measured[name].records if record.latency_us is not None]
+        ran = [record for record in measured(name).records if record.latency_us is not None]
         assert len(ran) >= n_records
         assert len({record.workload for record in ran}) >= n_workloads
-    cuda = measured["cuda"]
+    cuda = measured("cuda")
     assert len(cuda.workloads) >= 250
     assert {record.source for record in cuda.records} == {"random", "neighbour", "descent"}
-    machine = felix_bridge.hardware_of(measured["llvm"].records[0].device)
+    machine = felix_bridge.hardware_of(measured("llvm").records[0].device)
     assert machine.l1_bytes > 0 and machine.peak_fp32_gflops > 0
 
 
@@ -131,20 +124,18 @@ def test_card_tells_where_the_scores_are(shipped: Shipped) -> None:
     assert card == model_card.render(registry.FILE_NAME, model, metadata, folder)
 
 
-def test_no_benchmark_is_in_the_data(measured: dict[str, dataset.Dataset]) -> None:
+def test_no_benchmark_is_in_the_data(measured: Measured) -> None:
     of_traces = [subgraphs.SUBGRAPHS, subgraphs.AWKWARD, subgraphs.CONFIRMING]
     for name, sets in (("cuda", of_traces), ("templates", [*tensor_cores.SETS.values()])):
-        keys = {(w.operator, w.name) for w in measured[name].workloads.values()}
+        keys = {(w.operator, w.name) for w in measured(name).workloads.values()}
         for text in (text for members in sets for text in members.values()):
             operator = text.partition(":")[0]
             assert (operator, workloads.parse(text, target="h200").name) not in keys
 
 
 @pytest.mark.parametrize("shipped", [LLVM, CUDA], ids=lambda each: each.scored)
-def test_recorded_scores_come_out_again(
-    shipped: Shipped, measured: dict[str, dataset.Dataset]
-) -> None:
-    data = measured[shipped.data]
+def test_recorded_scores_come_out_again(shipped: Shipped, measured: Measured) -> None:
+    data = measured(shipped.data)
     keys = {w.key for w in data.workloads.values() if w.name in shipped.few}
     records = tuple(record for record in data.records if record.workload in keys)
     few = dataclasses.replace(data, records=records)

@@ -14,7 +14,6 @@ import argparse
 import collections
 import dataclasses
 import json
-import math
 import multiprocessing
 import os
 import pathlib
@@ -37,28 +36,12 @@ INPUT_S = 60.0
 INPUTS_A_CHILD = 2000
 #: Longest refusal.
 MAX_ERROR_CHARACTERS = 2000
-_FORBIDDEN = tuple(
-    str(text)
-    for text in (
-        "SECRETS!",
-        *struct.unpack("<qi", b"SECRETS!SECR"),
-        KEY,
-        "/tmp",
-        "/home",
-        "/root",
-        "site-packages",
-        sys.prefix,
-        "Traceback",
-    )
+_FORBIDDEN = (
+    *("SECRETS!", KEY, "/tmp", "/home", "/root", "site-packages", sys.prefix, "Traceback"),
+    *map(str, struct.unpack("<qi", b"SECRETS!SECR")),
 )
 _READABLE = (
-    sys.prefix,
-    sys.base_prefix,
-    "/proc",
-    "/sys",
-    "/dev",
-    "/etc/localtime",
-    "/usr",
+    *(sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/etc/localtime", "/usr"),
     str(pathlib.Path(__file__).resolve().parents[2]),
 )
 
@@ -96,8 +79,8 @@ def requests(inputs: int, seed: int) -> Iterator[tuple[dict[str, Any], bytes]]:
         yield request | {"kind": "onnx", "shapes": shapes, "target": target}, content
 
 
-def run(inputs: int, seed: int, minutes: float = math.inf) -> Figures:
-    """Read all inputs in children, or what the time allows; the figures."""
+def run(inputs: int, seed: int) -> Figures:
+    """Read all inputs in children; the figures."""
     figures = Figures()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="felix-fuzz-") as folder:
@@ -105,8 +88,6 @@ def run(inputs: int, seed: int, minutes: float = math.inf) -> Figures:
         before = _state(folder)
         child = _Child(folder)
         for number, (request, content) in enumerate(requests(inputs, seed)):
-            if time.monotonic() - begun > 60 * minutes:
-                break
             outcome, answer = child.read(request, content)
             figures.outcomes[f"{request['kind']}: {outcome}"] += 1
             if number % INPUTS_A_CHILD == INPUTS_A_CHILD - 1:
@@ -219,9 +200,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=math.inf)
     options = parser.parse_args()
-    figures = run(options.inputs, options.seed, options.minutes)
+    figures = run(options.inputs, options.seed)
     print(f"{figures.outcomes.total()} inputs, seed {options.seed}, {figures.seconds:.0f} s")
     for outcome, count in figures.outcomes.most_common():
         print(f"  {count:6d} {outcome}")

@@ -13,7 +13,8 @@ def until(
     condition: Callable[[], object], limit_s: float = LIMIT_S, why: Callable[[], object] = str
 ) -> None:
     """Return once a condition holds; `why` says what to know where it never does."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, pause_s = time.monotonic() + limit_s, 0.01
     while not condition():
         assert time.monotonic() < deadline_s, why() or "it never came true"
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.1)  # looking costs the machine, too

@@ -72,22 +72,22 @@ def test_orders_are_obeyed_within_a_round(
 
 
 def test_a_paused_job_goes_on_where_it_was(at: Bench) -> None:
-    job = service_fakes.create(at.db, trials=400)
-    at.engine.pause_s = 0.01
+    job = service_fakes.create(at.db, trials=100)
+    at.engine.pause_s = 0.05
 
     def pause() -> None:
         service_fakes.write(at.db, control.pause, job.id)
 
     at.meanwhile(pause)
     n_before = service_fakes.get(at.db, job.id).n_trials
-    assert 0 < n_before < 400
+    assert 0 < n_before < 100
     at.engine.pause_s = 0.0
     assert not at.tuner.work_once()
     service_fakes.write(at.db, control.resume, job.id)
     after = at.worked(job.id)
-    assert (after.state, after.n_trials) == (State.SUCCEEDED, 400)
+    assert (after.state, after.n_trials) == (State.SUCCEEDED, 100)
     assert at.engine.resumed == [0, n_before]
-    assert len(at.engine.measured) == len(set(at.engine.measured)) == 400
+    assert len(at.engine.measured) == len(set(at.engine.measured)) == 100
 
 
 def test_a_leaving_tuner_puts_its_job_down(at: Bench) -> None:
