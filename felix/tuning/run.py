@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from felix import events, target
 from felix.autodiff import torch_threads
@@ -21,9 +20,6 @@ from felix.tuning import task_run as task_run_module
 from felix.tuning.opening import ahead, first_rounds
 from felix.tuning.task_run import TaskRun
 from felix.tuning.trials import pending, recorder, remeasure
-
-if TYPE_CHECKING:
-    from felix.tuning import online_model
 
 
 class Run:
@@ -67,7 +63,16 @@ class Run:
         self.task_runs = [
             TaskRun(index, task, pool.for_task(task)) for index, task in enumerate(tasks)
         ]
-        self.learner = self._load_model(request)
+        from felix.tuning import online_model  # loads torch
+
+        self.learner = online_model.Learner(
+            request.model,
+            tasks[0].target,
+            self._budget.seed,
+            self._compute_guard.yield_to_timing,
+            options.learning,
+            options.learn,
+        )
         hardware = target.hardware(tasks[0].target)
         self._allocator = allocate.Allocator(
             [task.weight for task in tasks],
@@ -89,14 +94,6 @@ class Run:
             self._compute_guard,
             self.breakdown,
         )
-        self._recorder = recorder.Recorder(
-            self.task_runs,
-            self._journal,
-            self.learner,
-            self._clock,
-            self.breakdown,
-            self._on_event,
-        )
         self._parts = checkpoint.Parts(
             task_runs=self.task_runs,
             allocator=self._allocator,
@@ -104,22 +101,11 @@ class Run:
             clock=self._clock,
             breakdown=self.breakdown,
         )
+        self._recorder = recorder.Recorder(self._parts, self._journal, self._on_event)
         fresh = [tasks[index] for index in self._allocator.order if self._allocator.is_open(index)]
         made_ahead = ahead.Ahead(fresh, ahead.n_processes(fresh))
         stack.callback(made_ahead.close)
         self.breakdown.add("start", self._clock.elapsed_s)
-
-    def _load_model(self, request: options_module.Request) -> online_model.Learner:
-        from felix.tuning import online_model
-
-        return online_model.Learner(
-            request.model,
-            request.tasks[0].target,
-            self._budget.seed,
-            self._compute_guard.yield_to_timing,
-            self.options.learning,
-            self.options.learn,
-        )
 
     def close(self) -> None:
         """End all processes and close the session."""
@@ -133,7 +119,11 @@ class Run:
         Args:
             n_reserved: trials of rounds that are being searched.
             busy: tasks that have a round.
+
+        Raises:
+            Stopped: the run is asked to stop here.
         """
+        self._compute_guard.check()
         if self.options.should_pause is not None and self.options.should_pause():
             return "interrupted"
         n_begun = self._recorder.n_trials + len(self._pending) + n_reserved
@@ -295,14 +285,6 @@ class Run:
         n = self.options.round_size * (self.options.lookahead + self._pool.n_devices)
         return len(self._pending) < max(n, first_rounds.IN_FLIGHT)
 
-    def check(self) -> None:
-        """Stop here if the run is asked to.
-
-        Raises:
-            Stopped: it is.
-        """
-        self._compute_guard.check()
-
     def take_measured(self) -> None:
         """Record what is measured by now; when time is up, cancel what has not begun."""
         self._pending.cancel_late()
@@ -372,8 +354,8 @@ class Run:
         self._on_event(events.Remeasuring())
         self._baselines.wait(self.breakdown, self._compute_guard)
         self._baselines.take()
-        remeasure.run(
-            self.task_runs, self.options, self._compute_guard, self.breakdown, self._recorder
+        remeasure.Finals(self.options, self._compute_guard, self.breakdown, self._recorder).run(
+            self.task_runs
         )
 
     def finish(self, reason: str) -> results.NetworkResult:

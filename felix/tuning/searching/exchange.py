@@ -7,33 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from felix.search import interface
-from felix.tuning import opener
-from felix.tuning import options as options_module
+from felix.tuning.run import Run
 from felix.tuning.searching import messages
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
-    from felix.tuning import online_model
 
 
 class Exchange:
-    """Between the tasks of a run and the processes that search for them.
+    """Between the tasks of a run and the processes that search for them."""
 
-    Args:
-        request: of the run.
-        learner: its cost model.
-        opener: opens its tasks.
-    """
-
-    def __init__(
-        self,
-        request: options_module.Request,
-        learner: online_model.Learner,
-        task_opener: opener.Opener,
-    ) -> None:
-        self._budget, self._options = request.budget, request.options
-        self._learner, self._opener = learner, task_opener
+    def __init__(self, run: Run) -> None:
+        self._budget, self._options = run.request.budget, run.options
+        self._learner, self._opener = run.learner, run.opener
         self._texts: dict[int, str] = {}
 
     def request(self, task_run: TaskRun, n: int) -> messages.Request:

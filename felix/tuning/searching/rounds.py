@@ -55,8 +55,7 @@ def side_by_side(run: Run) -> Iterator[Rounds | None]:
         yield None
         return
     with contextlib.closing(processes.SearchProcesses(count)) as searches:
-        between = exchange.Exchange(run.request, run.learner, run.opener)
-        yield Rounds(run, searches, between)
+        yield Rounds(run, searches)
 
 
 class Rounds:
@@ -65,13 +64,10 @@ class Rounds:
     Args:
         run: whose steps they are made of.
         searches: the processes.
-        between: the tasks and the processes.
     """
 
-    def __init__(
-        self, run: Run, searches: processes.SearchProcesses, between: exchange.Exchange
-    ) -> None:
-        self._run, self._searches, self._exchange = run, searches, between
+    def __init__(self, run: Run, searches: processes.SearchProcesses) -> None:
+        self._run, self._searches, self._exchange = run, searches, exchange.Exchange(run)
         self._searching: dict[int, _Searching] = {}
         #: candidates of each task whose round is being measured
         self._measuring: dict[int, int] = {}
@@ -83,7 +79,6 @@ class Rounds:
         run = self._run
         run.learn()  # what a resumed session measured last
         while True:
-            run.check()
             self._end_rounds()
             reason = run.stop_reason(self._n_reserved, self._busy)
             if reason is not None and not self._is_awaited(reason):

@@ -4,56 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from felix import events, records
 from felix.measure import protocol
+from felix.tuning import checkpoint, session
 from felix.tuning import options as options_module
-from felix.tuning import pacing, session
 from felix.tuning.task_run import TaskRun
 from felix.tuning.trials import pending
-
-if TYPE_CHECKING:
-    from felix.tuning import online_model
 
 
 class Recorder:
     """Records what a run measures.
 
     Args:
-        task_runs: the tasks of the run.
+        run: its parts.
         journal: where records are stored; None: nowhere.
-        learner: the cost model that learns them later.
-        clock, breakdown: of the run.
         on_event: called with each trial.
     """
 
     def __init__(
         self,
-        task_runs: Sequence[TaskRun],
+        run: checkpoint.Parts,
         journal: session.Journal | None,
-        learner: online_model.Learner,
-        clock: pacing.Clock,
-        breakdown: pacing.Breakdown,
         on_event: options_module.OnEvent,
     ) -> None:
-        self._task_runs = task_runs
-        self._journal = journal
-        self._learner = learner
-        self._clock = clock
-        self._breakdown = breakdown
-        self._on_event = on_event
+        self._run, self._journal, self._on_event = run, journal, on_event
 
     @property
     def n_trials(self) -> int:
         """Candidates measured."""
-        return sum(len(task_run.records) for task_run in self._task_runs)
+        return sum(len(task_run.records) for task_run in self._run.task_runs)
 
     def trial(self, trial: pending.PendingTrial) -> None:
         """Record a candidate that is measured."""
         task_run, suggestion, measurement = trial.task_run, trial.suggestion, trial.future.result()
         sketch = task_run.sketches[suggestion.sketch_index]
+        elapsed_s = trial.completed_s
+        if elapsed_s is None:
+            elapsed_s = self._run.clock.elapsed_s
         record = records.Record(
             task_key=task_run.task.key,
             task_name=task_run.task.name,
@@ -63,7 +51,7 @@ class Recorder:
             measurement=measurement,
             predicted_us=suggestion.predicted_us,
             round=trial.round,
-            elapsed_s=self._clock.elapsed_s if trial.completed_s is None else trial.completed_s,
+            elapsed_s=elapsed_s,
             timestamp=time.time(),
             versions=records.versions(),
             variant=str(sketch.variant),
@@ -71,7 +59,7 @@ class Recorder:
         self._store(record)
         trial.is_recorded = True  # whatever happens now, it is not recorded again
         is_best = task_run.add(record)
-        self._learner.remember(task_run.search, task_run.index, suggestion, measurement)
+        self._run.learner.remember(task_run.search, task_run.index, suggestion, measurement)
         self._add_work(measurement)
         self._on_event(
             events.Trial(
@@ -98,7 +86,7 @@ class Recorder:
         repeat = dataclasses.replace(
             record,
             measurement=measurement,
-            elapsed_s=self._clock.elapsed_s,
+            elapsed_s=self._run.clock.elapsed_s,
             timestamp=time.time(),
             repeat=True,
         )
@@ -111,5 +99,5 @@ class Recorder:
             self._journal.append(record)
 
     def _add_work(self, measurement: protocol.Measurement) -> None:
-        self._breakdown.add("build_work", measurement.build_s)
-        self._breakdown.add("run_work", measurement.run_s)
+        self._run.breakdown.add("build_work", measurement.build_s)
+        self._run.breakdown.add("run_work", measurement.run_s)

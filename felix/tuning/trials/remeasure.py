@@ -16,6 +16,7 @@ turns as well, so that which of them ships (`results.faster`) is not decided by 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,36 +39,79 @@ WAVES = 3
 ENOUGH_S = 1.0
 
 
-def run(
-    task_runs: Sequence[TaskRun],
-    options: options_module.TuneOptions,
-    compute_guard: pacing.ComputeGuard,
-    breakdown: pacing.Breakdown,
-    recorder: recorder_module.Recorder,
-) -> None:
-    """Measure the fastest candidates of every task again, longer.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finals:
+    """Measures again with the options of a run, and lets it stop meanwhile."""
 
-    A wave is one of all tasks, so each device times those of its own tasks meanwhile.
-    """
-    if options.n_finalists <= 0:
-        return
-    done: dict[int, set[records.Key]] = {task_run.index: set() for task_run in task_runs}
-    for _ in range(WAVES):
-        finals: list[_Final] = []
-        for task_run in task_runs:
-            contenders = _contenders(task_run, options.n_finalists, done[task_run.index])
-            done[task_run.index].update(contender.key for contender in contenders)
-            programs = [task_run.program_of(contender) for contender in contenders]
-            finals.append(_Final(task_run, contenders, programs))
-        if not any(final.programs for final in finals):
-            break
-        with breakdown.of("measure"):
-            _time(finals, options, compute_guard)
+    options: options_module.TuneOptions
+    compute_guard: pacing.ComputeGuard
+    breakdown: pacing.Breakdown
+    recorder: recorder_module.Recorder
+
+    def run(self, task_runs: Sequence[TaskRun]) -> None:
+        """Measure the fastest candidates of every task again, longer.
+
+        A wave is one of all tasks, so each device times those of its own tasks meanwhile.
+        """
+        n_finalists = self.options.n_finalists
+        if n_finalists <= 0:
+            return
+        done: dict[int, set[records.Key]] = {task_run.index: set() for task_run in task_runs}
+        for _ in range(WAVES):
+            finals: list[_Final] = []
+            for task_run in task_runs:
+                contenders = _contenders(task_run, n_finalists, done[task_run.index])
+                done[task_run.index].update(contender.key for contender in contenders)
+                programs = [task_run.program_of(contender) for contender in contenders]
+                finals.append(_Final(task_run, contenders, programs))
+            if not any(final.programs for final in finals):
+                break
+            self._time(finals)
+            for final in finals:
+                for contender, measurement in zip(final.contenders, final.pooled(), strict=True):
+                    if measurement is not None:
+                        self.recorder.repeat(final.task_run, contender, measurement)
+        self._compare_with_unscheduled(task_runs)
+
+    def _compare_with_unscheduled(self, task_runs: Sequence[TaskRun]) -> None:
+        """Time the best schedule and the unscheduled program in turns, where they are close."""
+        finals = [
+            _Final(each, [best], [each.program_of(best), results.unscheduled(each.task).mod])
+            for each in task_runs
+            if (best := each.best) is not None and _is_close(each)
+        ]
+        self._time(finals)
         for final in finals:
-            for contender, measurement in zip(final.contenders, final.pooled(), strict=True):
-                if measurement is not None:
-                    recorder.repeat(final.task_run, contender, measurement)
-    _compare_with_unscheduled(task_runs, options, compute_guard, breakdown, recorder)
+            measurement, again = final.pooled()
+            if measurement is not None and again is not None and again.ok:
+                self.recorder.repeat(final.task_run, final.contenders[0], measurement)
+                final.task_run.baseline = again
+
+    def _time(self, finals: Sequence[_Final]) -> None:
+        """Time the programs of all finals in turns: in each turn a burst of every one."""
+        with self.breakdown.of("measure"):
+            for turn in range(self.options.final_turns if finals else 0):
+                if turn > 0 and finals[0].task_run.task.target.kind.name == "llvm":
+                    self._pause()
+                going_on = [final for final in finals if not turn or not final.has_enough]
+                submitted = [final.submit() for final in going_on]
+                for final, futures in zip(going_on, submitted, strict=True):
+                    final.take([self._wait(future) for future in futures])
+
+    def _pause(self) -> None:
+        """With idle cores, so that a hypervisor may place the virtual machine's anew."""
+        end = time.monotonic() + self.options.final_pause_s
+        while (left_s := end - time.monotonic()) > 0:
+            self.compute_guard.check()
+            time.sleep(min(left_s, pacing.POLL_S))
+
+    def _wait(
+        self, future: concurrent.futures.Future[protocol.Measurement]
+    ) -> protocol.Measurement:
+        while not future.done():
+            concurrent.futures.wait([future], pacing.POLL_S)
+            self.compute_guard.check()
+        return future.result()
 
 
 class _Final:
@@ -112,30 +156,6 @@ class _Final:
         return [_pooled(bursts) for bursts in self._bursts]
 
 
-def _compare_with_unscheduled(
-    task_runs: Sequence[TaskRun],
-    options: options_module.TuneOptions,
-    compute_guard: pacing.ComputeGuard,
-    breakdown: pacing.Breakdown,
-    recorder: recorder_module.Recorder,
-) -> None:
-    """Time the best schedule and the unscheduled program in turns, where they are that close."""
-    finals = [
-        _Final(
-            task_run, [best], [task_run.program_of(best), results.unscheduled(task_run.task).mod]
-        )
-        for task_run in task_runs
-        if (best := task_run.best) is not None and _is_close(task_run)
-    ]
-    with breakdown.of("measure"):
-        _time(finals, options, compute_guard)
-    for final in finals:
-        measurement, again = final.pooled()
-        if measurement is not None and again is not None and again.ok:
-            recorder.repeat(final.task_run, final.contenders[0], measurement)
-            final.task_run.baseline = again
-
-
 def _is_close(task_run: TaskRun) -> bool:
     """Whether the unscheduled program is about as fast as the best schedule, or faster."""
     best_us, baseline = task_run.best_us, task_run.baseline
@@ -160,21 +180,6 @@ def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[recor
     ][:n]
 
 
-def _time(
-    finals: Sequence[_Final],
-    options: options_module.TuneOptions,
-    compute_guard: pacing.ComputeGuard,
-) -> None:
-    """Time the programs of all finals in turns: in each turn a burst of every one."""
-    for turn in range(options.final_turns if finals else 0):
-        if turn > 0 and finals[0].task_run.task.target.kind.name == "llvm":
-            _pause(compute_guard, options.final_pause_s)
-        going_on = [final for final in finals if not turn or not final.has_enough]
-        submitted = [final.submit() for final in going_on]
-        for final, futures in zip(going_on, submitted, strict=True):
-            final.take([_wait(compute_guard, future) for future in futures])
-
-
 def _pooled(bursts: Sequence[protocol.Measurement]) -> protocol.Measurement | None:
     """All bursts of a candidate as one; the first failure, if one failed by its own fault.
 
@@ -191,21 +196,3 @@ def _pooled(bursts: Sequence[protocol.Measurement]) -> protocol.Measurement | No
         checked=all(burst.checked for burst in telling),
         device=telling[0].device,
     )
-
-
-def _pause(compute_guard: pacing.ComputeGuard, seconds: float) -> None:
-    """With idle cores, so that a hypervisor may place the virtual machine's anew."""
-    end = time.monotonic() + seconds
-    while (left_s := end - time.monotonic()) > 0:
-        compute_guard.check()
-        time.sleep(min(left_s, pacing.POLL_S))
-
-
-def _wait(
-    compute_guard: pacing.ComputeGuard,
-    future: concurrent.futures.Future[protocol.Measurement],
-) -> protocol.Measurement:
-    while not future.done():
-        concurrent.futures.wait([future], pacing.POLL_S)
-        compute_guard.check()
-    return future.result()
