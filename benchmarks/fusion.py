@@ -123,7 +123,6 @@ def _measured(
 
     from felix import frontend
     from felix.network import groups, judging, outcomes
-    from felix.tuning import options
 
     model, inputs = _network(name, getattr(torch, dtype), args.depth, args.small)
     imported = frontend.import_torch(model, inputs)
@@ -143,10 +142,6 @@ def _measured(
     request = outcomes.Request(
         trials=args.trials * len(tasks),
         seconds=args.seconds,
-        seed=0,
-        options=options.TuneOptions(),
-        out=None,
-        on_event=None,
         improve=args.improve,
         pytorch=False,
     )

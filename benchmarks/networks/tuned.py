@@ -232,17 +232,13 @@ def _truncated(source: pathlib.Path, target: pathlib.Path, count: int) -> None:
 
 def build_stock(network: imported.Network, database: pathlib.Path) -> Call:
     """The network with the best records of a database; the rest as TVM schedules it."""
-    mod, parameters = _stock_module(network), network.imported.parameters
+    mod = _stock_module(network)
     opened = ms.database.JSONDatabase(
         str(database / _WORKLOADS), str(database / _RECORDS), allow_missing=True
     )
     with network.target, opened, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.MetaScheduleApplyDatabase()(mod)
-    built = executable.Executable(
-        executable.compile_network(mod, network.target),
-        parameters,
-        executable.device(network.target),
-    )
+    built = executable.build(mod, network.target, network.imported.parameters)
     runs, _ = optimized.runner(built, network.examples)
     calling, inputs = network.imported.calling, list(network.examples)
     return lambda: calling.rebuild(runs(inputs))

@@ -92,6 +92,17 @@ def device_of(tvm: Any, of_what: str, kind: str) -> Any:
     return device
 
 
+def difference(actual: Any, expected: Any, is_exact: bool) -> float:
+    """`largest_error`, relative to the root mean square of what is finite as well; infinite where
+    shapes or types differ."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return math.inf
+    ideal = expected.astype(np.float64)
+    finite = ideal[np.isfinite(ideal)]
+    rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+    return largest_error(actual, expected, rms, is_exact)
+
+
 def largest_error(actual: Any, expected: Any, size: float, is_exact: bool) -> float:
     """max |y - y'| / (|y'| + size); infinite where integers differ.
 

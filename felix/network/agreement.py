@@ -13,10 +13,12 @@ computed in TF32 has the tolerance of float16.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from felix import errors
+from felix.artifact import run_common
 
 #: By element type, the least precise first.
 TOLERANCES: Mapping[torch.dtype, float] = {
@@ -25,8 +27,6 @@ TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float32: 1e-3,
     torch.float64: 1e-6,
 }
-#: Integers that may be off by 1.
-_TIES_SHARE = 0.01
 
 
 def tolerance(dtypes: Iterable[torch.dtype], allow_tf32: bool = False) -> float:
@@ -67,28 +67,14 @@ def difference(output: torch.Tensor, reference: torch.Tensor, is_exact: bool = T
     Args:
         is_exact: no integer may.
     """
-    if output.shape != reference.shape or output.dtype != reference.dtype:
+    if output.dtype != reference.dtype:
         return float("inf")
-    if not reference.dtype.is_floating_point:
-        return float("inf") if _wrong_integers(output, reference, is_exact) else 0.0
-    if not reference.numel():
-        return 0.0
-    y, ideal = output.detach().to(torch.float64), reference.detach().to(torch.float64)
-    finite = torch.isfinite(ideal)
-    same = (y == ideal) | (torch.isnan(y) & torch.isnan(ideal))
-    if not bool((finite | same).all()):
-        return float("inf")
-    rms = ideal[finite].square().mean().sqrt() if bool(finite.any()) else ideal.new_zeros(())
-    scale = (ideal.abs() + rms).clamp_min(torch.finfo(torch.float64).tiny)
-    error = torch.where(same, 0.0, (y - ideal).abs() / scale)
-    return float(torch.nan_to_num(error, nan=float("inf")).max())
+    if reference.dtype.is_complex:
+        return 0.0 if torch.equal(output, reference) else float("inf")
+    return run_common.difference(_array(output), _array(reference), is_exact)
 
 
-def _wrong_integers(output: torch.Tensor, reference: torch.Tensor, is_exact: bool) -> bool:
-    differs = output != reference
-    n_different = int(differs.sum())
-    is_exact |= reference.dtype is torch.bool or reference.dtype.is_complex
-    if is_exact or n_different > _TIES_SHARE * differs.numel():
-        return n_different > 0
-    distance = torch.maximum(output, reference) - torch.minimum(output, reference)
-    return bool((differs & (distance != 1)).any())
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor for numpy, which has not all types of floats that PyTorch has."""
+    host = tensor.detach().cpu()
+    return (host.double() if host.dtype.is_floating_point else host).numpy()

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
-from tvm.relax import expr_functor
 
 from felix.measure.cuda.building import tvm_module
 from felix.measure.payload import Program
@@ -110,33 +109,20 @@ def _module(
 
 
 def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, _Packed]) -> tvm.IRModule:
-    """The module with calls of these PrimFuncs made calls of packed functions."""
-    mutator = _PackedCalls(mod, packed)
-    changed = mutator.visit_expr(mod["main"])
-    mutator.builder_.update_func(mod.get_global_var("main"), changed)
-    # One program stays, called or not: a library without any machine code cannot be linked.
-    roots = ["main", next(iter(packed))]
-    return relax.transform.DeadCodeElimination(roots)(mutator.builder_.finalize())
+    """The module with calls of these PrimFuncs made calls of packed functions, which get their
+    outputs' memory."""
 
-
-@expr_functor.mutator
-class _PackedCalls(expr_functor.PyExprMutator):  # type: ignore[misc]
-    """Makes calls of PrimFuncs calls of packed functions, which get their outputs' memory."""
-
-    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, _Packed]) -> None:
-        super().__init__(mod)
-        self._packed = packed
-
-    def visit_call_(self, call: relax.Call) -> Any:
-        """One call, after its arguments."""
-        visited = self.visit_expr_post_order(call)
-        function = self._packed.get(groups.called(visited) or "")
+    def rewritten(builder: relax.BlockBuilder, symbol: str, call: relax.Call) -> Any:
+        function = packed.get(symbol)
         if function is None:
-            return visited
-        operands = visited.args[1]
+            return call
+        operands = call.args[1]
         if not function.workspace_bytes:
-            return relax.call_dps_packed(function.name, operands, visited.ty_args[0])
-        results = intermediates.results_of(visited)
+            return relax.call_dps_packed(function.name, operands, call.ty_args[0])
+        results = intermediates.results_of(call)
         workspace = relax.TensorType([function.workspace_bytes], "uint8")
-        call = relax.call_dps_packed(function.name, operands, [*results, workspace])
-        return intermediates.with_unread_results(self.builder_, call, len(results))
+        wider = relax.call_dps_packed(function.name, operands, [*results, workspace])
+        return intermediates.with_unread_results(builder, wider, len(results))
+
+    # One program stays, called or not: a library without any machine code cannot be linked.
+    return groups.with_calls(mod, rewritten, ["main", next(iter(packed))])

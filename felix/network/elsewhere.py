@@ -110,12 +110,9 @@ def write(
         target=str(network.target.kind.name),
         groups=shipped,
         pytorch={name: len(forms) for name, forms in network.imported.pytorch.items()},
-        n_compared=0,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
-        max_error=None,
         calls=CALLS,
-        timing=None,
     )
     begin_step("writing the network")
     export.write(network, content, summary, folder)

@@ -47,6 +47,9 @@ class Executable:
         device: where it runs.
         is_fixed: whether its parameters are to stay what they are: small ones are copied, large
             ones share memory, and `check_unchanged` tells when their owner changed them.
+
+    Attributes:
+        parameters: as they are passed, after prepacking.
     """
 
     def __init__(
@@ -76,23 +79,18 @@ class Executable:
         #: programs that take memory from TVM's pool: a CUDA graph cannot have their calls
         self.pool_users: list[str] = intermediates.pool_users(built) if self._is_gpu else []
 
-    @property
-    def parameters(self) -> list[tvm.runtime.Tensor]:
-        """The parameters as they are passed, after prepacking."""
-        return self._parameters
-
     def replace_parameters(self, parameters: Sequence[Any]) -> None:
         """Let later calls have other values of the parameters.
 
         A graph that was captured before has those of its capture: capture again.
         """
-        passed = [_on_device(each, self._device) for each in parameters]
+        passed = [on_device(each, self._device) for each in parameters]
         kept = passed if self._prepack is None else list(self._prepack(tuple(passed)))
         if self._is_fixed:
             self._shared = _watched(parameters)
             kept = _own(kept, passed, {tensor.data_ptr() for tensor, _ in self._shared})
-        self._parameters = kept
-        self._addresses = {_tensor(each).data_ptr() for each in self._parameters}
+        self.parameters = kept
+        self._addresses = {as_tensor(each).data_ptr() for each in self.parameters}
 
     def check_unchanged(self) -> None:
         """Parameters of fixed values are what they were.
@@ -130,9 +128,9 @@ class Executable:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
         with self.turn(), self._instrumented(instrument):
-            outputs = self._main(*ready, *self._parameters)
+            outputs = self._main(*ready, *self.parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
-        return [_tensor(each) for each in flat]
+        return [as_tensor(each) for each in flat]
 
     def _alone(self, output: torch.Tensor, taken: set[int]) -> torch.Tensor:
         """An output, or a copy of it where it begins at an address that is taken."""
@@ -201,6 +199,21 @@ def call(machine: relax.VirtualMachine) -> Callable[..., Any]:
 def loaded(built: relax.VMExecutable, full: tvm.target.Target) -> Callable[..., Any]:
     """`call` of a network that is built, on this machine's device of a target."""
     return call(relax.VirtualMachine(built, device(full)))
+
+
+def build(
+    mod: tvm.IRModule,
+    full: tvm.target.Target,
+    parameters: Sequence[Any],
+    *,
+    is_fixed: bool = False,
+) -> Executable:
+    """An assembled network, compiled and loaded on this machine's device of a target.
+
+    Raises:
+        MeasureError: for a GPU, and NVRTC or headers are missing here.
+    """
+    return Executable(compile_network(mod, full), parameters, device(full), is_fixed=is_fixed)
 
 
 def compile_network(mod: tvm.IRModule, full: tvm.target.Target) -> relax.VMExecutable:
@@ -277,7 +290,8 @@ def as_stored(value: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 
-def _tensor(output: Any) -> torch.Tensor:
+def as_tensor(output: Any) -> torch.Tensor:
+    """A result of a network, or a tensor of TVM, as PyTorch's tensor; the same memory."""
     return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)
 
 
@@ -297,16 +311,16 @@ def _own(
 ) -> list[tvm.runtime.Tensor]:
     """Parameters to keep, copied where they lie in memory of those that were passed, but for those
     at addresses that may be shared."""
-    taken = {_tensor(each).data_ptr() for each in passed} - shared
-    pairs = ((each, _tensor(each)) for each in kept)
+    taken = {as_tensor(each).data_ptr() for each in passed} - shared
+    pairs = ((each, as_tensor(each)) for each in kept)
     return [
         tvm.runtime.from_dlpack(tensor.clone()) if tensor.data_ptr() in taken else each
         for each, tensor in pairs
     ]
 
 
-def _on_device(value: Any, place: tvm.runtime.Device) -> tvm.runtime.Tensor:
-    """A parameter as a tensor of TVM on a device; the same memory if it lies there already."""
+def on_device(value: Any, place: tvm.runtime.Device) -> tvm.runtime.Tensor:
+    """A tensor as TVM's on a device; the same memory if it lies there already."""
     if isinstance(value, torch.Tensor):
         value = tvm.runtime.from_dlpack(as_stored(value))
     return value if value.device == place else value.copyto(place)

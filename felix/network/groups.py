@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
+from tvm.relax import expr_functor
 
 from felix import frontend
 from felix.frontend import torch_forms
+from felix.frontend.rewriting import operator_name
 from felix.task import Task
 from felix.tir import grammar
 from felix.torch_calls.form import TorchForm
@@ -56,14 +59,14 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
         full: what it is lowered for.
         allow_tf32: products of float32 may be computed in TF32, by PyTorch's operators as well.
     """
-    counts = frontend.calls(lowered)
+    n_calls = frontend.calls(lowered)
     read = frontend.model_tasks(lowered, full, allow_tf32=allow_tf32)
     known = torch_forms.read(lowered)
     tuned = [
         Group(
             name=each.task.name,
             symbols=each.functions,
-            calls=sum(counts[symbol] for symbol in each.functions),
+            calls=sum(n_calls[symbol] for symbol in each.functions),
             task=each.task,
             reason=None,
             dtypes=dtypes(lowered[each.functions[0]]),
@@ -75,7 +78,7 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
         Group(
             name=symbol,
             symbols=(symbol,),
-            calls=counts[symbol],
+            calls=n_calls[symbol],
             task=None,
             reason=reason,
             dtypes=dtypes(lowered[symbol]),
@@ -109,23 +112,69 @@ def _allowing(form: TorchForm | str, allow_tf32: bool) -> TorchForm | str:
     return dataclasses.replace(form, allow_tf32=True)
 
 
-def calls(lowered: tvm.IRModule) -> collections.Counter[str]:
-    """How often `main` calls each PrimFunc, by name, those of parameters alone among them."""
-    counts: collections.Counter[str] = collections.Counter()
+# Calls of PrimFuncs in `main`.
+
+
+def calls(main: relax.Function) -> list[tuple[str, relax.Call]]:
+    """The calls of PrimFuncs with their names, those of parameters alone among them."""
+    found: list[tuple[str, relax.Call]] = []
 
     def visit(expression: relax.Expr) -> None:
         symbol = called(expression)
         if symbol is not None:
-            counts[symbol] += 1
+            found.append((symbol, expression))
 
-    relax.analysis.post_order_visit(lowered["main"], visit)
-    return counts
+    relax.analysis.post_order_visit(main, visit)
+    return found
+
+
+def counts(lowered: tvm.IRModule) -> collections.Counter[str]:
+    """How often `main` calls each PrimFunc, by name, those of parameters alone among them."""
+    return collections.Counter(symbol for symbol, _ in calls(lowered["main"]))
 
 
 def called(expression: relax.Expr) -> str | None:
     """Name of the PrimFunc that an expression calls; None if it calls none."""
-    if not isinstance(expression, relax.Call) or not isinstance(expression.op, tvm.ir.Op):
-        return None
-    if expression.op.name not in ("relax.call_tir", "relax.call_tir_inplace"):
-        return None
-    return str(expression.args[0].name_hint)
+    is_call = operator_name(expression) in ("call_tir", "call_tir_inplace")
+    return str(expression.args[0].name_hint) if is_call else None
+
+
+#: What a call becomes, whose arguments are rewritten: of a builder, the PrimFunc's name, the call.
+Rewriting: TypeAlias = Callable[[relax.BlockBuilder, str, relax.Call], Any]
+
+
+def with_calls(mod: tvm.IRModule, rewriting: Rewriting, roots: Iterable[str]) -> tvm.IRModule:
+    """The module with the calls of `main` rewritten, and without what `roots` do not need."""
+    mutator = _Calls(mod, rewriting)
+    main = mutator.visit_expr(mod["main"])
+    mutator.builder_.update_func(mod.get_global_var("main"), main)
+    return relax.transform.DeadCodeElimination(list(roots))(mutator.builder_.finalize())
+
+
+@expr_functor.mutator
+class _Calls(expr_functor.PyExprMutator):  # type: ignore[misc]
+    """Rewrites calls of PrimFuncs."""
+
+    def __init__(self, mod: tvm.IRModule, rewriting: Rewriting) -> None:
+        super().__init__(mod)
+        self._rewriting = rewriting
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """One call, after its arguments."""
+        visited = self.visit_expr_post_order(call)
+        symbol = called(visited)
+        return visited if symbol is None else self._rewriting(self.builder_, symbol, visited)
+
+
+def network(
+    programs: tvm.IRModule,
+    parameters: Sequence[relax.Var],
+    result: Callable[[relax.BlockBuilder], Any],
+) -> tvm.IRModule:
+    """A network of PrimFuncs whose `main` has these parameters and what a function emits."""
+    builder = relax.BlockBuilder(programs)
+    with builder.function("main", list(parameters)):
+        with builder.dataflow():
+            output = builder.emit_output(result(builder))
+        builder.emit_func_output(output)
+    return builder.get()

@@ -11,19 +11,18 @@ import torch
 import tvm
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
+from tvm import relax
 
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
+from felix.frontend.pytorch import export
+from felix.frontend.rewriting import operator_name
 from felix.network import agreement
 from felix.network.passes import memory
 from felix.torch_calls.form import form_from_json, register
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-import contextlib
-from collections.abc import Iterator
-
-from tvm import relax
 
 #: What `optimize` takes: a module, an exported program, or the path or bytes of an ONNX file.
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | str | pathlib.Path | bytes"
@@ -78,8 +77,7 @@ def read(
 
     Args:
         model: the model.
-        args, kwargs: example inputs of a call; an ONNX file and a program exported with its
-            inputs need none.
+        args, kwargs: example inputs of a call (`placed`); an ONNX file needs none.
         full: what to build for.
         shapes: of inputs whose extents an ONNX file leaves open.
         grouping: how groups of operators are chosen.
@@ -210,20 +208,16 @@ def _of_torch(
     full: tvm.target.Target,
     grouping: frontend.Grouping,
 ) -> Network:
-    name = type(model).__name__
-    if isinstance(model, torch.export.ExportedProgram):
-        if not args and not kwargs and model.example_inputs is not None:
-            args, kwargs = model.example_inputs
-        module: torch.nn.Module = _Exported(model.module(check_guards=False))
-    else:
-        module = model
+    module = model
+    if isinstance(module, torch.export.ExportedProgram):
+        module = _Exported(module.module(check_guards=False))
     read = frontend.import_torch(module, tuple(args), kwargs)
     for forms in read.pytorch.values():
         for text in forms:
             register(form_from_json(text))
     expected = result_tensors(as_exported(module, args, kwargs))
     return Network(
-        name=name,
+        name=type(model).__name__,
         imported=read,
         lowered=memory.own(frontend.lowered(read, full, grouping)),
         target=full,
@@ -283,7 +277,7 @@ def _copies(values: Iterable[Any]) -> tuple[torch.Tensor, ...]:
 
 def result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the model returns."""
-    with _evaluating(module), torch.no_grad():
+    with export.evaluating(module), torch.no_grad():
         return module(*args, **kwargs)
 
 
@@ -305,21 +299,9 @@ def result_tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model is in inference mode until the block ends."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 # Which inputs of a model integers are divided by: they must not be 0.
 
-_DIVISIONS = ("relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod")
+_DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
 
 
 def divisors(model: frontend_imported.ImportedModel) -> set[int]:
@@ -330,7 +312,7 @@ def divisors(model: frontend_imported.ImportedModel) -> set[int]:
     for block in main.body.blocks:
         for binding in block.bindings:
             values[binding.var] = binding.value
-            if _divides_integers(binding.value):
+            if operator_name(binding.value) in _DIVISIONS and _is_integer(binding.value):
                 waiting.extend(relax.analysis.free_vars(binding.value.args[1]))
     reached: set[Any] = set()
     while waiting:
@@ -341,11 +323,6 @@ def divisors(model: frontend_imported.ImportedModel) -> set[int]:
     return {
         number for number, param in enumerate(main.params[: len(model.inputs)]) if param in reached
     }
-
-
-def _divides_integers(value: Any) -> bool:
-    is_division = getattr(getattr(value, "op", None), "name", "") in _DIVISIONS
-    return is_division and _is_integer(value)
 
 
 def _is_integer(expr: Any) -> bool:

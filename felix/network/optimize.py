@@ -23,9 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import tvm
 
-from felix import target
+from felix import target as targets
 from felix.known_results import databases, store
 from felix.known_results.outcome import Outcome
 from felix.network import (
@@ -54,7 +53,7 @@ def optimize(
     *,
     seconds: float | None = None,
     trials: int | None = None,
-    target: target.TargetLike | None = None,
+    target: targets.TargetLike | None = None,
     kwargs: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -121,23 +120,14 @@ def optimize(
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     known = store.Store(known_results)
-    full = _target(target, model, args, kwargs or {})
+    if target is None:
+        target = imported.default_target(imported.tensors(model, args, kwargs or {}))
+    full = targets.parse(target)
     placed = imported.placed(model, args, kwargs or {}, imported.device_of(full))
     grouping = judging.grouping(fusion, full, known, allow_tf32)
     network = imported.read(*placed, full, shapes, grouping)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     return _optimized(network, known, request)
-
-
-def _target(
-    spec: target.TargetLike | None,
-    model: imported.Model,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> tvm.target.Target:
-    if spec is None:
-        spec = imported.default_target(imported.tensors(model, args, kwargs))
-    return target.parse(spec)
 
 
 def _optimized(
@@ -222,12 +212,7 @@ def _built(
 ) -> executable.Executable:
     """The network with what ships, compiled and loaded."""
     mod = prepacking.prepack(assembly.assemble(network.lowered, contest.runs(shipped)))
-    return executable.Executable(
-        executable.compile_network(mod, network.target),
-        network.imported.parameters,
-        executable.device(network.target),
-        is_fixed=True,
-    )
+    return executable.build(mod, network.target, network.imported.parameters, is_fixed=True)
 
 
 def plain_outputs(network: imported.Network) -> list[torch.Tensor]:

@@ -32,6 +32,7 @@ class OptimizedNetwork:
 
     Attributes:
         report: what ships of each group and why; print it.
+        executable: the network in TVM's virtual machine: lists of tensors in and out.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class OptimizedNetwork:
     ) -> None:
         self.report = summary
         self._network = _without_parameters(network)
-        self._executable = built
+        self.executable = built
         self._runner = runner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +55,7 @@ class OptimizedNetwork:
                 for, or the model's parameters were changed since.
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
-        self._executable.check_unchanged()
+        self.executable.check_unchanged()
         calling = self._network.imported.calling
         inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]
         for value, example in zip(inputs, self._network.examples, strict=True):
@@ -63,11 +64,6 @@ class OptimizedNetwork:
                     f"an input is on {value.device}; the network runs on {example.device}"
                 )
         return calling.rebuild(self._runner(inputs))
-
-    @property
-    def executable(self) -> executables.Executable:
-        """The network in TVM's virtual machine: lists of tensors in and out."""
-        return self._executable
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
         """Write the artifact of the network, which runs without Felix (`felix.network.bundle`).
@@ -78,11 +74,11 @@ class OptimizedNetwork:
         """
         from felix.network.bundle import export
 
-        self._executable.check_unchanged()
-        outputs = self._network.expected or self._executable(list(self._network.examples))
+        self.executable.check_unchanged()
+        outputs = self._network.expected or self.executable(list(self._network.examples))
         content = export.Content(
-            executable=self._executable.built,
-            parameters=self._executable.parameters,
+            executable=self.executable.built,
+            parameters=self.executable.parameters,
             outputs=outputs,
         )
         return export.write(self._network, content, self.report, folder)

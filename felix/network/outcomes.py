@@ -36,12 +36,12 @@ class Request:
         TuningError: there is no such budget or seed.
     """
 
-    trials: int | None
-    seconds: float | None
-    seed: int
-    options: tune_options.TuneOptions
-    out: pathlib.Path | None
-    on_event: tune_options.OnEvent | None
+    trials: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    options: tune_options.TuneOptions = dataclasses.field(default_factory=tune_options.TuneOptions)
+    out: pathlib.Path | None = None
+    on_event: tune_options.OnEvent | None = None
     improve: bool = False
     pytorch: bool = True
     database: databases.Database | None = None

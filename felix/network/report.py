@@ -50,12 +50,12 @@ class Report:
     network: str
     target: str
     groups: Sequence[shipping.Shipped]
-    n_compared: int
     reason: str | None
     tuning_s: float
-    max_error: float | None
     calls: str
-    timing: Timing | None
+    n_compared: int = 0
+    max_error: float | None = None
+    timing: Timing | None = None
     attentions: Sequence[whole.Whole] = ()
     pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -151,39 +151,33 @@ _HEAD = ("group", "calls", "felix us", "tvm us", "pytorch us", "ships", "why")
 
 def _row(each: shipping.Shipped) -> tuple[str, ...]:
     name = each.group.name
-    latencies = [
-        "-" if (value := each.latencies_us.get(contender)) is None else f"{value:.2f}"
-        for contender in Contender
-    ]
     label = name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}..."
-    return label, str(each.group.calls), *latencies, str(each.contender), each.reason
+    calls, latencies = str(each.group.calls), _latencies(each.latencies_us)
+    return label, calls, *latencies, str(each.contender), each.reason
 
 
 def _attention_row(each: whole.Whole) -> tuple[str, ...]:
     """Whole attentions below the groups: their programs' latency is in Felix's column."""
-    latencies = [
-        "-" if (value := each.latencies_us.get(contender)) is None else f"{value:.2f}"
-        for contender in Contender
-    ]
     ships = "pytorch" if each.ships else "its groups"
+    latencies = _latencies(each.latencies_us)
     return "attention as a whole", str(each.calls), *latencies, ships, each.reason
 
 
+def _latencies(latencies_us: Mapping[Contender, float]) -> list[str]:
+    known = (latencies_us.get(contender) for contender in Contender)
+    return ["-" if value is None else f"{value:.2f}" for value in known]
+
+
 def _attention_json(each: whole.Whole) -> dict[str, Any]:
+    names = {Contender.FELIX: "groups", Contender.PYTORCH: "pytorch"}
     return {
         "calls": each.calls,
         "groups": list(each.groups),
         "functions": [form.functions for form in each.forms],
         "ships": "pytorch" if each.ships else "groups",
         "reason": each.reason,
-        "latencies_us": {
-            "groups" if name is Contender.FELIX else str(name): us
-            for name, us in each.latencies_us.items()
-        },
-        "wrong": {
-            "groups" if name is Contender.FELIX else str(name): reason
-            for name, reason in each.wrong.items()
-        },
+        "latencies_us": {names[name]: us for name, us in each.latencies_us.items()},
+        "wrong": {names[name]: reason for name, reason in each.wrong.items()},
     }
 
 

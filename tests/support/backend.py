@@ -35,10 +35,10 @@ def compiled(model: Any, folder: pathlib.Path, **options: Any) -> Any:
     return torch.compile(model, backend=entry.backend, options=chosen | options, **others)
 
 
-def outcome(task: Task, tuned_us: float = 1.0) -> Outcome:
+def outcome(task: Task) -> Outcome:
     """A result of a task whose best program is the unscheduled one."""
     program = payload.of(task.mod, task.target)
-    return Outcome(tuned_us=tuned_us, program=program, default_us=5.0, n_trials=1)
+    return Outcome(tuned_us=10.0, program=program, default_us=50.0, n_trials=1)
 
 
 def learn(folder: pathlib.Path) -> int:

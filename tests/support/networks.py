@@ -160,7 +160,10 @@ class Block(nn.Module):
 
 def outputs(network: imported.Network, mod: tvm.IRModule) -> list[torch.Tensor]:
     """The outputs of a network's module, built as it is, on its examples."""
-    built = executable.compile_network(mod, network.target)
-    place = executable.device(network.target)
-    run = executable.Executable(built, network.imported.parameters, place)
-    return run(list(network.examples))
+    return built(network, mod)(list(network.examples))
+
+
+def built(network: imported.Network, mod: tvm.IRModule | None = None) -> executable.Executable:
+    """A network's module, by default as it was lowered, built as it is."""
+    parameters = network.imported.parameters
+    return executable.build(mod or network.lowered, network.target, parameters)

@@ -55,7 +55,6 @@ def _worked_off(arguments: argparse.Namespace) -> Summary:
             seconds=arguments.seconds,
             seed=arguments.seed,
             options=chosen,
-            out=None,
             on_event=on_event,
         )
         return queued.work_off(store.Store(), request)

@@ -7,9 +7,10 @@ numbers, and choose its operators by data.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -78,16 +79,12 @@ def export(
     Raises:
         WorkloadError: torch cannot export the module, or the module does what is refused.
     """
-    was_training = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            program: ExportedProgram = torch.export.export(model.eval(), args, dict(kwargs))
+        with evaluating(model), torch.no_grad():
+            program: ExportedProgram = torch.export.export(model, args, dict(kwargs))
             program = _decomposed(program)
     except EXPORT_ERRORS as error:
         raise errors.WorkloadError(import_message(error)) from error
-    finally:
-        for module, mode in was_training.items():
-            module.training = mode
     _refuse_control_flow(program)
     _refuse_mutations(program)
     for node in program.graph.nodes:
@@ -128,6 +125,18 @@ def _split_decompositions() -> tuple[dict[Any, Any], dict[Any, Any]]:
     table = decompositions()
     composed, others = exported_program._split_decomp_table_to_cia_and_python_decomp({**table})
     return {each: left for each, left in composed.items() if each not in table}, others
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model is in inference mode until the block ends."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def import_message(error: BaseException) -> str:

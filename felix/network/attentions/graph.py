@@ -126,7 +126,7 @@ class Graph:
             values: list[Value] = list(operands)
             for number, call in enumerate(form.calls):
                 is_last = number == len(form.calls) - 1
-                made = _operands(call, values)
+                made = tuple(_changed(call.operands, int, values))
                 values.append(
                     self._add(call.function, made, call.options, variable, call.dtype, is_last)
                 )
@@ -197,32 +197,23 @@ def form_of(
     numbers = {value: number for number, value in enumerate([*inputs, *ordered])}
     numbers |= {old: numbers[new] for old, new in replaced.items() if new in numbers}
 
-    def numbered(operand: Any) -> Any:
-        if isinstance(operand, list):
-            return [numbers[each] for each in operand]
-        return numbers[operand] if isinstance(operand, Value) else operand
-
     calls = [
-        TorchCall(
-            each.function,
-            [numbered(operand) for operand in each.operands],
-            each.options,
-            each.dtype,
-        )
+        TorchCall(each.function, _changed(each.operands, Value, numbers), each.options, each.dtype)
         for each in ordered
     ]
     return TorchForm(len(inputs), calls), inputs
 
 
-def _operands(call: TorchCall, values: Sequence[Value]) -> tuple[Any, ...]:
-    return tuple(
-        [values[number] for number in operand]
+def _changed(operands: Sequence[Any], kind: type, new: Any) -> list[Any]:
+    """Operands with those of a kind replaced, in lists as well; the others are constants."""
+    return [
+        [new[each] for each in operand]
         if isinstance(operand, list)
-        else values[operand]
-        if isinstance(operand, int)
+        else new[operand]
+        if isinstance(operand, kind)
         else operand
-        for operand in call.operands
-    )
+        for operand in operands
+    ]
 
 
 def _read(value: Any) -> list[Any]:

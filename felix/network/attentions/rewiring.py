@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import tvm
 from tvm import relax
+from tvm_ffi import structural
 
 from felix.network import groups, imported
 from felix.network.attentions.finding import Attention, Step
@@ -22,17 +23,16 @@ def alone(lowered: tvm.IRModule, attention: Attention) -> tvm.IRModule:
     values = {b.var: b.value for block in lowered["main"].body.blocks for b in block.bindings}
     symbols = {groups.called(values[member]) for member in attention.members} - {None}
     programs = {lowered.get_global_var(s): lowered[s] for s in sorted(map(str, symbols))}
-    builder = relax.BlockBuilder(tvm.IRModule(programs))
     new = _parameters(attention)
-    with builder.function("main", list(new.values())):
-        with builder.dataflow():
-            for member in attention.members:
-                value = _renamed(values[member], new)
-                is_last = member is attention.members[-1]
-                new[member] = builder.emit_output(value) if is_last else builder.emit(value)
-            result = new[attention.result]
-        builder.emit_func_output(result)
-    return builder.get()
+    parameters = list(new.values())
+
+    def result(builder: relax.BlockBuilder) -> Any:
+        *others, last = attention.members
+        for member in others:
+            new[member] = builder.emit(_renamed(values[member], new))
+        return _renamed(values[last], new)
+
+    return groups.network(tvm.IRModule(programs), parameters, result)
 
 
 def operator(programs: tvm.IRModule, attention: Attention) -> tvm.IRModule:
@@ -42,13 +42,12 @@ def operator(programs: tvm.IRModule, attention: Attention) -> tvm.IRModule:
         programs: `alone`, of which one stays: a library needs machine code.
     """
     (one, *_) = [v for v in programs.get_global_vars() if v.name_hint != "main"]
-    builder = relax.BlockBuilder(tvm.IRModule({one: programs[one]}))
     new = _parameters(attention)
-    with builder.function("main", list(new.values())):
-        with builder.dataflow():
-            result = builder.emit_output(_emitted(builder, attention.steps, new, {}))
-        builder.emit_func_output(result)
-    return builder.get()
+    return groups.network(
+        tvm.IRModule({one: programs[one]}),
+        list(new.values()),
+        lambda builder: _emitted(builder, attention.steps, new, {}),
+    )
 
 
 def with_operators(lowered: tvm.IRModule, attentions: Sequence[Attention]) -> tvm.IRModule:
@@ -136,13 +135,4 @@ def _identity(expression: Any) -> Any:
 
 def _renamed(value: Any, new: Mapping[Any, Any]) -> Any:
     """An expression that reads other variables."""
-    if isinstance(value, relax.Var):
-        return new.get(value, value)
-    if isinstance(value, relax.Call):
-        operands = [_renamed(each, new) for each in value.args]
-        return relax.Call(value.op, operands, value.attrs, value.ty_args)
-    if isinstance(value, relax.Tuple):
-        return relax.Tuple([_renamed(each, new) for each in value.fields])
-    if isinstance(value, relax.TupleGetItem):
-        return relax.TupleGetItem(_renamed(value.tuple_value, new), value.index)
-    return value
+    return structural.structural_map(value, (relax.Var, lambda each: new.get(each, each)))

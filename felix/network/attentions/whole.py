@@ -139,7 +139,7 @@ def _whole(every: Sequence[_Comparison], stored: Mapping[str, Any]) -> Whole:
 
 def _left(shipped: Sequence[Shipped], lowered: tvm.IRModule) -> list[Shipped]:
     """What ships, with the calls and PrimFuncs that a network still has."""
-    counts = groups.calls(lowered)
+    counts = groups.counts(lowered)
     left = []
     for each in shipped:
         symbols = tuple(symbol for symbol in each.group.symbols if counts[symbol])
@@ -158,7 +158,7 @@ class _Comparison:
     ) -> None:
         self._target = network.target
         self._separate = rewiring.alone(network.lowered, found)
-        counts = groups.calls(self._separate)
+        counts = groups.counts(self._separate)
         self._shipped = [
             dataclasses.replace(each, group=dataclasses.replace(each.group, symbols=symbols))
             for each in shipped
@@ -270,4 +270,4 @@ class _Comparison:
         """The result by the unscheduled programs on the CPU."""
         host = task_program.cpu_target(self._target)
         main = executable.loaded(executable.compile_network(self._separate, host), host)
-        return excluded.as_tensor(main(*map(executable.as_stored, drawn)))
+        return executable.as_tensor(main(*map(executable.as_stored, drawn)))

@@ -268,11 +268,7 @@ class TunedPart:
     ) -> None:
         self._raw = program.raw
         mod = prepacking.prepack(assembly.assemble(program.lowered, contest.runs(shipped)))
-        self._network = executable.Executable(
-            executable.compile_network(mod, program.target),
-            program.folded.parameters,
-            executable.device(program.target),
-        )
+        self._network = executable.build(mod, program.target, program.folded.parameters)
         self._positions = sorted(parameters)
         self._stamps = [_stamp(parameters[position]) for position in self._positions]
         self._n_refreshes = 0

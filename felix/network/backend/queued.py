@@ -171,14 +171,9 @@ def _one_call(task: Task) -> tvm.IRModule:
     operands = [relax.Var(each.name, tensors[each.name]) for each in arguments if each.is_input]
     results = [tensors[each.name] for each in arguments if each.is_output]
     builder = relax.BlockBuilder()
-    func = task.func.without_attr("global_symbol")
-    variable = builder.add_func(func, _SYMBOL)
-    with builder.function("main", operands):
-        with builder.dataflow():
-            call = relax.call_tir(variable, operands, results if len(results) > 1 else results[0])
-            output = builder.emit_output(call)
-        builder.emit_func_output(output)
-    return builder.get()
+    variable = builder.add_func(task.func.without_attr("global_symbol"), _SYMBOL)
+    call = relax.call_tir(variable, operands, results if len(results) > 1 else results[0])
+    return groups.network(builder.get(), operands, lambda _: call)
 
 
 def to_json(summary: Summary) -> Mapping[str, object]:

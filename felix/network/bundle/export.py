@@ -158,22 +158,13 @@ def _tensor_json(name: str, tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _named(prefix: str, tensors: Sequence[Any]) -> dict[str, Any]:
-    return {f"{prefix}{number}": _as_tvm(each) for number, each in enumerate(tensors)}
-
-
-def _as_tvm(tensor: Any) -> tvm.runtime.Tensor:
-    if isinstance(tensor, torch.Tensor):
-        return tvm.runtime.from_dlpack(executable.as_stored(tensor))
-    return tensor
+    return {f"{prefix}{number}": each for number, each in enumerate(tensors)}
 
 
 def _save(path: pathlib.Path, tensors: Mapping[str, Any]) -> None:
     """Write tensors as TVM does, one after the other: together they may be gigabytes."""
     host = tvm.runtime.device("cpu", 0)
-    on_host = {
-        name: value if value.device == host else value.copyto(host)
-        for name, value in tensors.items()
-    }
+    on_host = {name: executable.on_device(value, host) for name, value in tensors.items()}
     with files.temporary(path.parent) as (file, part):
         tvm.runtime.save_param_dict_to_file(on_host, str(part))
         os.fsync(file.fileno())

@@ -28,7 +28,7 @@ from felix.artifact.run_common import (
     checked_manifest,
     command_line,
     device_of,
-    largest_error,
+    difference,
     loaded,
     module_of,
 )
@@ -127,7 +127,7 @@ def run(network: Network, repeats: int) -> dict[str, Any]:
         raise Failure(f"{len(outputs)} outputs, not {len(manifest['outputs'])}")
     worst = 0.0
     for number, output in enumerate(outputs):
-        error = _difference(
+        error = difference(
             output.numpy(), examples[f"output{number}"].numpy(), manifest["tolerance"] == 0
         )
         if not error <= manifest["tolerance"]:
@@ -179,16 +179,6 @@ def _register_tensor_maps(tvm: Any, folder: pathlib.Path, manifest: dict[str, An
         driver.fill(descriptor, launch_plan.tensor_map_of(json.loads(text)), pointer)
 
     tvm.register_global_func("felix.encode_im2col_tensor_map", encode, override=True)
-
-
-def _difference(output: Any, expected: Any, is_exact: bool) -> float:
-    """The largest error, relative to the root mean square of what is finite as well."""
-    if output.shape != expected.shape or output.dtype != expected.dtype:
-        return float("inf")
-    ideal = expected.astype(np.float64)
-    finite = ideal[np.isfinite(ideal)]
-    rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-    return largest_error(output, expected, rms, is_exact)
 
 
 def _time_us(network: Network, inputs: list[Any], repeats: int) -> float:

@@ -96,7 +96,6 @@ def _alone_on(full: tvm.target.Target) -> Iterator[None]:
 N_TOGETHER = 16
 #: Steps of a program that may be the fastest on a CPU without a schedule: 0.1 s of one thread.
 _MOST_STEPS = 1e8
-_Mains = dict[Contender, excluded.Main]
 _Built = dict[Contender, relax.VMExecutable]
 
 
@@ -138,25 +137,17 @@ class Contest:
     Args:
         network: whose groups they are.
         known: where comparisons are stored; None if PyTorch is no contender.
-        n_together: groups whose contenders `compare` has in memory at a time.
 
     Attributes:
+        store: `known`.
         n_timed: groups that were timed, and not known.
     """
 
-    def __init__(
-        self, network: Programs, known: store.Store | None, n_together: int = N_TOGETHER
-    ) -> None:
+    def __init__(self, network: Programs, known: store.Store | None) -> None:
+        self.store = known
         self.n_timed = 0
-        self._n_together = n_together
         self._network = network
-        self._known = known
         self._built: dict[str, _Built] = {}
-
-    @property
-    def store(self) -> store.Store | None:
-        """Where comparisons are stored; None if PyTorch is no contender."""
-        return self._known
 
     def compare(
         self, every: Sequence[tuple[groups.Group, Outcome | None]]
@@ -169,8 +160,8 @@ class Contest:
             TuningError: no contender of a group is right.
             RecordError: the known results cannot be used.
         """
-        for first in range(0, len(every), self._n_together):
-            some = every[first : first + self._n_together]
+        for first in range(0, len(every), N_TOGETHER):
+            some = every[first : first + N_TOGETHER]
             self._prepare(some)
             for group, outcome in some:
                 yield group, outcome, self.held(group, outcome)
@@ -201,14 +192,14 @@ class Contest:
         """
         compared = self.known(group, outcome)
         if compared is None:
-            assert self._known is not None and group.task is not None  # else it is known
+            assert self.store is not None and group.task is not None  # else it is known
             self.n_timed += 1
             symbol = group.symbols[0]
             if symbol not in self._built:
                 self._prepare([(group, outcome)])
             compared = self._timed(group, outcome, self._built.pop(symbol))
             contenders = _text(group, outcome)
-            self._known.add_finding(group.task, contenders, dataclasses.asdict(compared))
+            self.store.add_finding(group.task, contenders, dataclasses.asdict(compared))
         return compared
 
     def known(self, group: groups.Group, outcome: Outcome | None) -> Compared | None:
@@ -217,13 +208,13 @@ class Contest:
         Raises:
             RecordError: the known results cannot be used.
         """
-        if self._known is None:
+        if self.store is None:
             return Compared(latencies_us={}, without_pytorch="it was not asked for")
         if isinstance(group.form, str):
             return Compared(latencies_us={}, without_pytorch=group.form)
         if group.task is None:
             return Compared(latencies_us={}, without_pytorch="the group is no task: not compared")
-        stored = self._known.find_finding(group.task, _text(group, outcome))
+        stored = self.store.find_finding(group.task, _text(group, outcome))
         if stored is None:
             return None
         return Compared(
@@ -321,20 +312,10 @@ def _network_of(
 
 def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
     """A network that is one call of a program."""
-    (call, *_) = [
-        binding.value
-        for block in lowered["main"].body.blocks
-        for binding in block.bindings
-        if groups.called(binding.value) == symbol
-    ]
-    variable = call.args[0]
-    builder = relax.BlockBuilder(tvm.IRModule({variable: lowered[variable]}))
-    operands = [
-        relax.Var(f"x{number}", each.ty) for number, each in enumerate(call.args[1].fields)
-    ]
-    with builder.function("main", operands):
-        with builder.dataflow():
-            call = relax.Call(call.op, [variable, relax.Tuple(operands)], None, call.ty_args)
-            result = builder.emit_output(call)
-        builder.emit_func_output(result)
-    return builder.get()
+    call = next(call for called, call in groups.calls(lowered["main"]) if called == symbol)
+    variable, arguments = call.args[:2]
+    operands = [relax.Var(f"x{number}", each.ty) for number, each in enumerate(arguments.fields)]
+    alone = relax.Call(call.op, [variable, relax.Tuple(operands)], None, call.ty_args)
+    return groups.network(
+        tvm.IRModule({variable: lowered[variable]}), operands, lambda builder: alone
+    )

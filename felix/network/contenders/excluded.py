@@ -115,7 +115,7 @@ class Check:
         failed: dict[Contender, str] = {}
         for name, main in mains.items():
             try:
-                results[name] = as_tensor(main(*self._inputs))
+                results[name] = executable.as_tensor(main(*self._inputs))
             except _TORCH_ERRORS as error:
                 if name is not Contender.PYTORCH:
                     raise
@@ -145,8 +145,3 @@ def check_left(of: str, mains: Mapping[Contender, Main], wrong: Mapping[Contende
         f"no program {of} is right here: {'; '.join(wrong.values())}. Nothing "
         "ships; please report this"
     )
-
-
-def as_tensor(output: Any) -> torch.Tensor:
-    """The result of a network as PyTorch's tensor."""
-    return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)

@@ -19,7 +19,6 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir.expr import TensorLoad
-from tvm.relax import expr_functor
 from tvm.s_tir import stmt as s_stmt
 from tvm_ffi import structural
 
@@ -103,13 +102,38 @@ class Lift:
         }
         if not programs and not scratch:
             return mod
-        mutator = _Calls(mod, programs, scratch)
-        main = mutator.visit_expr(mod["main"])
-        mutator.builder_.update_func(mod.get_global_var("main"), main)
         replaced = {*programs, *scratch}
         others = {variable.name_hint for variable in mod.get_global_vars()} - replaced
-        clean = relax.transform.DeadCodeElimination(sorted(others))
-        return clean(mutator.builder_.finalize())
+        return groups.with_calls(mod, _rewriting(mod, programs, scratch), sorted(others))
+
+
+def _rewriting(
+    mod: tvm.IRModule, lifted: Mapping[str, Sequence[tirx.Buffer]], scratch: Collection[str]
+) -> groups.Rewriting:
+    """Gives calls of programs the results that nobody reads."""
+    variables: dict[str, Any] = {}
+
+    def rewritten(builder: relax.BlockBuilder, symbol: str, call: relax.Call) -> Any:
+        if symbol not in lifted and symbol not in scratch:
+            return call
+        buffers = lifted.get(symbol, ())
+        if symbol not in variables:
+            func = _writing(mod[symbol], buffers) if buffers else mod[symbol]
+            ending = SCRATCH if symbol in scratch else "_lifted"
+            # a builder gives an equal function the name that it has already
+            func = func.with_attr("felix.renamed", ending)
+            variables[symbol] = builder.add_func(func, f"{symbol}{ending}")
+        if not buffers:
+            return relax.call_tir(variables[symbol], call.args[1], call.ty_args[0])
+        results = results_of(call)
+        more = [
+            relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
+            for buffer in buffers
+        ]
+        wider = relax.call_tir(variables[symbol], call.args[1], [*results, *more])
+        return with_unread_results(builder, wider, len(results))
+
+    return rewritten
 
 
 def pool_users(built: relax.VMExecutable) -> list[str]:
@@ -135,14 +159,9 @@ def results_of(call: relax.Call) -> list[Any]:
 def _called(main: relax.Function) -> list[str]:
     """The programs that are called, and never in place or with sizes as arguments."""
     plain: dict[str, bool] = {}
-
-    def visit(expression: relax.Expr) -> None:
-        symbol = groups.called(expression)
-        if symbol is not None:
-            is_call = expression.op.name == _CALL and len(expression.args) == 2
-            plain[symbol] = plain.get(symbol, True) and is_call
-
-    relax.analysis.post_order_visit(main, visit)
+    for symbol, call in groups.calls(main):
+        is_call = call.op.name == _CALL and len(call.args) == 2
+        plain[symbol] = plain.get(symbol, True) and is_call
     return [symbol for symbol, each in plain.items() if each]
 
 
@@ -171,40 +190,3 @@ def _writing(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tirx.PrimFu
     root = func.body.block
     left = [buffer for buffer in root.alloc_buffers if buffer not in buffers]
     return program(func, [*func.params, *buffers], list(root.body.seq), left)
-
-
-@expr_functor.mutator
-class _Calls(expr_functor.PyExprMutator):  # type: ignore[misc]
-    """Gives calls of programs the results that nobody reads."""
-
-    def __init__(
-        self,
-        mod: tvm.IRModule,
-        lifted: Mapping[str, Sequence[tirx.Buffer]],
-        scratch: Collection[str],
-    ) -> None:
-        super().__init__(mod)
-        self._buffers = lifted
-        self._programs = {}
-        for symbol in sorted({*lifted, *scratch}):
-            func = _writing(mod[symbol], lifted[symbol]) if symbol in lifted else mod[symbol]
-            ending = SCRATCH if symbol in scratch else "_lifted"
-            # a builder gives an equal function the name that it has already
-            func = func.with_attr("felix.renamed", ending)
-            self._programs[symbol] = self.builder_.add_func(func, f"{symbol}{ending}")
-
-    def visit_call_(self, call: relax.Call) -> Any:
-        """One call, after its arguments."""
-        visited = self.visit_expr_post_order(call)
-        symbol = groups.called(visited)
-        if symbol not in self._programs:
-            return visited
-        if symbol not in self._buffers:
-            return relax.call_tir(self._programs[symbol], visited.args[1], visited.ty_args[0])
-        results = results_of(visited)
-        more = [
-            relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
-            for buffer in self._buffers[symbol]
-        ]
-        wider = relax.call_tir(self._programs[symbol], visited.args[1], [*results, *more])
-        return with_unread_results(self.builder_, wider, len(results))

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm_ffi import structural
 
+from felix.frontend.rewriting import operator_name
+
 #: The function that makes the storages; a network without intermediate values has none.
 FUNCTION = "workspace"
-_ALLOCATION = "relax.memory.alloc_storage"
+#: Operators, as `operator_name` writes them.
+_STORAGE, _TENSOR = "memory.alloc_storage", "memory.alloc_tensor"
+_OUTPUT = "builtin.alloc_tensor"
 
 
 @tvm.transform.module_pass(opt_level=0, name="LiftWorkspace")
@@ -32,12 +36,7 @@ class Lift:
     ) -> tvm.IRModule:
         """The module with its storages made by `workspace`."""
         main = mod["main"]
-        storages = [
-            binding
-            for block in main.body.blocks
-            for binding in block.bindings
-            if _allocates(binding.value)
-        ]
+        storages = [each for each in _bindings(main) if operator_name(each.value) == _STORAGE]
         if not storages:
             return mod
         mod = mod.clone()
@@ -46,25 +45,19 @@ class Lift:
         return mod
 
 
-def _allocates(value: Any) -> bool:
-    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
-        return False
-    return bool(value.op.name == _ALLOCATION)
-
-
 def _with_storages(main: relax.Function, storages: list[Any]) -> relax.Function:
     """`main` with these storages as its last parameters."""
     blocks = [
-        relax.BindingBlock([each for each in block.bindings if not _allocates(each.value)])
+        relax.BindingBlock([b for b in block.bindings if operator_name(b.value) != _STORAGE])
         for block in main.body.blocks
     ]
-    return relax.Function(
-        [*main.params, *(each.var for each in storages)],
-        relax.SeqExpr(blocks, main.body.body),
-        main.ret_ty,
-        main.is_pure,
-        main.attrs,
-    )
+    return _changed(main, blocks, [*main.params, *(each.var for each in storages)])
+
+
+def _changed(main: relax.Function, blocks: list[Any], params: Sequence[Any]) -> relax.Function:
+    """`main` with other bindings and parameters."""
+    body = relax.SeqExpr(blocks, main.body.body)
+    return relax.Function(list(params), body, main.ret_ty, main.is_pure, main.attrs)
 
 
 def _workspace(storages: list[Any]) -> relax.Function:
@@ -90,11 +83,6 @@ def _workspace(storages: list[Any]) -> relax.Function:
 # memory of another one only if its own call needs, over others, every call that uses the other
 # one.
 
-_STORAGE = "relax.memory.alloc_storage"
-_TENSOR = "relax.memory.alloc_tensor"
-_OUTPUT = "relax.builtin.alloc_tensor"
-_VIEWS = ("relax.reshape",)
-
 
 @dataclasses.dataclass(slots=True)
 class _Storage:
@@ -107,7 +95,7 @@ class _Storage:
 
 @tvm.transform.module_pass(opt_level=0, name="SeparateIndependentValues")
 class Separate:
-    """The pass, behind `StaticPlanBlockMemory` and before `workspace.Lift`."""
+    """The pass, behind `StaticPlanBlockMemory` and before `Lift`."""
 
     def transform_module(
         self, mod: tvm.IRModule, _context: tvm.transform.PassContext
@@ -126,22 +114,6 @@ def _bindings(main: relax.Function) -> Iterator[Any]:
     return (binding for block in main.body.blocks for binding in block.bindings)
 
 
-def _calls(binding: Any, *names: str) -> bool:
-    value = binding.value
-    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
-        return False
-    return value.op.name in names
-
-
-def _variables(expression: Any) -> list[Any]:
-    """The variables in an expression."""
-    found: list[Any] = []
-    relax.analysis.post_order_visit(
-        expression, lambda each: found.append(each) if isinstance(each, relax.Var) else None
-    )
-    return found
-
-
 class _Uses:
     """Which calls use each planned value, and which calls each call needs, as bits."""
 
@@ -156,14 +128,13 @@ class _Uses:
         self.needs: dict[Any, int] = {}
         number = 0
         for binding in _bindings(main):
-            if _calls(binding, _TENSOR, _OUTPUT):
+            name = operator_name(binding.value)
+            if name in (_TENSOR, _OUTPUT):
                 self._empty.add(binding.var)
-            if _calls(binding, _TENSOR):
-                self._values[binding.var] = frozenset([binding.var])
-                self.users[binding.var] = 0
-            elif _calls(binding, _OUTPUT):
-                continue
-            elif isinstance(binding.value, relax.Call) and not _calls(binding, _STORAGE, *_VIEWS):
+                if name == _TENSOR:
+                    self._values[binding.var] = frozenset([binding.var])
+                    self.users[binding.var] = 0
+            elif isinstance(binding.value, relax.Call) and name not in (_STORAGE, "reshape"):
                 self._use(binding, number)
                 number += 1
             else:
@@ -171,7 +142,9 @@ class _Uses:
         self.kept = self._of(main.body.body)
 
     def _of(self, expression: Any) -> frozenset[Any]:
-        own = [self._values.get(each, frozenset()) for each in _variables(expression)]
+        own = [
+            self._values.get(each, frozenset()) for each in relax.analysis.free_vars(expression)
+        ]
         return frozenset().union(*own)
 
     def _pass_on(self, binding: Any) -> None:
@@ -181,7 +154,7 @@ class _Uses:
 
     def _needed(self, expression: Any) -> int:
         needed = 0
-        for each in _variables(expression):
+        for each in relax.analysis.free_vars(expression):
             needed |= self._made_by.get(each, 0)
         return needed
 
@@ -189,7 +162,7 @@ class _Uses:
         """A call: what it is given it needs or writes, the first that has a new value."""
         needed = self._needed(binding.value)
         with_it = needed | 1 << number
-        for variable in _variables(binding.value):
+        for variable in relax.analysis.free_vars(binding.value):
             for value in self._values.get(variable, ()):
                 if not self.users[value]:
                     self.needs[value] = needed
@@ -206,9 +179,9 @@ def _assigned(main: relax.Function) -> dict[Any, _Storage]:
     uses = _Uses(main)
     storages: list[_Storage] = []
     assigned: dict[Any, _Storage] = {}
-    made = {binding.var: binding for binding in _bindings(main) if _calls(binding, _STORAGE)}
+    made = {each.var: each for each in _bindings(main)}
     for binding in _bindings(main):
-        if not _calls(binding, _TENSOR):
+        if operator_name(binding.value) != _TENSOR:
             continue
         size_bytes = _size_bytes(binding.value)
         storage = _free(storages, uses, binding.var, size_bytes)
@@ -248,9 +221,9 @@ def _rewritten(main: relax.Function, assigned: dict[Any, _Storage]) -> relax.Fun
     for block in main.body.blocks:
         bindings: list[Any] = []
         for binding in block.bindings:
-            if _calls(binding, _STORAGE):
+            if operator_name(binding.value) == _STORAGE:
                 continue
-            if _calls(binding, _TENSOR):
+            if binding.var in assigned:
                 storage = assigned[binding.var]
                 if id(storage) not in made:
                     made[id(storage)] = _making(storage, len(made))
@@ -258,9 +231,7 @@ def _rewritten(main: relax.Function, assigned: dict[Any, _Storage]) -> relax.Fun
                 binding = _taking(binding, made[id(storage)].var)
             bindings.append(binding)
         blocks.append(relax.BindingBlock(bindings))
-    return relax.Function(
-        main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, main.is_pure, main.attrs
-    )
+    return _changed(main, blocks, main.params)
 
 
 def _making(storage: _Storage, number: int) -> relax.VarBinding:

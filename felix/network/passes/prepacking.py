@@ -15,7 +15,6 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.relax import expr_functor
 from tvm.s_tir import stmt as s_stmt
 
 from felix.network import groups
@@ -73,14 +72,9 @@ def _parameter_arguments(main: relax.Function) -> dict[str, set[int]]:
     """By program: the arguments that are parameters of the network in all of its calls."""
     variables = set(list(main.params)[int(main.attrs["num_input"]) :])
     places: dict[str, set[int]] = {}
-
-    def visit(expression: relax.Expr) -> None:
-        symbol = groups.called(expression)
-        if symbol is not None:
-            here = {i for i, each in enumerate(expression.args[1].fields) if each in variables}
-            places[symbol] = places.get(symbol, here) & here
-
-    relax.analysis.post_order_visit(main, visit)
+    for symbol, call in groups.calls(main):
+        here = {i for i, each in enumerate(call.args[1].fields) if each in variables}
+        places[symbol] = places.get(symbol, here) & here
     return {symbol: each for symbol, each in places.items() if each}
 
 
@@ -137,46 +131,33 @@ def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
 
 
 def _with_split_calls(mod: tvm.IRModule, splits: Mapping[str, _Split]) -> tvm.IRModule:
-    mutator = _SplitCalls(mod, splits)
-    changed = mutator.visit_expr(mod["main"])
-    mutator.builder_.update_func(mod.get_global_var("main"), changed)
-    return relax.transform.DeadCodeElimination(["main"])(mutator.builder_.finalize())
+    """The module with calls of programs made calls of their two parts."""
+    variables: dict[str, tuple[Any, Any]] = {}
 
-
-@expr_functor.mutator
-class _SplitCalls(expr_functor.PyExprMutator):  # type: ignore[misc]
-    """Makes calls of programs calls of their two parts."""
-
-    def __init__(self, mod: tvm.IRModule, splits: Mapping[str, _Split]) -> None:
-        super().__init__(mod)
-        self._splits = splits
-        self._variables: dict[str, tuple[Any, Any]] = {}
-
-    def visit_call_(self, call: relax.Call) -> Any:
-        """One call, after its arguments."""
-        visited = self.visit_expr_post_order(call)
-        symbol = groups.called(visited)
-        split = self._splits.get(symbol or "")
-        if symbol is None or split is None:
-            return visited
-        if symbol not in self._variables:
-            self._variables[symbol] = (
-                self.builder_.add_func(split.prologue, f"{symbol}_prologue"),
-                self.builder_.add_func(split.rest, f"{symbol}_rest"),
+    def rewritten(builder: relax.BlockBuilder, symbol: str, call: relax.Call) -> Any:
+        split = splits.get(symbol)
+        if split is None:
+            return call
+        if symbol not in variables:
+            variables[symbol] = (
+                builder.add_func(split.prologue, f"{symbol}_prologue"),
+                builder.add_func(split.rest, f"{symbol}_rest"),
             )
-        prologue, rest = self._variables[symbol]
-        arguments = list(visited.args[1].fields)
+        prologue, rest = variables[symbol]
+        arguments = list(call.args[1].fields)
         kinds = [
             relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
             for buffer in split.packed
         ]
-        made = self.builder_.emit(
+        made = builder.emit(
             relax.call_tir(prologue, relax.Tuple([arguments[i] for i in split.reads]), kinds)
         )
         packed = (
             [made]
             if len(kinds) == 1
-            else [self.builder_.emit(relax.TupleGetItem(made, i)) for i in range(len(kinds))]
+            else [builder.emit(relax.TupleGetItem(made, i)) for i in range(len(kinds))]
         )
         operands = relax.Tuple([*(arguments[i] for i in split.stays), *packed])
-        return relax.call_tir(rest, operands, list(visited.ty_args))
+        return relax.call_tir(rest, operands, list(call.ty_args))
+
+    return groups.with_calls(mod, rewritten, ["main"])

@@ -15,6 +15,7 @@ from tvm import tirx
 import felix
 from benchmarks.networks import catalogue
 from felix import frontend, target
+from felix.known_results import store
 from felix.measure.cuda.building import tvm_module
 from felix.network import agreement, assembly, executable, groups, imported, judging
 from felix.network.passes import prepacking
@@ -24,7 +25,6 @@ from tests.support.cuda import generated_programs
 
 
 def _network() -> imported.Network:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
     return imported.read(model, (torch.randn(2, 8),), {}, target.parse(networks.TARGET))
 
@@ -82,11 +82,11 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", share.of(catalogue.NETWORKS, 2))
-def test_tasks_are_read_back_from_json(name: str) -> None:
+def test_tasks_are_read_back_from_json(name: str, tmp_path: pathlib.Path) -> None:
     """Other processes and machines tune them."""
     model, inputs = catalogue.make(name, small=True)
     full = target.parse("cuda -arch sm_90")
-    grouping = judging.grouping(None, full, None)
+    grouping = judging.known_grouping(full, store.Store(tmp_path / "known.sqlite"))
     network = imported.read(model, inputs, {}, full, grouping=grouping)
     tasks = groups.tasks(groups.of(network.lowered, full))
     assert tasks
@@ -101,12 +101,6 @@ def test_tasks_are_read_back_from_json(name: str) -> None:
 LLVM = target.parse("llvm")
 
 
-def _loaded(mod: tvm.IRModule, network: imported.Network) -> executable.Executable:
-    return executable.Executable(
-        executable.compile_network(mod, LLVM), network.imported.parameters, executable.device(LLVM)
-    )
-
-
 def _packed(model: nn.Module, x: torch.Tensor) -> tuple[imported.Network, tvm.IRModule]:
     """A network of one product, scheduled with its weight in panels."""
     network = imported.read(model, (x,), {}, LLVM)
@@ -119,13 +113,12 @@ def _packed(model: nn.Module, x: torch.Tensor) -> tuple[imported.Network, tvm.IR
 
 
 def test_a_packed_weight_is_packed_when_the_network_is_loaded() -> None:
-    torch.manual_seed(0)
     model = nn.Linear(1024, 512, bias=False).requires_grad_(False)
     network, mod = _packed(model, torch.randn(64, 1024))
     prepacked = prepacking.prepack(mod)
     called = set(frontend.calls(prepacked))
     assert [name.endswith("_rest") for name in called] == [True]
-    built, as_it_was = _loaded(prepacked, network), _loaded(mod, network)
+    built, as_it_was = (networks.built(network, each) for each in (prepacked, mod))
     (panels,) = built.parameters  # the weight itself is read by nothing
     expected = model.weight.reshape(512 // panels.shape[2], -1, 1024).permute(0, 2, 1)
     assert torch.equal(torch.from_dlpack(panels), expected)
@@ -150,15 +143,19 @@ def test_an_operand_that_is_an_input_is_packed_in_each_call() -> None:
 
 
 def test_calls_of_parameters_alone_are_lifted(tmp_path: pathlib.Path) -> None:
-    """BERT looks up the embeddings of its places and its kinds: both are constants."""
-    model, inputs = catalogue.make("bert_base", small=True)
-    fast = networks.optimize(model, inputs, tmp_path, trials=1)
-    constant = [
-        shape
-        for shape in (tuple(p.shape) for p in fast.executable.parameters)
-        if shape in ((1, 8, 32), (8, 32))
-    ]
-    assert constant
+    """As the embeddings of the places of tokens are, which are constants."""
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(16, 32)
+            self.register_buffer("places_of_tokens", torch.arange(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x + self.places(self.places_of_tokens))
+
+    fast = networks.optimize(Placed(), (torch.randn(2, 8, 32),), tmp_path, trials=1)
+    assert [tuple(each.shape) for each in fast.executable.parameters] == [(8, 32)]
     folder = fast.export(tmp_path / "net")
     done = run_py.run(folder, "--json", "--repeats", "1", check=True)
     assert json.loads(done.stdout)["max_error"] < 1e-3
@@ -172,7 +169,6 @@ def test_a_network_without_parameters(tmp_path: pathlib.Path) -> None:
 
 
 def test_intermediate_values_have_memory_of_their_own(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1), nn.Linear(16, 16))
     x = torch.randn(4, 16)
     network = imported.read(model, (x,), {}, LLVM)

@@ -18,8 +18,9 @@ import tvm_ffi
 from torch import nn
 
 from felix import errors, target
-from felix.network import assembly, cuda_graph, executable, imported
+from felix.network import cuda_graph, executable, imported
 from felix.network.passes import memory
+from tests.support import networks
 
 Call = tuple[list[cuda_graph.Span], list[cuda_graph.Span]]
 
@@ -124,10 +125,7 @@ class _Paths(nn.Module):
 
 
 def _built(model: nn.Module, x: torch.Tensor) -> executable.Executable:
-    full = target.parse("llvm")
-    network = imported.read(model.eval(), (x,), {}, full)
-    compiled = executable.compile_network(assembly.assemble(network.lowered, []), full)
-    return executable.Executable(compiled, network.imported.parameters, executable.device(full))
+    return networks.built(imported.read(model.eval(), (x,), {}, target.parse("llvm")))
 
 
 @pytest.fixture
@@ -170,7 +168,6 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def test_each_path_has_a_stream(notes: list[tuple[str, int, int]]) -> None:
-    torch.manual_seed(0)
     x, model = torch.randn(4, 16), _Paths()
     built, sides = _built(model, x), cuda_graph._Branches()
     with sides:
@@ -208,10 +205,7 @@ def test_a_call_that_fails_is_not_waited_for(notes: list[tuple[str, int, int]]) 
 def test_memory_of_a_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever captures."""
     x = torch.randn(2, 3)
-    network = imported.read(nn.ReLU(), (x,), {}, target.parse("llvm"))
-    built = executable.Executable(
-        executable.compile_network(network.lowered, network.target), [], tvm.cpu()
-    )
+    built = _built(nn.ReLU(), x)
     built.pool_users = ["sort"]
     assert len(built([x])) == 1
     monkeypatch.setattr(executable, "is_capturing", lambda: True)

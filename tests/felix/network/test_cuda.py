@@ -23,6 +23,7 @@ from felix.network.contenders import shipping
 from felix.templates.generated import GeneratedProgram
 from felix.torch_calls.form import TorchForm
 from tests.support import networks, run_py, share
+from tests.support.modules import Called
 
 ARCH = "cuda -arch sm_80"
 
@@ -67,11 +68,6 @@ def test_capturing_needs_a_gpu(tmp_path: pathlib.Path) -> None:
         cuda_graph.CapturedNetwork(fast.executable, [x])
 
 
-class _Sorts(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sort(x, dim=1)[0]
-
-
 class _Paths(nn.Module):
     """Six chains of products from one tensor, which meet in the end."""
 
@@ -92,7 +88,6 @@ def test_independent_kernels_run_in_branches(
 ) -> None:
     """Branches are kept here whatever they gain."""
     monkeypatch.setattr(cuda_graph, "_GAIN", math.inf)
-    torch.manual_seed(0)
     model, full = _Paths().cuda(), target.parse("cuda")
     inputs = torch.randn(20, 64, 256, device="cuda")
     network = imported.read(model, (inputs[0],), {}, full)
@@ -100,11 +95,7 @@ def test_independent_kernels_run_in_branches(
         (group, group.form if runs_torch and isinstance(group.form, TorchForm) else None)
         for group in groups.of(network.lowered, full)
     ]
-    built = executable.Executable(
-        executable.compile_network(assembly.assemble(network.lowered, runs), full),
-        network.imported.parameters,
-        executable.device(full),
-    )
+    built = networks.built(network, assembly.assemble(network.lowered, runs))
     captured = cuda_graph.CapturedNetwork(built, [inputs[0]])
     assert captured.branching is not None
     assert captured.branching.n_branches >= 6
@@ -117,12 +108,8 @@ def test_independent_kernels_run_in_branches(
 @pytest.mark.gpu
 def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
     full, x = target.parse("cuda"), torch.randn(4, 64, device="cuda")
-    network = imported.read(_Sorts().cuda(), (x,), {}, full)
-    built = executable.Executable(
-        executable.compile_network(network.lowered, full),
-        network.imported.parameters,
-        executable.device(full),
-    )
+    network = imported.read(Called(lambda x: torch.sort(x, dim=1)[0]), (x,), {}, full)
+    built = networks.built(network)
     with pytest.raises(errors.TuningError, match="argsort takes memory from TVM's pool"):
         cuda_graph.CapturedNetwork(built, [x])
     (y,) = built([x])
@@ -131,7 +118,6 @@ def test_a_program_that_takes_memory_from_a_pool_is_not_captured() -> None:
 
 @pytest.mark.gpu
 def test_tuned_and_captured(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model = networks.Convolutions(8).cuda().eval()
     x, other = torch.randn(2, 1, 3, 16, 16, device="cuda")
     fast = felix.optimize(
@@ -182,17 +168,14 @@ def test_parts_of_a_compiled_graph_build_for_a_gpu() -> None:
 @pytest.mark.gpu
 def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
     torch._dynamo.reset()
-    torch.manual_seed(0)
     model = networks.Convolutions(8).cuda().eval()
     x, other = torch.randn(2, 1, 3, 16, 16, device="cuda")
     options = {"known_results": str(tmp_path / "known.sqlite"), "never_slower": False}
     with torch.no_grad():
         torch.compile(model, backend=entry.backend, options=options)(x)
         assert entry.backend_report().n_queued
-        request = outcomes.Request(
-            trials=16, seconds=None, seed=0, options=felix.TuneOptions(), out=None, on_event=None
-        )
-        summary = queued.work_off(store.Store(tmp_path / "known.sqlite"), request)
+        known = store.Store(tmp_path / "known.sqlite")
+        summary = queued.work_off(known, outcomes.Request(trials=16))
         assert summary.done and not summary.left
         torch._dynamo.reset()
         fast = torch.compile(model, backend=entry.backend, options=options)
@@ -228,7 +211,6 @@ def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> 
 
 @pytest.mark.gpu
 def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda().eval()
     x, other = torch.randn(2, 8, 64, device="cuda")
     fast = felix.optimize(
@@ -248,7 +230,6 @@ def test_an_artifact_of_several_generated_kernels_runs_without_felix(
     tmp_path: pathlib.Path,
 ) -> None:
     """Templates name kernels alike, and those of convolutions for Hopper have im2col maps."""
-    torch.manual_seed(0)
     layers = [
         nn.Conv2d(64, 64, 3, padding=1),
         nn.ReLU(),

@@ -32,16 +32,12 @@ def known(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "known.sqlite"))
 
 
+GPU = target.parse("cuda -arch sm_90a")
+NOTHING = outcomes.Outcomes({}, frozenset(), None, 0.0)
+
+
 def request(pool: networks.Pool) -> outcomes.Request:
-    return outcomes.Request(
-        trials=4,
-        seconds=None,
-        seed=0,
-        options=networks.tune_options(pool),
-        out=None,
-        on_event=None,
-        pytorch=False,
-    )
+    return outcomes.Request(trials=4, options=networks.tune_options(pool), pytorch=False)
 
 
 def run(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -63,7 +59,6 @@ def test_a_session_begun_without_descents_is_resumed() -> None:
 
 def test_a_network_is_checked_and_timed_where_it_runs(tmp_path: pathlib.Path) -> None:
     """BERT has parameters that are prepacked, which its `run.py` does."""
-    torch.manual_seed(0)
     model, inputs = catalogue.make("bert_base", small=True)
     pool, folder = networks.Pool(), tmp_path / "net"
     exported = torch.export.export(model.eval(), inputs)
@@ -82,28 +77,22 @@ def test_a_network_is_checked_and_timed_where_it_runs(tmp_path: pathlib.Path) ->
 
 def test_a_wrong_network_is_found_where_it_runs(tmp_path: pathlib.Path) -> None:
     model = networks.Convolutions(2).eval()
-    exported = torch.export.export(model, (torch.randn(1, 3, 5, 5),))
-    network = imported.read(exported, (), {}, target.parse(networks.TARGET))
+    network = imported.read(model, (torch.randn(1, 3, 5, 5),), {}, target.parse(networks.TARGET))
     assert network.expected is not None
     wrong = tuple(each + 1.0 for each in network.expected)
     network = dataclasses.replace(network, expected=wrong)
     every = groups.of(network.lowered, network.target)
-    nothing = outcomes.Outcomes({}, frozenset(), None, 0.0)
-    elsewhere.write(network, every, nothing, tmp_path / "net")
+    elsewhere.write(network, every, NOTHING, tmp_path / "net")
     done = run(tmp_path / "net")
     assert done.returncode == 1 and "differs from the stored one" in done.stderr
 
 
 def test_a_gpu_s_network_is_built_without_a_gpu(tmp_path: pathlib.Path) -> None:
-    full = target.parse("cuda -arch sm_90a")
-    exported = torch.export.export(
-        networks.Perceptron().eval(), (torch.randn(4, 16),), {"scale": torch.ones(1)}
-    )
-    network = imported.read(exported, (), {}, full)
-    every = groups.of(network.lowered, full)
+    model, keywords = networks.Perceptron(), {"scale": torch.ones(1)}
+    network = imported.read(model, (torch.randn(4, 16),), keywords, GPU)
+    every = groups.of(network.lowered, GPU)
     steps: list[str] = []
-    nothing = outcomes.Outcomes({}, frozenset(), None, 0.0)
-    summary = elsewhere.write(network, every, nothing, tmp_path / "net", steps.append)
+    summary = elsewhere.write(network, every, NOTHING, tmp_path / "net", steps.append)
     assert steps == ["building the network", "writing the network"]
     assert summary.target == "cuda" and {str(e.contender) for e in summary.groups} == {"tvm"}
     assert elves.EM_CUDA in elves.machines((tmp_path / "net" / "network.so").read_bytes())
@@ -114,17 +103,15 @@ def test_a_gpu_s_network_is_built_without_a_gpu(tmp_path: pathlib.Path) -> None:
 
 def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(tmp_path: pathlib.Path) -> None:
     """Of groups that are planned for a GPU, with norms and products in other ways."""
-    torch.manual_seed(0)
-    full, model = target.parse("cuda -arch sm_90a"), networks.Block().eval()
+    model = networks.Block().eval()
     tokens = torch.zeros(1, 5, dtype=torch.int64)  # integers are drawn as zeros
     path = tmp_path / "net.onnx"
     path.write_bytes(onnx_files.export(model, [tokens]))
-    grouping = judging.known_grouping(full, store.Store())
-    network = imported.read(path, (), {}, full, grouping=grouping, drawn_on="cpu")
+    grouping = judging.known_grouping(GPU, store.Store())
+    network = imported.read(path, (), {}, GPU, grouping=grouping, drawn_on="cpu")
     steps: list[str] = []
-    every = groups.of(network.lowered, full)
-    nothing = outcomes.Outcomes({}, frozenset(), None, 0.0)
-    elsewhere.write(network, every, nothing, tmp_path / "net", steps.append)
+    every = groups.of(network.lowered, GPU)
+    elsewhere.write(network, every, NOTHING, tmp_path / "net", steps.append)
     assert "running the model on the CPU" in steps
     stored = tvm.runtime.load_param_dict((tmp_path / "net" / "examples.bin").read_bytes())
     with torch.no_grad():
@@ -134,11 +121,9 @@ def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(tmp_path: pat
 
 def test_generated_kernels_of_equal_names_are_all_in_a_library(tmp_path: pathlib.Path) -> None:
     """A library finds kernels by name alone, and every template calls its own `gemm`."""
-    full = target.parse("cuda -arch sm_90a")
-    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 512)).bfloat16().eval()
-    exported = torch.export.export(model, (torch.randn(64, 128, dtype=torch.bfloat16),))
-    network = imported.read(exported, (), {}, full)
-    every = groups.of(network.lowered, full)
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 512)).bfloat16()
+    network = imported.read(model, (torch.randn(64, 128, dtype=torch.bfloat16),), {}, GPU)
+    every = groups.of(network.lowered, GPU)
     by_key = {each.task.key: generated(each.task) for each in every if each.task is not None}
     assert len(by_key) == len(every) == 2
     gathered = outcomes.Outcomes(by_key, frozenset(), "trials", 1.0)

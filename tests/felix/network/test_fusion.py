@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import pytest
 import torch
 import tvm
+from torch import nn
 from tvm import te
 
 import felix
-from benchmarks.networks import transformers
-from felix import errors, workloads
+from felix import errors, frontend, workloads
 from felix.frontend import Judgement
 from felix.frontend.programs.planning import merged, norms, planner
 from felix.known_results import outcome, store
-from felix.measure.calls import cpu_calls
 from felix.network import judging
 from felix.network.contenders.shipping import Contender
 from felix.sketch import sketch
@@ -24,24 +22,31 @@ from felix.task import Task
 from tests.support import networks, row_chains
 
 
+class _Gated(nn.Module):
+    """A product of two parts of one product, which rules split by a program of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self.both(x).chunk(2, -1)
+        return torch.relu(gate) * value
+
+
 def test_planned_groups_agree_and_are_known_the_second_time(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
-    model = transformers._PreNormBlock(16, 2, 32).eval()
-    x = torch.randn(1, 6, 16)
+    model, x = _Gated().eval(), torch.randn(6, 16)
     first_pool, second_pool = networks.Pool(), networks.Pool()
-    first = networks.optimize(model, (x,), tmp_path, first_pool, fusion="planned", trials=64)
+    first = networks.optimize(model, (x,), tmp_path, first_pool, fusion="planned", trials=6)
     with torch.no_grad():
         torch.testing.assert_close(first(x), model(x), rtol=1e-4, atol=1e-5)
     assert first_pool.n_measured
-    by_rules = networks.optimize(model, (x,), tmp_path / "rules")
-    assert _n_calls(first) < _n_calls(by_rules)
-    second = networks.optimize(model, (x,), tmp_path, second_pool, fusion="planned", trials=64)
+    n_calls = sum(each.group.calls for each in first.report.groups)
+    by_rules = frontend.lowered(frontend.import_torch(model, (x,)), networks.TARGET)
+    assert n_calls < frontend.calls(by_rules).total()
+    second = networks.optimize(model, (x,), tmp_path, second_pool, fusion="planned", trials=6)
     assert second_pool.n_measured == 0
-    assert _n_calls(second) == _n_calls(first)
-
-
-def _n_calls(fast: felix.network.optimized.OptimizedNetwork) -> int:
-    return sum(each.group.calls for each in fast.report.groups)
+    assert sum(each.group.calls for each in second.report.groups) == n_calls
 
 
 @pytest.mark.parametrize("fusion", ["best", "fuseops", "planned-as-written"])
@@ -53,15 +58,10 @@ def test_an_unknown_fusion_is_refused(fusion: str) -> None:
 def test_pytorch_contends_for_planned_groups(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
-        return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}
-
-    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+    networks.timed_contenders(monkeypatch, 1.0)
     for rewriting in (merged, norms):  # groups are of the model's own operators
         monkeypatch.setattr(rewriting, "extended", lambda read: read)
-    torch.manual_seed(0)
-    model = transformers._PreNormBlock(16, 2, 32).eval()
-    x = torch.randn(1, 6, 16)
+    model, x = _Gated().eval(), torch.randn(6, 16)
     fast = networks.optimize(model, (x,), tmp_path, fusion="planned", pytorch=True)
     assert {each.contender for each in fast.report.groups} == {Contender.PYTORCH}
     with torch.no_grad():
@@ -72,10 +72,9 @@ def test_folded_norms_run_and_are_named(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "NEW", 0.1)  # folding is chosen wherever it is legal
-    torch.manual_seed(0)
-    model = transformers._PreNormBlock(32, 2, 64).to(torch.bfloat16).eval()
-    x = torch.randn(1, 6, 32).to(torch.bfloat16)
-    fast = networks.optimize(model, (x,), tmp_path, fusion="planned", trials=8)
+    layers = nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 32)
+    model, x = nn.Sequential(*layers).bfloat16().eval(), torch.randn(6, 32).bfloat16()
+    fast = networks.optimize(model, (x,), tmp_path, fusion="planned", trials=1)
     assert fast.report.max_error < 0.05
     said = {each.group.name: each.group.rewriting for each in fast.report.groups}
     products = [name for name in said if "normed_product" in name]

@@ -13,6 +13,7 @@ import felix
 from felix import errors, target
 from felix.network import executable, imported, optimize
 from tests.support import networks, run_py
+from tests.support.modules import Called
 
 
 def test_the_target_follows_the_tensors() -> None:
@@ -51,7 +52,6 @@ def test_what_comes_from_files_is_moved() -> None:
 
 @pytest.mark.gpu
 def test_models_on_a_gpu_are_built_for_it(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval(), torch.randn(8, 64)
     program = torch.export.export(model, (x,))
     with torch.no_grad():
@@ -67,16 +67,12 @@ def test_models_on_a_gpu_are_built_for_it(tmp_path: pathlib.Path) -> None:
 def test_inputs_without_elements() -> None:
     """TVM wants other strides than PyTorch gives them, and never begins a sum of no terms."""
 
-    class Product(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (
-                x @ y,
-                torch.nn.functional.linear(x, y.mT, torch.ones(3)),
-                (x @ y) @ torch.ones(3),
-            )
+    def products(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ones = torch.ones(3)
+        return x @ y, nn.functional.linear(x, y.mT, ones), (x @ y) @ ones
 
     inputs = torch.randn(5, 0), torch.randn(0, 3)
-    network = imported.read(Product(), inputs, {}, target.parse("llvm"))
+    network = imported.read(Called(products), inputs, {}, target.parse("llvm"))
     product, layer, chain = optimize.plain_outputs(network)
     assert torch.equal(product, torch.zeros(5, 3)) and torch.equal(layer, torch.ones(5, 3))
     assert torch.equal(chain, torch.zeros(5))
@@ -91,7 +87,6 @@ def test_other_gpus_than_the_first_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_padding_mask_of_a_transformer(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()
     x, mask = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
@@ -122,7 +117,6 @@ class _Stored(nn.Module):
 
 
 def test_later_changes_are_not_seen(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model, x = _Stored().eval(), torch.randn(1, 3, 5, 5)
     given = x.clone()
     fast = networks.optimize(model, (x,), tmp_path, trials=2)

@@ -17,6 +17,7 @@ from felix import target
 from felix.network import assembly, executable, groups, imported, judging
 from felix.network.passes import intermediates, memory
 from tests.support import networks
+from tests.support.modules import Called
 
 CUDA = target.parse("cuda -arch sm_80")
 LLVM = target.parse(networks.TARGET)
@@ -35,7 +36,6 @@ class Normalized(nn.Module):
 
 
 def _network(full: tvm.target.Target) -> imported.Network:
-    torch.manual_seed(0)
     return imported.read(Normalized().eval(), (torch.randn(96, 48),), {}, full)
 
 
@@ -77,21 +77,16 @@ def test_nothing_is_taken_from_a_pool_on_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "TVMBackendAllocWorkspace" in _host_code(mod)
 
 
-class _Sorted(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.sort(x, dim=1)[0], torch.cumsum(x, dim=1), x.relu()
-
-
 def test_programs_that_keep_such_buffers_are_named() -> None:
     """TVM's sort and scan, which say so in the host code, too."""
-    network = imported.read(_Sorted(), (torch.randn(4, 64),), {}, CUDA)
+    model = Called(lambda x: (torch.sort(x, dim=1)[0], torch.cumsum(x, dim=1), x.relu()))
+    network = imported.read(model, (torch.randn(4, 64),), {}, CUDA)
     built = executable.compile_network(network.lowered, CUDA)
     assert intermediates.pool_users(built) == ["argsort", "gpu_2d_continuous_cumsum"]
 
 
 def test_what_kernels_of_a_convolution_of_single_cells_leave_is_planned() -> None:
     """TVM's narrowing of indices forgets the axes of its window, which no index has."""
-    torch.manual_seed(0)
     model, x = nn.Conv2d(576, 96, 1).eval(), torch.randn(1, 576, 14, 14)
     network = imported.read(model, (x,), {}, CUDA, grouping=judging.grouping(None, CUDA, None))
     assert "TVMBackendAllocWorkspace" not in _host_code(_of_many_kernels(network))
@@ -127,7 +122,6 @@ def _host_code(mod: tvm.IRModule) -> str:
 @pytest.mark.gpu
 def test_another_network_leaves_a_captured_one_its_memory(tmp_path: pathlib.Path) -> None:
     """The second one's buffers between kernels are larger."""
-    torch.manual_seed(0)
     small = Normalized().cuda().eval()
     large = copy.deepcopy(small)
     inputs = [torch.randn(rows, 48, device="cuda") for rows in (96, 4096)]
@@ -146,24 +140,24 @@ def test_another_network_leaves_a_captured_one_its_memory(tmp_path: pathlib.Path
 # Memory of intermediate values: independent calls share none, dependent ones do.
 
 
+def _chain(length: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(length)))
+
+
 class _Paths(nn.Module):
     """Chains of products from one tensor, which meet in the end; a result is a view."""
 
     def __init__(self, n_paths: int, length: int) -> None:
         super().__init__()
-        self.paths = nn.ModuleList(
-            nn.Sequential(*(nn.Linear(16, 16) for _ in range(length))) for _ in range(n_paths)
-        )
+        self.paths = nn.ModuleList(_chain(length) for _ in range(n_paths))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.cat([path(x) for path in self.paths], dim=1)
         return y.softmax(dim=1).reshape(-1), y
 
 
-def _storages(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[list[str]], list[torch.Tensor], list[torch.Tensor]]:
-    """The values of each storage, the outputs of the network and those of the model."""
+def _storages(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The values of each storage of a network, which gives what the model does."""
     full, x = target.parse("llvm"), torch.randn(4, 16)
     found: list[list[str]] = []
 
@@ -184,22 +178,16 @@ def _storages(
     passes = tvm.transform.Sequential([memory.Separate(), Noted(), lift])
     monkeypatch.setattr(memory, "Lift", lambda: passes)
     network = imported.read(model, (x,), {}, full)
-    built = executable.Executable(
-        executable.compile_network(assembly.assemble(network.lowered, []), full),
-        network.imported.parameters,
-        executable.device(full),
-    )
-    return found, built([x]), list(model(x))
+    for y, expected in zip(networks.built(network)([x]), model(x), strict=True):
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    return found
 
 
 @pytest.mark.parametrize(("n_paths", "length"), [(2, 6), (2, 3), (4, 2), (3, 5)])
 def test_paths_have_memory_of_their_own(
     n_paths: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    storages, outputs, expected = _storages(_Paths(n_paths, length).eval(), monkeypatch)
-    for y, wanted in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    storages = _storages(_Paths(n_paths, length), monkeypatch)
     # a value of a chain takes the memory of the one before the last
     assert len(storages) == n_paths * min(length, 2)
     assert sum(len(values) for values in storages) == n_paths * length
@@ -209,16 +197,13 @@ def test_a_value_that_is_read_late_keeps_its_memory(monkeypatch: pytest.MonkeyPa
     class Residual(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(16, 16)
-            self.body = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+            self.first, self.body = nn.Linear(16, 16), _chain(4)
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
             y = self.first(x)
             return (torch.softmax(y * self.body(y), dim=1),)
 
-    torch.manual_seed(0)
-    storages, (y,), (expected,) = _storages(Residual().eval(), monkeypatch)
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    storages = _storages(Residual(), monkeypatch)
     alone = min(storages, key=len)
     assert [len(values) for values in sorted(storages, key=len)] == [1, 2, 2]
     assert alone == min(storages)  # the first value, which is read last
@@ -230,9 +215,7 @@ def test_results_do_not_keep_the_memory_of_what_is_before_them(
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(
-                nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))) for _ in range(4)
-            )
+            self.layers = nn.ModuleList(_chain(3) for _ in range(4))
 
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
             states = [x]
@@ -240,11 +223,7 @@ def test_results_do_not_keep_the_memory_of_what_is_before_them(
                 states.append(layer(states[-1]))
             return states[1:]
 
-    torch.manual_seed(0)
-    storages, outputs, expected = _storages(Deep().eval(), monkeypatch)
-    for y, wanted in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
-    assert len(storages) == 2
+    assert len(_storages(Deep(), monkeypatch)) == 2
 
 
 def test_readers_of_one_input_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,8 +237,6 @@ def test_readers_of_one_input_are_independent(monkeypatch: pytest.MonkeyPatch) -
             second = torch.softmax(torch.cumsum(x, dim=1), dim=1)
             return (torch.cat([first, second]).softmax(dim=1),)
 
-    torch.manual_seed(0)
-    storages, (y,), (expected,) = _storages(Shared().eval(), monkeypatch)
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    storages = _storages(Shared(), monkeypatch)
     assert all(len(values) < 3 for values in storages)
     assert len(storages) >= 4

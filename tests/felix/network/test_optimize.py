@@ -19,6 +19,7 @@ from felix.measure import protocol
 from felix.network.contenders.shipping import Contender
 from felix.task import Task
 from tests.support import networks, run_py
+from tests.support.modules import Called
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -26,7 +27,6 @@ def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_convolutions(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model = networks.Convolutions().train()
     model(torch.randn(8, 3, 6, 6))  # running statistics that are not 0 and 1
     x, other = torch.randn(1, 3, 6, 6), torch.randn(1, 3, 6, 6)
@@ -49,7 +49,6 @@ def test_convolutions(tmp_path: pathlib.Path) -> None:
 
 
 def test_structure_and_keywords(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model = networks.Perceptron()
     x, scale = torch.randn(4, 16), torch.tensor(0.5)
     fast = networks.optimize(model, (x,), tmp_path, kwargs={"scale": scale, "skip": True})
@@ -66,7 +65,6 @@ def test_structure_and_keywords(tmp_path: pathlib.Path) -> None:
 
 
 def test_transformer_with_tied_weights(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model = networks.Block()
     tokens = torch.tensor([[1, 2, 3, 10, 0]])
     fast = networks.optimize(model, tokens, tmp_path, trials=2)
@@ -172,25 +170,16 @@ def test_killed_run_resumes(tmp_path: pathlib.Path) -> None:
 
 
 def test_nothing_to_tune(tmp_path: pathlib.Path) -> None:
-    class Same(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x
-
-    pool = networks.Pool()
-    x = torch.randn(3, 5)
-    fast = networks.optimize(Same(), (x,), tmp_path, pool)
+    pool, x = networks.Pool(), torch.randn(3, 5)
+    fast = networks.optimize(nn.Identity(), (x,), tmp_path, pool)
     assert torch.equal(fast(x), x)
     assert pool.n_measured == 0 and fast.report.reason is None and not fast.report.groups
 
 
 def test_programs_that_cannot_be_tuned(tmp_path: pathlib.Path) -> None:
-    class Sorted(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.sort(x, dim=-1).values
-
-    x = torch.randn(3, 5)
-    fast = networks.optimize(Sorted(), (x,), tmp_path)
-    assert torch.equal(fast(x), torch.sort(x, dim=-1).values)
+    model, x = Called(lambda x: torch.sort(x, dim=-1).values), torch.randn(3, 5)
+    fast = networks.optimize(model, (x,), tmp_path)
+    assert torch.equal(fast(x), model(x))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +200,6 @@ def test_bad_inputs(
 
 @pytest.mark.fresh_processes
 def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
     fast = networks.optimize(model, (x,), tmp_path, trials=2)
     folder = fast.export(tmp_path / "net")
@@ -225,7 +213,6 @@ def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
 
 
 def test_calls_of_an_artifact(tmp_path: pathlib.Path) -> None:
-    torch.manual_seed(0)
     model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
     folder = networks.optimize(model, (x,), tmp_path, trials=2).export(tmp_path / "net")
     module = runpy.run_path(str(folder / "run.py"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
-from felix.network import executable, groups
+from felix.network import executable, groups, report
 from felix.network.attentions import finding, rewiring, whole
 from felix.network.contenders.shipping import Contender
 from felix.torch_calls import functions
@@ -33,8 +34,10 @@ Q, K, V = torch.randn(3, 2, 4, 6, 8)
 MASK, BIAS = torch.ones(6, 6, dtype=torch.bool), torch.randn(4, 6, 6)
 
 
-def _by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(q @ k.transpose(-1, -2) / 3.0, -1) @ v
+def _by_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, divisor: float = 3.0
+) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / divisor, -1) @ v
 
 
 def _other_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -69,10 +72,7 @@ def test_attention_is_found_however_it_is_written(
     assert call.options["scale"] == pytest.approx(options["scale"], rel=1e-6)
     assert len(call.operands) == len(tensors)
     rewired = rewiring.with_operators(lowered, [found])
-    built = executable.Executable(
-        executable.compile_network(rewired, FULL), model.parameters, executable.device(FULL)
-    )
-    (output,) = built(list(tensors))
+    (output,) = executable.build(rewired, FULL, model.parameters)(list(tensors))
     torch.testing.assert_close(output, function(*tensors), rtol=1e-5, atol=1e-5)
 
 
@@ -111,7 +111,7 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
     ),
 )
 def test_networks_with_attention_as_a_whole(
-    tmp_path: pathlib.Path,
+    everything_known: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     dtype: torch.dtype,
@@ -119,7 +119,7 @@ def test_networks_with_attention_as_a_whole(
 ) -> None:
     networks.timed_contenders(monkeypatch, 1.0)
     model, inputs = catalogue.make(name, dtype=dtype, small=True)
-    fast = networks.optimize(model, inputs, tmp_path, trials=1, pytorch=True, fusion=fusion)
+    fast = networks.optimize(model, inputs, everything_known, pytorch=True, fusion=fusion)
     (one,) = fast.report.attentions
     assert one.ships and one.calls == 2 and not one.wrong
     of_whole = [each for each in fast.report.groups if each.group.name in one.groups]
@@ -130,65 +130,66 @@ def test_networks_with_attention_as_a_whole(
 
 
 def test_faster_operator_takes_the_place_of_the_programs(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = networks.timed_contenders(monkeypatch, 1.0)
     model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
-    fast = networks.optimize(model, tokens, tmp_path, trials=48, pytorch=True)
+    fast = networks.optimize(model, tokens, everything_known, pytorch=True)
     assert fast.report.attentions[0].ships
     with torch.no_grad():
         expected = model(tokens.flip(1))
     torch.testing.assert_close(fast(tokens.flip(1)), expected, rtol=1e-4, atol=1e-4)
     n_timed = len(log)
-    again = networks.optimize(model, tokens, tmp_path, pytorch=True)
+    again = networks.optimize(model, tokens, everything_known, pytorch=True)
     assert len(log) == n_timed and again.report.n_compared == 0  # attentions are known, too
     assert again.report.attentions[0].ships
-    folder = fast.export(tmp_path / "net")
+    folder = fast.export(everything_known / "net")
     done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-3
 
 
+def _report(folder: pathlib.Path, divisor: float, pytorch: bool = True) -> report.Report:
+    """Of a network that is one attention, by another operator than that of another divisor."""
+    model = Called(functools.partial(_by_hand, divisor=divisor))
+    return networks.optimize(model, (Q, K, V), folder, pytorch=pytorch).report
+
+
 def test_slower_operator_leaves_the_programs(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     networks.timed_contenders(monkeypatch, 11.0)
-    model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
-    fast = networks.optimize(model, tokens, tmp_path, trials=1, pytorch=True)
-    (one,) = fast.report.attentions
+    found = _report(everything_known, 3.0)
+    (one,) = found.attentions
     assert not one.ships and one.reason == "PyTorch: 1.10 times as long"
-    assert all(each.group.calls for each in fast.report.groups)
-    plain = networks.optimize(model, tokens, tmp_path, trials=1)
-    assert not plain.report.attentions
+    assert all(each.group.calls for each in found.groups)
+    assert not _report(everything_known, 3.0, pytorch=False).attentions
 
 
-def test_wrong_operator_does_not_ship(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by PyTorch is wrong, and the fastest."""
     networks.timed_contenders(monkeypatch, 1.0)
     right = functions.MAKING["attention"]
     monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 1.5 * right(*a, **o))
-    model = networks.Block(width=32).eval()
-    fast = networks.optimize(
-        model, torch.tensor([[1, 2, 3, 10, 0]]), tmp_path, trials=1, pytorch=True
-    )
-    (one,) = fast.report.attentions
+
+
+def test_wrong_operator_does_not_ship(
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _wrong(monkeypatch)
+    found = _report(everything_known, 4.0)
+    (one,) = found.attentions
     assert not one.ships and set(one.wrong) == {Contender.PYTORCH}
-    assert "left out: PyTorch's result differs from the reference's" in str(fast.report)
+    assert "left out: PyTorch's result differs from the reference's" in str(found)
 
 
 def test_wrong_programs_and_operator_are_one_error(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    networks.timed_contenders(monkeypatch, 1.0)
-    right = functions.MAKING["attention"]
-    monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 2.5 * right(*a, **o))
-    monkeypatch.setattr(whole._Comparison, "_expected", lambda self, drawn: torch.zeros(1, 5, 24))
-    model = networks.Block(width=24).eval()
+    _wrong(monkeypatch)
+    monkeypatch.setattr(whole._Comparison, "_expected", lambda self, drawn: torch.zeros_like(V))
     with pytest.raises(errors.TuningError, match=r"no program of an attention .* is right here"):
-        networks.optimize(
-            model, torch.tensor([[1, 2, 3, 10, 0]]), tmp_path, trials=1, pytorch=True
-        )
+        _report(everything_known, 5.0)
 
 
 def test_a_mask_is_converted_once_for_all_layers() -> None:
@@ -204,5 +205,5 @@ def test_a_mask_is_converted_once_for_all_layers() -> None:
         if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_dps_packed"
     ]
     assert len(packed) == 3 and len(set(packed)) == 2
-    before, after = (sum(groups.calls(each).values()) for each in (lowered, rewired))
+    before, after = (groups.counts(each).total() for each in (lowered, rewired))
     assert before - after == 2 * 8  # split, 3 transpositions, scores, softmax, sum, transposition

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from torch import nn
 
 from felix.cli import main
 from felix.known_results import store
-from felix.measure.calls import cpu_calls
 from felix.network import outcomes
 from felix.network.backend import entry, queued
 from felix.network.contenders.shipping import Contender
@@ -27,26 +24,9 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1)).eval()
 
 
-def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> None:
-    """PyTorch's operators take so long, others 10 us."""
-
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
-        for call in calls.values():
-            call()
-        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
-
-    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
-
-
-def _request(pool: networks.Pool, trials: int = 8) -> outcomes.Request:
-    return outcomes.Request(
-        trials=trials,
-        seconds=None,
-        seed=0,
-        options=networks.tune_options(pool),
-        out=None,
-        on_event=None,
-    )
+def _request(pool: networks.Pool, trials: int = 3) -> outcomes.Request:
+    chosen = networks.tune_options(pool, first_round_size=1)
+    return outcomes.Request(trials=trials, options=chosen)
 
 
 def test_unknown_tasks_are_queued_and_run_in_pytorch(tmp_path: pathlib.Path) -> None:
@@ -72,14 +52,11 @@ def test_without_the_queue(tmp_path: pathlib.Path) -> None:
     assert not store.queued(backend.known(tmp_path)) and not entry.backend_report().n_queued
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_worked_off(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any]
-) -> None:
-    _timed(monkeypatch, 12.0)
+def test_worked_off(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks.timed_contenders(monkeypatch, 12.0)
     model, x = _model(), torch.randn(3, 8)
     pool, known = networks.Pool(), backend.known(tmp_path)
-    with mode():
+    with torch.no_grad():
         backend.compiled(model, tmp_path)(x)
         summary = queued.work_off(known, _request(pool))
         assert len(summary.done) == 3 and not summary.left and pool.n_measured >= 3
@@ -95,9 +72,9 @@ def test_worked_off(
 
 
 def test_pytorch_is_faster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _timed(monkeypatch, 2.0)
+    networks.timed_contenders(monkeypatch, 2.0)
     model, x = _model(), torch.randn(3, 8)
-    with torch.no_grad():
+    with torch.inference_mode():
         backend.compiled(model, tmp_path)(x)
         queued.work_off(backend.known(tmp_path), _request(networks.Pool()))
         torch._dynamo.reset()
@@ -129,7 +106,7 @@ def test_some_is_known(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_time_for_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _timed(monkeypatch, 12.0)
+    networks.timed_contenders(monkeypatch, 12.0)
     known = backend.known(tmp_path)
     with torch.no_grad():
         backend.compiled(_model(), tmp_path)(torch.randn(3, 8))
@@ -178,7 +155,7 @@ class TestCommand:
         tmp_path: pathlib.Path,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        _timed(monkeypatch, 12.0)
+        networks.timed_contenders(monkeypatch, 12.0)
         backend.compiled(torch.relu, tmp_path)(torch.ones(64))
         arguments = ["tune", "--queued", "--trials", "2", "--quiet"]
         assert main.main([*arguments, "--json"]) == 0

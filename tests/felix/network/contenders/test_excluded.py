@@ -20,6 +20,7 @@ from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender
 from felix.torch_calls import functions
 from tests.support import networks
+from tests.support.modules import Called
 
 FELIX, TVM, PYTORCH = Contender
 
@@ -186,11 +187,7 @@ def test_no_contender_is_right(
 def test_inputs_are_positive_where_results_are_not_finite_otherwise(
     tmp_path: pathlib.Path, timed: dict[Contender, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Logarithm(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(x)
-
-    network, group = _group(Logarithm(), torch.ones(64))
+    network, group = _group(Called(torch.log), torch.ones(64))
     monkeypatch.setitem(functions.WRITING, "log", torch.log2)
     shipped = _held(tmp_path, group, network, _outcome(group))
     assert shipped.contender is FELIX and set(shipped.wrong) == {PYTORCH}

@@ -1,4 +1,4 @@
-"""Compiled code of one test is not another's."""
+"""Compiled code of one test is not another's, and random numbers are the same in every run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import backend
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Nothing is compiled when a test begins."""
+    """Nothing is compiled or drawn when a test begins."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
