@@ -62,30 +62,21 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
     n_calls = frontend.calls(lowered)
     read = frontend.model_tasks(lowered, full, allow_tf32=allow_tf32)
     known = torch_forms.read(lowered)
-    tuned = [
-        Group(
-            name=each.task.name,
-            symbols=each.functions,
-            calls=sum(n_calls[symbol] for symbol in each.functions),
-            task=each.task,
-            reason=None,
-            dtypes=dtypes(lowered[each.functions[0]]),
-            form=_allowing(_form(each.functions, known), each.task.allows_tf32),
-        )
-        for each in read.tasks
-    ]
-    refused = [
-        Group(
-            name=symbol,
-            symbols=(symbol,),
-            calls=n_calls[symbol],
-            task=None,
+
+    def group(name: str, symbols: tuple[str, ...], task: Task | None, reason: str | None) -> Group:
+        form = _form(symbols, known)
+        return Group(
+            name=name,
+            symbols=symbols,
+            calls=sum(n_calls[symbol] for symbol in symbols),
+            task=task,
             reason=reason,
-            dtypes=dtypes(lowered[symbol]),
-            form=_form([symbol], known),
+            dtypes=dtypes(lowered[symbols[0]]),
+            form=form if task is None else _allowing(form, task.allows_tf32),
         )
-        for symbol, reason in sorted(read.refused.items())
-    ]
+
+    tuned = [group(each.task.name, each.functions, each.task, None) for each in read.tasks]
+    refused = [group(each, (each,), None, why) for each, why in sorted(read.refused.items())]
     return [*tuned, *refused]
 
 

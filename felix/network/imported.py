@@ -215,14 +215,13 @@ def _of_torch(
     for forms in read.pytorch.values():
         for text in forms:
             register(form_from_json(text))
-    expected = result_tensors(as_exported(module, args, kwargs))
     return Network(
         name=type(model).__name__,
         imported=read,
         lowered=memory.own(frontend.lowered(read, full, grouping)),
         target=full,
         examples=_copies(read.calling.flatten(args, kwargs)),
-        expected=_copies(expected),
+        expected=_copies(_expected(module, args, kwargs)),
         call_model=lambda: result(module, args, kwargs),
     )
 
@@ -281,22 +280,20 @@ def result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         return module(*args, **kwargs)
 
 
-def as_exported(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the model returns without PyTorch's fast path of transformers.
+def _expected(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that the model returns without PyTorch's fast path of transformers.
 
     torch.export does not take that path, which gives other values at padded places.
     """
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        return result(module, args, kwargs)
+        leaves = pytree.tree_leaves(result(module, args, kwargs))
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
-
-
-def result_tensors(result: Any) -> list[torch.Tensor]:
-    """The tensors of a result."""
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 # Which inputs of a model integers are divided by: they must not be 0.

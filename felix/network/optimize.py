@@ -26,7 +26,6 @@ import torch
 
 from felix import target as targets
 from felix.known_results import databases, store
-from felix.known_results.outcome import Outcome
 from felix.network import (
     agreement,
     assembly,
@@ -192,19 +191,15 @@ def chosen_programs(
     every: Sequence[groups.Group], gathered: outcomes.Outcomes, contenders: contest.Contest
 ) -> list[shipping.Shipped]:
     """What each group runs, by what is known of its task and what is timed now."""
-    outcomes_of = [(group, _outcome(group, gathered)) for group in every]
+
+    def key(group: groups.Group) -> str:
+        return "" if group.task is None else group.task.key
+
+    outcomes_of = [(each, gathered.by_key.get(key(each))) for each in every]
     return [
-        shipping.choose(group, outcome, compared, is_known=_is_known(group, gathered))
+        shipping.choose(group, outcome, compared, is_known=key(group) in gathered.known)
         for group, outcome, compared in contenders.compare(outcomes_of)
     ]
-
-
-def _is_known(group: groups.Group, gathered: outcomes.Outcomes) -> bool:
-    return group.task is not None and group.task.key in gathered.known
-
-
-def _outcome(group: groups.Group, gathered: outcomes.Outcomes) -> Outcome | None:
-    return None if group.task is None else gathered.by_key.get(group.task.key)
 
 
 def _built(

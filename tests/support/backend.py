@@ -65,14 +65,3 @@ def tuned_operators() -> set[str]:
         if part.is_tuned
         for name in part.operators
     }
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal but for rounding of float32."""
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def assert_same(fast: Any, model: Any, *inputs: Any) -> None:
-    """A call without gradients gives what PyTorch does."""
-    with torch.no_grad():
-        assert_close(fast(*inputs), model(*inputs))

@@ -12,10 +12,11 @@ import tvm
 from torch import nn
 
 import felix
+from felix import target as targets
 from felix.measure import protocol, testing
 from felix.measure.calls import cpu_calls
 from felix.measure.pool import locks
-from felix.network import executable, imported
+from felix.network import executable, groups, imported
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
 from felix.search import gradient
@@ -114,6 +115,19 @@ class Perceptron(nn.Module):
         return {"y": y + x if skip else y, "state": (x * 2.0, None)}
 
 
+class Placed(nn.Module):
+    """A product of eight tokens with the embeddings of their places, which are constants."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(8, width), nn.Linear(width, width)
+        self.register_buffer("places", torch.arange(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The activations of each token."""
+        return torch.relu(self.linear(x + self.embedding(self.places)))
+
+
 class Convolutions(nn.Module):
     """Convolutions with batch norm; two layers are alike."""
 
@@ -131,6 +145,20 @@ class Convolutions(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x, x.mean((2, 3))
+
+
+class Paths(nn.Module):
+    """Chains of products from one tensor, which meet in the end; a result is a view."""
+
+    def __init__(self, n_paths: int, length: int, width: int = 16) -> None:
+        super().__init__()
+        chains = ([nn.Linear(width, width) for _ in range(length)] for _ in range(n_paths))
+        self.paths = nn.ModuleList(nn.Sequential(*chain) for chain in chains)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The softmax of the paths' results, and these."""
+        y = torch.cat([path(x) for path in self.paths], dim=1)
+        return y.softmax(dim=1).reshape(-1), y
 
 
 class Block(nn.Module):
@@ -167,3 +195,24 @@ def built(network: imported.Network, mod: tvm.IRModule | None = None) -> executa
     """A network's module, by default as it was lowered, built as it is."""
     parameters = network.imported.parameters
     return executable.build(mod or network.lowered, network.target, parameters)
+
+
+def of_one_group(
+    model: Any, *inputs: torch.Tensor, target: str = TARGET
+) -> tuple[imported.Network, groups.Group]:
+    """A model's network, whose calls are all of one program that can be tuned."""
+    network = imported.read(model, inputs, {}, targets.parse(target))
+    (group,) = groups.of(network.lowered, network.target)
+    assert group.task is not None
+    return network, group
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    """Outputs are equal but for rounding of float32."""
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def assert_same(fast: Any, model: Any, *inputs: Any, **keywords: Any) -> None:
+    """A call without gradients gives what the model's does."""
+    with torch.no_grad():
+        assert_close(fast(*inputs, **keywords), model(*inputs, **keywords))

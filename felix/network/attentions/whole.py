@@ -117,8 +117,8 @@ def choose(
 
 
 def _whole(every: Sequence[_Comparison], stored: Mapping[str, Any]) -> Whole:
-    latencies_us = {Contender(name): us for name, us in stored["latencies_us"].items()}
-    wrong = {Contender(name): reason for name, reason in stored["wrong"].items()}
+    compared = shipping.Compared.from_json(stored)
+    latencies_us, wrong = compared.latencies_us, compared.wrong
     contender = shipping.fastest(latencies_us)
     best_us = latencies_us[contender]
     others = [

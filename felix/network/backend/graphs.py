@@ -139,12 +139,11 @@ class _Specialised:
 
     def report(self) -> SizesReport:
         functional = self._functional
-        reason = self._reason
         return SizesReport(
             sizes=self._label,
             parts=() if functional is None else functional.reports(),
             pytorch={} if functional is None else functional.pytorch,
-            reason=reason,
+            reason=self._reason,
         )
 
 

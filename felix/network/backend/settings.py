@@ -37,13 +37,14 @@ class Settings:
     allow_tf32: bool = False
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "known_results": (str, os.PathLike),
-    "target": (str,),
-    "max_sizes": (int,),
-    "never_slower": (bool,),
-    "queue": (bool,),
-    "allow_tf32": (bool,),
+#: What an option may be, and this in words.
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "known_results": ((str, os.PathLike), "str or a path"),
+    "target": ((str,), "str"),
+    "max_sizes": ((int,), "int"),
+    "never_slower": ((bool,), "bool"),
+    "queue": ((bool,), "bool"),
+    "allow_tf32": ((bool,), "bool"),
 }
 
 
@@ -70,12 +71,9 @@ def _check(name: str, value: Any) -> None:
         raise errors.TuningError(
             f"the backend felix has no option {name!r}{hint} (its options: {', '.join(_TYPES)})"
         )
-    kinds = _TYPES[name]
-    is_right = isinstance(value, kinds) and not (kinds == (int,) and isinstance(value, bool))
+    kinds, words = _TYPES[name]
+    is_right = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
     if not is_right:
-        names = " or ".join(
-            {"PathLike": "a path"}.get(kind.__name__, kind.__name__) for kind in kinds
-        )
-        raise errors.TuningError(f"the option {name!r} is {names}, got {value!r}")
+        raise errors.TuningError(f"the option {name!r} is {words}, got {value!r}")
     if name == "max_sizes" and value < 1:
         raise errors.TuningError(f"the option 'max_sizes' is at least 1, got {value}")

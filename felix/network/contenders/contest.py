@@ -215,13 +215,7 @@ class Contest:
         if group.task is None:
             return Compared(latencies_us={}, without_pytorch="the group is no task: not compared")
         stored = self.store.find_finding(group.task, _text(group, outcome))
-        if stored is None:
-            return None
-        return Compared(
-            latencies_us={Contender(name): us for name, us in stored["latencies_us"].items()},
-            without_pytorch=stored["without_pytorch"],
-            wrong={Contender(name): reason for name, reason in stored["wrong"].items()},
-        )
+        return None if stored is None else Compared.from_json(stored)
 
     def _timed(self, group: groups.Group, outcome: Outcome | None, built: _Built) -> Compared:
         """The latencies of those contenders that are right."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import Any
 
 from felix.known_results.outcome import Outcome
 from felix.network import groups
@@ -39,6 +40,15 @@ class Compared:
     latencies_us: Mapping[Contender, float]
     without_pytorch: str | None
     wrong: Mapping[Contender, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Compared:
+        """What is stored of a comparison (`dataclasses.asdict`)."""
+        return cls(
+            latencies_us={Contender(name): us for name, us in stored["latencies_us"].items()},
+            without_pytorch=stored.get("without_pytorch"),
+            wrong={Contender(name): reason for name, reason in stored["wrong"].items()},
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,15 +24,14 @@ from tests.support import networks, run_py, share
 from tests.support.cuda import generated_programs
 
 
-def _network() -> imported.Network:
+def _network() -> tuple[imported.Network, groups.Group]:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
-    return imported.read(model, (torch.randn(2, 8),), {}, target.parse(networks.TARGET))
+    return networks.of_one_group(model, torch.randn(2, 8))
 
 
 def test_scheduled_programs_replace_prim_funcs() -> None:
-    network = _network()
-    (group,) = groups.of(network.lowered, network.target)
-    assert group.calls == 2 and group.task is not None
+    network, group = _network()
+    assert group.calls == 2
     sketch = felix.sketches(group.task)[0]
     (row,) = sketch.sample(1, seed=2)
     before = network.lowered.script()
@@ -41,14 +40,12 @@ def test_scheduled_programs_replace_prim_funcs() -> None:
     for symbol in group.symbols:
         body = sketch.program(row)["main"].body
         assert tvm_ffi.structural_equal(mod[symbol].body, body, map_free_vars=True)
-    assert network.expected is not None
     torch.testing.assert_close(networks.outputs(network, mod), list(network.expected))
 
 
 def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel's module is linked in, and no call of the PrimFunc is left."""
-    network = _network()
-    (group,) = groups.of(network.lowered, network.target)
+    network, group = _network()
     names: list[str] = []
 
     def compiled(
@@ -74,14 +71,13 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
     # a library finds kernels by name, whatever module they are of
     assert kernels == ["felix_group0_squares", "felix_group0_sums"]
     assert set(assembly.cubins([(group, program)])) == set(kernels)
-    assert network.expected is not None
     torch.testing.assert_close(networks.outputs(network, mod), list(network.expected))
 
 
 # The groups of networks and their tasks.
 
 
-@pytest.mark.parametrize("name", share.of(catalogue.NETWORKS, 2))
+@pytest.mark.parametrize("name", share.of(catalogue.NETWORKS, 1))
 def test_tasks_are_read_back_from_json(name: str, tmp_path: pathlib.Path) -> None:
     """Other processes and machines tune them."""
     model, inputs = catalogue.make(name, small=True)
@@ -103,9 +99,7 @@ LLVM = target.parse("llvm")
 
 def _packed(model: nn.Module, x: torch.Tensor) -> tuple[imported.Network, tvm.IRModule]:
     """A network of one product, scheduled with its weight in panels."""
-    network = imported.read(model, (x,), {}, LLVM)
-    (group,) = groups.of(network.lowered, LLVM)
-    assert group.task is not None
+    network, group = networks.of_one_group(model, x, target="llvm")
     every = felix.sketches(group.task)
     sketch = next(each for each in every if str(each.variant).startswith("packed_operand"))
     (row,) = sketch.sample(1, seed=1)
@@ -142,33 +136,22 @@ def test_an_operand_that_is_an_input_is_packed_in_each_call() -> None:
     assert not any(name.endswith("_rest") for name in called)
 
 
-def test_calls_of_parameters_alone_are_lifted(tmp_path: pathlib.Path) -> None:
-    """As the embeddings of the places of tokens are, which are constants."""
-
-    class Placed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.places = nn.Embedding(16, 32)
-            self.register_buffer("places_of_tokens", torch.arange(8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(x + self.places(self.places_of_tokens))
-
-    fast = networks.optimize(Placed(), (torch.randn(2, 8, 32),), tmp_path, trials=1)
-    assert [tuple(each.shape) for each in fast.executable.parameters] == [(8, 32)]
-    folder = fast.export(tmp_path / "net")
+def test_calls_of_parameters_alone_are_lifted(everything_known: pathlib.Path) -> None:
+    fast = networks.optimize(networks.Placed(), (torch.randn(2, 8, 16),), everything_known)
+    assert (8, 16) in [tuple(each.shape) for each in fast.executable.parameters]
+    folder = fast.export(everything_known / "net")
     done = run_py.run(folder, "--json", "--repeats", "1", check=True)
     assert json.loads(done.stdout)["max_error"] < 1e-3
 
 
-def test_a_network_without_parameters(tmp_path: pathlib.Path) -> None:
-    x = torch.randn(4, 8)
-    fast = networks.optimize(nn.Softmax(-1), (x,), tmp_path, trials=1)
-    torch.testing.assert_close(fast(x), torch.softmax(x, -1))
+def test_a_network_without_parameters(everything_known: pathlib.Path) -> None:
+    model, x = nn.Softmax(-1), torch.randn(4, 8)
+    fast = networks.optimize(model, (x,), everything_known)
+    networks.assert_same(fast, model, x)
     assert fast.executable.parameters == []
 
 
-def test_intermediate_values_have_memory_of_their_own(tmp_path: pathlib.Path) -> None:
+def test_intermediate_values_have_memory_of_their_own() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1), nn.Linear(16, 16))
     x = torch.randn(4, 16)
     network = imported.read(model, (x,), {}, LLVM)
@@ -187,7 +170,7 @@ def test_intermediate_values_have_memory_of_their_own(tmp_path: pathlib.Path) ->
             torch.testing.assert_close(output, model(each))
 
 
-def test_a_parameter_that_is_an_output_is_copied(tmp_path: pathlib.Path) -> None:
+def test_a_parameter_that_is_an_output_is_copied(everything_known: pathlib.Path) -> None:
     class WithWeight(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -198,13 +181,9 @@ def test_a_parameter_that_is_an_output_is_copied(tmp_path: pathlib.Path) -> None
             return torch.relu(x @ weight), weight
 
     model, x = WithWeight().eval(), torch.randn(3, 8)
-    fast = networks.optimize(model, (x,), tmp_path)
-    with torch.no_grad():
-        product, weight = model(x)
+    fast = networks.optimize(model, (x,), everything_known)
     fast(x)[1].add_(1.0)
-    outputs = fast(x)
-    torch.testing.assert_close(outputs[0], product, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(outputs[1], weight, rtol=1e-4, atol=1e-5)
+    networks.assert_same(fast, model, x)
 
 
 # ---------------------------------------------------------------- what counts as the same output

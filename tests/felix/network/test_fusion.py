@@ -38,8 +38,7 @@ def test_planned_groups_agree_and_are_known_the_second_time(tmp_path: pathlib.Pa
     model, x = _Gated().eval(), torch.randn(6, 16)
     first_pool, second_pool = networks.Pool(), networks.Pool()
     first = networks.optimize(model, (x,), tmp_path, first_pool, fusion="planned", trials=6)
-    with torch.no_grad():
-        torch.testing.assert_close(first(x), model(x), rtol=1e-4, atol=1e-5)
+    networks.assert_same(first, model, x)
     assert first_pool.n_measured
     n_calls = sum(each.group.calls for each in first.report.groups)
     by_rules = frontend.lowered(frontend.import_torch(model, (x,)), networks.TARGET)
@@ -64,8 +63,7 @@ def test_pytorch_contends_for_planned_groups(
     model, x = _Gated().eval(), torch.randn(6, 16)
     fast = networks.optimize(model, (x,), tmp_path, fusion="planned", pytorch=True)
     assert {each.contender for each in fast.report.groups} == {Contender.PYTORCH}
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    networks.assert_same(fast, model, x)
 
 
 def test_folded_norms_run_and_are_named(
@@ -111,14 +109,14 @@ def test_two_results_are_two_kernels() -> None:
     assert judging.SketchJudge().judge(task) == Judgement(2, False)
 
 
+def _none(task: Task) -> None:
+    raise errors.UnsupportedSchedule("no sketch")
+
+
 @pytest.fixture
 def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No trace sketch can be modelled."""
-
-    def none(task: Task) -> None:
-        raise errors.UnsupportedSchedule("no sketch")
-
-    monkeypatch.setattr(sketch, "trace_sketches", none)
+    monkeypatch.setattr(sketch, "trace_sketches", _none)
 
 
 def test_a_program_without_sketches_has_no_kernels(no_traces: None) -> None:
@@ -148,11 +146,7 @@ def test_latencies_are_known_results(tmp_path: pathlib.Path) -> None:
 def test_what_was_judged_is_known(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known, task = store.Store(tmp_path / "known.sqlite"), workloads.softmax((8, 8), target=CUDA)
     judgement = judging.SketchJudge(known).judge(task)
-
-    def none(task: Task) -> None:
-        raise errors.UnsupportedSchedule("no sketch")
-
-    monkeypatch.setattr(sketch, "trace_sketches", none)
+    monkeypatch.setattr(sketch, "trace_sketches", _none)
     assert judging.SketchJudge(known).judge(task) == judgement
     assert (
         judging.SketchJudge(known).judge(workloads.softmax((8, 9), target=CUDA)).n_kernels is None

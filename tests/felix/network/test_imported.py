@@ -86,13 +86,13 @@ def test_other_gpus_than_the_first_are_refused(monkeypatch: pytest.MonkeyPatch) 
         imported.placed(nn.ReLU(), (), {}, "cuda")
 
 
-def test_a_padding_mask_of_a_transformer(tmp_path: pathlib.Path) -> None:
+def test_a_padding_mask_of_a_transformer(everything_known: pathlib.Path) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()
     x, mask = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
     mask[1, 3:] = True
     keywords = {"src_key_padding_mask": mask}
-    fast = networks.optimize(model, (x,), tmp_path, trials=1, kwargs=keywords)
+    fast = networks.optimize(model, (x,), everything_known, kwargs=keywords)
     assert torch.backends.mha.get_fastpath_enabled()
     with torch.no_grad():
         expected = model(x, **keywords)
@@ -116,17 +116,17 @@ class _Stored(nn.Module):
         return self.linear(y) * self.scale, self.linear.weight
 
 
-def test_later_changes_are_not_seen(tmp_path: pathlib.Path) -> None:
+def test_later_changes_are_not_seen(everything_known: pathlib.Path) -> None:
     model, x = _Stored().eval(), torch.randn(1, 3, 5, 5)
     given = x.clone()
-    fast = networks.optimize(model, (x,), tmp_path, trials=2)
+    fast = networks.optimize(model, (x,), everything_known)
     before = [each.clone() for each in fast(given)]
     with torch.no_grad():
         other = {name: value + 1 for name, value in model.state_dict().items()}
     model.load_state_dict(other)
     x.zero_()
     assert all(map(torch.equal, fast(given), before))
-    folder = fast.export(tmp_path / "net")
+    folder = fast.export(everything_known / "net")
     done = run_py.run(folder, "--repeats", "1")
     assert done.returncode == 0, done.stderr
 

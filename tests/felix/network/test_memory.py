@@ -16,7 +16,7 @@ import felix
 from felix import target
 from felix.network import assembly, executable, groups, imported, judging
 from felix.network.passes import intermediates, memory
-from tests.support import networks
+from tests.support import networks, share
 from tests.support.modules import Called
 
 CUDA = target.parse("cuda -arch sm_80")
@@ -59,10 +59,8 @@ def test_programs_return_what_they_would_allocate() -> None:
     lifted = intermediates.Lift()(mod)
     assert mod.script() == before
     assert not _between(lifted)
-    for actual, expected in zip(
-        networks.outputs(network, lifted), networks.outputs(network, mod), strict=True
-    ):
-        torch.testing.assert_close(actual, expected, rtol=0.0, atol=0.0)
+    outputs = [networks.outputs(network, each) for each in (lifted, mod)]
+    torch.testing.assert_close(*outputs, rtol=0.0, atol=0.0)
 
 
 def test_a_program_without_such_buffers_stays_as_it_is() -> None:
@@ -96,7 +94,6 @@ def _of_many_kernels(network: imported.Network) -> tvm.IRModule:
     """The network with schedules whose kernels leave something for the next one."""
     runs: list[tuple[groups.Group, assembly.Runs]] = []
     for group in groups.of(network.lowered, network.target):
-        assert group.task is not None
         programs = [
             sketch.program(sketch.sample(1, seed=1)[0]) for sketch in felix.sketches(group.task)
         ]
@@ -131,29 +128,21 @@ def test_another_network_leaves_a_captured_one_its_memory(tmp_path: pathlib.Path
         )
         for model, x in zip((small, large), inputs, strict=True)
     ]
-    with torch.no_grad():
-        for call, x in zip(fast, inputs, strict=True):
-            for actual, expected in zip(call(x), small(x), strict=True):
-                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    for call, x in zip(fast, inputs, strict=True):
+        networks.assert_same(call, small, x)
 
 
 # Memory of intermediate values: independent calls share none, dependent ones do.
 
 
-def _chain(length: int) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(length)))
+def _weights(n: int) -> list[torch.Tensor]:
+    return list(torch.randn(n, 16, 16) / 4)
 
 
-class _Paths(nn.Module):
-    """Chains of products from one tensor, which meet in the end; a result is a view."""
-
-    def __init__(self, n_paths: int, length: int) -> None:
-        super().__init__()
-        self.paths = nn.ModuleList(_chain(length) for _ in range(n_paths))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.cat([path(x) for path in self.paths], dim=1)
-        return y.softmax(dim=1).reshape(-1), y
+def _through(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    for weight in weights:
+        x = x @ weight
+    return x
 
 
 def _storages(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -178,32 +167,28 @@ def _storages(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[list[st
     passes = tvm.transform.Sequential([memory.Separate(), Noted(), lift])
     monkeypatch.setattr(memory, "Lift", lambda: passes)
     network = imported.read(model, (x,), {}, full)
-    for y, expected in zip(networks.built(network)([x]), model(x), strict=True):
-        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    networks.assert_close(networks.built(network)([x]), list(model(x)))
     return found
 
 
-@pytest.mark.parametrize(("n_paths", "length"), [(2, 6), (2, 3), (4, 2), (3, 5)])
+@pytest.mark.parametrize(("n_paths", "length"), share.of([(2, 3), (2, 6), (3, 5), (4, 2)], 2))
 def test_paths_have_memory_of_their_own(
     n_paths: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storages = _storages(_Paths(n_paths, length), monkeypatch)
+    storages = _storages(networks.Paths(n_paths, length), monkeypatch)
     # a value of a chain takes the memory of the one before the last
     assert len(storages) == n_paths * min(length, 2)
     assert sum(len(values) for values in storages) == n_paths * length
 
 
 def test_a_value_that_is_read_late_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.body = nn.Linear(16, 16), _chain(4)
+    first, *others = _weights(5)
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            y = self.first(x)
-            return (torch.softmax(y * self.body(y), dim=1),)
+    def residual(x: torch.Tensor) -> tuple[torch.Tensor]:
+        y = x @ first
+        return (torch.softmax(y * _through(y, others), dim=1),)
 
-    storages = _storages(Residual(), monkeypatch)
+    storages = _storages(Called(residual), monkeypatch)
     alone = min(storages, key=len)
     assert [len(values) for values in sorted(storages, key=len)] == [1, 2, 2]
     assert alone == min(storages)  # the first value, which is read last
@@ -212,31 +197,25 @@ def test_a_value_that_is_read_late_keeps_its_memory(monkeypatch: pytest.MonkeyPa
 def test_results_do_not_keep_the_memory_of_what_is_before_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(_chain(3) for _ in range(4))
+    layers = [_weights(3) for _ in range(4)]
 
-        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-            states = [x]
-            for layer in self.layers:
-                states.append(layer(states[-1]))
-            return states[1:]
+    def deep(x: torch.Tensor) -> list[torch.Tensor]:
+        states = [x]
+        for weights in layers:
+            states.append(_through(states[-1], weights))
+        return states[1:]
 
-    assert len(_storages(Deep(), monkeypatch)) == 2
+    assert len(_storages(Called(deep), monkeypatch)) == 2
 
 
 def test_readers_of_one_input_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(16, 16)
+    (weight,) = _weights(1)
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            first = torch.softmax(self.linear(x), dim=1)
-            second = torch.softmax(torch.cumsum(x, dim=1), dim=1)
-            return (torch.cat([first, second]).softmax(dim=1),)
+    def shared(x: torch.Tensor) -> tuple[torch.Tensor]:
+        first = torch.softmax(x @ weight, dim=1)
+        second = torch.softmax(torch.cumsum(x, dim=1), dim=1)
+        return (torch.cat([first, second]).softmax(dim=1),)
 
-    storages = _storages(Shared(), monkeypatch)
+    storages = _storages(Called(shared), monkeypatch)
     assert all(len(values) < 3 for values in storages)
     assert len(storages) >= 4

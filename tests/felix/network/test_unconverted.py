@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from torch import nn
 from torch.nn import functional
 
-from felix import frontend, target
-from felix.network import groups, imported
+from felix import frontend
+from felix.network import imported
 from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Contender
 from tests.support import networks, run_py
@@ -86,35 +86,30 @@ CASES = [
 
 @pytest.mark.parametrize(("call", "fusion", "left"), CASES)
 def test_pytorch_runs_it_inside_of_the_network(
-    tmp_path: pathlib.Path, call: Callable[..., Any], fusion: str, left: dict[str, int]
+    everything_known: pathlib.Path, call: Callable[..., Any], fusion: str, left: dict[str, int]
 ) -> None:
     model = Model(call).eval()
-    fast = networks.optimize(model, torch.randn(8, 8), tmp_path, trials=2, fusion=fusion)
+    fast = networks.optimize(model, torch.randn(8, 8), everything_known, fusion=fusion)
     assert fast.report.pytorch == left and fast.report.to_json()["pytorch"] == left
     (name,) = left
     assert f"runs in PyTorch: {name}: TVM does not import it" in str(fast.report)
     assert any(each.group.task is not None for each in fast.report.groups)  # the rest is tuned
-    x = torch.randn(8, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    networks.assert_same(fast, model, torch.randn(8, 8))
 
 
 @pytest.mark.parametrize("call", [_windows, _any_of_each])
 def test_what_tvm_converts_rightly_is_not_left(
-    tmp_path: pathlib.Path, call: Callable[..., Any]
+    everything_known: pathlib.Path, call: Callable[..., Any]
 ) -> None:
     model, x = Model(call).eval(), torch.randn(8, 8)
-    fast = networks.optimize(model, x, tmp_path, trials=1)
+    fast = networks.optimize(model, x, everything_known)
     assert not fast.report.pytorch
-    with torch.no_grad():
-        expected = model(x)
-    assert fast(x).dtype == expected.dtype
-    torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-4)
+    networks.assert_same(fast, model, x)
 
 
-def test_the_artifact_runs_it_without_felix(tmp_path: pathlib.Path) -> None:
-    fast = networks.optimize(Model(_middle).eval(), torch.randn(8, 8), tmp_path, trials=1)
-    folder = fast.export(tmp_path / "net")
+def test_the_artifact_runs_it_without_felix(everything_known: pathlib.Path) -> None:
+    fast = networks.optimize(Model(_middle).eval(), torch.randn(8, 8), everything_known)
+    folder = fast.export(everything_known / "net")
     done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= 1e-4
@@ -148,10 +143,7 @@ def test_a_division_is_compared_with_pytorch(
 
 def test_operands_of_contenders_have_no_divisor_of_0() -> None:
     n, d = torch.arange(-32, 32), torch.arange(1, 65)
-    full = target.parse(networks.TARGET)
-    network = imported.read(Called(torch.floor_divide), (n, d), {}, full)
-    (group,) = groups.of(network.lowered, full)
-    assert group.task is not None
+    _, group = networks.of_one_group(Called(torch.floor_divide), n, d)
     drawn = excluded.inputs(group.task)
     check = excluded.of_task(group.task, drawn)
     assert check.wrong({Contender.PYTORCH: torch.floor_divide}) == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
 from collections.abc import Callable
@@ -99,19 +98,17 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
     assert not _found(both, Q, K, V)
 
 
+@pytest.mark.slow("compiles what contends for all groups of whole networks")
 @pytest.mark.parametrize(
     ("name", "dtype", "fusion"),
-    share.of(
-        [
-            ("bert_base", torch.bfloat16, "rules"),
-            ("bert_base", torch.float32, "planned"),
-            ("llama", torch.bfloat16, "planned"),
-        ],
-        1,
-    ),
+    [
+        ("bert_base", torch.bfloat16, "rules"),
+        ("bert_base", torch.float32, "planned"),
+        ("llama", torch.bfloat16, "planned"),
+    ],
 )
 def test_networks_with_attention_as_a_whole(
-    everything_known: pathlib.Path,
+    tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     dtype: torch.dtype,
@@ -119,26 +116,32 @@ def test_networks_with_attention_as_a_whole(
 ) -> None:
     networks.timed_contenders(monkeypatch, 1.0)
     model, inputs = catalogue.make(name, dtype=dtype, small=True)
-    fast = networks.optimize(model, inputs, everything_known, pytorch=True, fusion=fusion)
+    fast = networks.optimize(model, inputs, tmp_path, trials=1, pytorch=True, fusion=fusion)
     (one,) = fast.report.attentions
     assert one.ships and one.calls == 2 and not one.wrong
+
+
+@pytest.mark.parametrize("dtype", share.of([torch.float32, torch.bfloat16], 1))
+def test_faster_operator_takes_the_place_of_the_programs(
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    log = networks.timed_contenders(monkeypatch, 1.0)
+    model, tokens = networks.Block().to(dtype).eval(), torch.tensor([[1, 2, 3, 10, 0]])
+    fast = networks.optimize(model, tokens, everything_known, pytorch=True)
+    (one,) = fast.report.attentions
     of_whole = [each for each in fast.report.groups if each.group.name in one.groups]
-    assert any(each.group.calls == 0 for each in of_whole)
+    assert one.ships and any(each.group.calls == 0 for each in of_whole)
     assert "attention as a whole" in str(fast.report)
     row = fast.report.to_json()["attentions"][0]
     assert row["ships"] == "pytorch" and row["latencies_us"] == {"groups": 10.0, "pytorch": 1.0}
-
-
-def test_faster_operator_takes_the_place_of_the_programs(
-    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = networks.timed_contenders(monkeypatch, 1.0)
-    model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
-    fast = networks.optimize(model, tokens, everything_known, pytorch=True)
-    assert fast.report.attentions[0].ships
+    by_pytorch = [each for each in fast.report.groups if each.contender is Contender.PYTORCH]
+    assert len(by_pytorch) >= len(fast.report.groups) - 3
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = fast(tokens.flip(1))
     with torch.no_grad():
         expected = model(tokens.flip(1))
-    torch.testing.assert_close(fast(tokens.flip(1)), expected, rtol=1e-4, atol=1e-4)
+    limit = 1e-4 if dtype is torch.float32 else 0.1
+    torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
     n_timed = len(log)
     again = networks.optimize(model, tokens, everything_known, pytorch=True)
     assert len(log) == n_timed and again.report.n_compared == 0  # attentions are known, too
@@ -146,13 +149,16 @@ def test_faster_operator_takes_the_place_of_the_programs(
     folder = fast.export(everything_known / "net")
     done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["max_error"] <= 1e-3
+    assert json.loads(done.stdout)["max_error"] <= limit
 
 
-def _report(folder: pathlib.Path, divisor: float, pytorch: bool = True) -> report.Report:
-    """Of a network that is one attention, by another operator than that of another divisor."""
-    model = Called(functools.partial(_by_hand, divisor=divisor))
-    return networks.optimize(model, (Q, K, V), folder, pytorch=pytorch).report
+def _report(folder: pathlib.Path, divisor: float) -> report.Report:
+    """Of a network of two attentions, by another operator than that of another divisor."""
+
+    def twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return _by_hand(_by_hand(q, k, v, divisor), k, v, divisor)
+
+    return networks.optimize(Called(twice), (Q, K, V), folder, pytorch=True).report
 
 
 def test_slower_operator_leaves_the_programs(
@@ -161,9 +167,8 @@ def test_slower_operator_leaves_the_programs(
     networks.timed_contenders(monkeypatch, 11.0)
     found = _report(everything_known, 3.0)
     (one,) = found.attentions
-    assert not one.ships and one.reason == "PyTorch: 1.10 times as long"
+    assert one.calls == 2 and not one.ships and one.reason == "PyTorch: 1.10 times as long"
     assert all(each.group.calls for each in found.groups)
-    assert not _report(everything_known, 3.0, pytorch=False).attentions
 
 
 def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:

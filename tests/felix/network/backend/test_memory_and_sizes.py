@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from felix.network.backend import entry, part
-from tests.support import backend
+from tests.support import backend, networks
 
 
 class TestMemory:
@@ -25,8 +25,8 @@ class TestMemory:
         copies = [each.clone() for each in tensors]
         fast = backend.compiled(call, everything_known)
         for _ in range(2):
-            backend.assert_close(fast(*tensors), call(*copies))
-            backend.assert_close(tensors[0], copies[0])
+            networks.assert_close(fast(*tensors), call(*copies))
+            networks.assert_close(tensors[0], copies[0])
         assert backend.tuned_operators() >= {"mul", "add"}
 
     def test_buffer_changed_by_the_model(self, everything_known: pathlib.Path) -> None:
@@ -46,7 +46,7 @@ class TestMemory:
         fast = backend.compiled(model, everything_known)
         with torch.no_grad():
             for number in range(part.MAX_REFRESHES + 3):
-                backend.assert_close(fast(x), reference(x))
+                networks.assert_close(fast(x), reference(x))
                 assert torch.equal(model.total, torch.full((4,), number + 1.0))
         assert "linear" in backend.tuned_operators()  # the buffer is no parameter of a part
 
@@ -58,16 +58,12 @@ class TestMemory:
         x = torch.randn(3, 4)
         outputs, expected = backend.compiled(call, everything_known)(x), call(x)
         assert backend.tuned_operators()
-        for output, reference in zip(outputs, expected, strict=True):
-            backend.assert_close(output, reference)
-            assert output.stride() == reference.stride()
+        torch.testing.assert_close(outputs, expected, check_stride=True)
         x.add_(1)  # what aliases the input follows it, copies do not
-        for output, reference in zip(outputs, expected, strict=True):
-            backend.assert_close(output, reference)
+        networks.assert_close(outputs, expected)
         for each in (outputs, expected):
             each[2].zero_()
-        for output, reference in zip(outputs, expected, strict=True):
-            backend.assert_close(output, reference)
+        networks.assert_close(outputs, expected)
 
     def test_earlier_outputs_stay(self, everything_known: pathlib.Path) -> None:
         model, x = nn.Linear(4, 4), torch.randn(3, 4)
@@ -81,9 +77,8 @@ class TestMemory:
     def test_inputs_as_views(self, everything_known: pathlib.Path) -> None:
         model = nn.Linear(4, 2)
         fast, base = backend.compiled(model, everything_known), torch.randn(4 * 6 + 1)
-        with torch.no_grad():
-            for view in (base[:-1].view(4, 6).t(), base[1:].view(6, 4), base[0].expand(3, 4)):
-                backend.assert_close(fast(view), model(view))
+        for view in (base[:-1].view(4, 6).t(), base[1:].view(6, 4), base[0].expand(3, 4)):
+            networks.assert_same(fast, model, view)
         assert backend.tuned_operators() == {"linear"}
 
     def test_layouts_are_those_of_pytorch(self, everything_known: pathlib.Path) -> None:
@@ -107,7 +102,7 @@ class TestMemory:
     def test_complex_numbers(self, everything_known: pathlib.Path) -> None:
         x = torch.randn(4, dtype=torch.complex64)
         fast = backend.compiled(lambda x: torch.view_as_real(x * 2) + 1, everything_known)
-        backend.assert_close(fast(x), torch.view_as_real(x * 2) + 1)
+        networks.assert_close(fast(x), torch.view_as_real(x * 2) + 1)
         assert "aten.mul.Tensor" in entry.backend_report().graphs[0].sizes[0].pytorch
 
 
@@ -116,10 +111,8 @@ class TestSizes:
     def test_batches(self, everything_known: pathlib.Path, dynamic: bool | None) -> None:
         model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
         fast = backend.compiled(model, everything_known, dynamic=dynamic, max_sizes=2)
-        with torch.no_grad():
-            for batch in (3, 5, 7, 9, 5, 9):
-                x = torch.randn(batch, 4)
-                backend.assert_close(fast(x), model(x))
+        for batch in (3, 5, 7, 9, 5, 9):
+            networks.assert_same(fast, model, torch.randn(batch, 4))
         graphs = entry.backend_report().graphs
         sizes = [[each.sizes for each in graph.sizes] for graph in graphs]
         assert sizes == ([["3x4", "5x4"]] if dynamic else [["3x4"], ["5x4", "7x4"]])
@@ -133,8 +126,7 @@ class TestSizes:
 
         fast = backend.compiled(call, everything_known, dynamic=True)
         for batch in (2, 3, 4):
-            x = torch.randn(batch, 6)
-            backend.assert_close(fast(x), call(x))
+            networks.assert_same(fast, call, torch.randn(batch, 6))
         assert "relu" in backend.tuned_operators()
 
 

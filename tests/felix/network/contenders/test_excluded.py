@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from felix import errors, frontend, target
+from felix import errors
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import payload, task_program
 from felix.measure.calls import cpu_calls
-from felix.network import groups, imported
+from felix.network import groups
 from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender
 from felix.torch_calls import functions
@@ -37,18 +37,10 @@ class _Affine(nn.Module):
         return self.linear(x) + self.bias if self.sign > 0 else self.linear(x) - self.bias
 
 
-def _group(model: nn.Module, x: torch.Tensor) -> tuple[imported.Network, groups.Group]:
-    full = target.parse(networks.TARGET)
-    network = imported.read(model, (x,), {}, full, None, frontend.Grouping())
-    (group,) = groups.of(network.lowered, full)
-    return network, group
-
-
 def _outcome(
     group: groups.Group, tuned_us: float = 10.0, default_us: float | None = 15.0
 ) -> Outcome:
     """What tuning that measured these latencies says, the group's program being the tuned one."""
-    assert group.task is not None
     program = payload.of(group.task.mod, group.task.target)
     return Outcome(tuned_us=tuned_us, program=program, default_us=default_us, n_trials=1)
 
@@ -79,8 +71,8 @@ def _held(folder: pathlib.Path, group: Any, network: Any, outcome: Outcome) -> s
 
 
 def _wrong_felix(x: torch.Tensor, **latencies_us: float | None) -> Any:
-    network, group = _group(_Affine(1.0), x)
-    _, other = _group(_Affine(-1.0), x)
+    network, group = networks.of_one_group(_Affine(1.0), x)
+    _, other = networks.of_one_group(_Affine(-1.0), x)
     return network, group, _outcome(other, **latencies_us)
 
 
@@ -88,7 +80,7 @@ def test_right_contenders_need_no_reference(
     tmp_path: pathlib.Path, timed: dict[Contender, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_program, "on_cpu", lambda *_: pytest.fail("nothing differs"))
-    network, group = _group(_Affine(1.0), torch.randn(2, 8))
+    network, group = networks.of_one_group(_Affine(1.0), torch.randn(2, 8))
     shipped = _held(tmp_path, group, network, _outcome(group))
     assert shipped.contender is FELIX and not shipped.wrong
     assert set(shipped.latencies_us) == set(Contender)
@@ -104,42 +96,48 @@ def test_wrong_felix_does_not_ship(tmp_path: pathlib.Path, timed: dict[Contender
     assert "tolerance 1.0e-03" in shipped.reason
 
 
-def test_a_default_that_did_not_run_in_time_is_no_contender(
-    tmp_path: pathlib.Path, timed: dict[Contender, float]
-) -> None:
-    network, group = _group(_Affine(1.0), torch.randn(2, 8))
-    shipped = _held(tmp_path, group, network, _outcome(group, default_us=None))
-    assert shipped.contender is FELIX and set(shipped.latencies_us) == {FELIX, PYTORCH}
-
-
 NOTHING = Outcome(tuned_us=None, program=None, default_us=None, n_trials=0)
 
 
-@pytest.mark.parametrize("width, contenders", [(8, {TVM, PYTORCH}), (2048, {PYTORCH})])
-def test_a_large_default_is_no_contender_where_nothing_was_measured(
-    tmp_path: pathlib.Path, timed: dict[Contender, float], width: int, contenders: set[Contender]
+@pytest.mark.parametrize(
+    ("default_us", "width", "ships", "contenders"),
+    [
+        (None, 8, TVM, {TVM, PYTORCH}),
+        (None, 2048, PYTORCH, {PYTORCH}),  # it may take minutes
+        (3.0, 2048, TVM, {TVM, PYTORCH}),  # tuning timed it
+    ],
+)
+def test_a_default_is_a_contender_where_tuning_gave_nothing(
+    tmp_path: pathlib.Path,
+    timed: dict[Contender, float],
+    default_us: float | None,
+    width: int,
+    ships: Contender,
+    contenders: set[Contender],
 ) -> None:
-    network, group = _group(_Affine(1.0, width), torch.randn(64, width))
-    shipped = _held(tmp_path, group, network, NOTHING)
-    assert set(shipped.latencies_us) == contenders and not shipped.wrong
+    timed[TVM] = 3.0
+    network, group = networks.of_one_group(_Affine(1.0, width), torch.randn(64, width))
+    outcome = dataclasses.replace(NOTHING, default_us=default_us)
+    shipped = _held(tmp_path, group, network, outcome)
+    assert shipped.contender is ships and not shipped.wrong
+    assert set(shipped.latencies_us) == contenders
+
+
+def test_a_default_that_did_not_run_in_time_is_no_contender(
+    tmp_path: pathlib.Path, timed: dict[Contender, float]
+) -> None:
+    network, group = networks.of_one_group(_Affine(1.0), torch.randn(2, 8))
+    shipped = _held(tmp_path, group, network, _outcome(group, default_us=None))
+    assert shipped.contender is FELIX and set(shipped.latencies_us) == {FELIX, PYTORCH}
 
 
 def test_wrong_pytorch_alone_leaves_a_large_default(
     tmp_path: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
 ) -> None:
-    network, group = _group(_Affine(1.0, 2048), torch.randn(64, 2048))
+    network, group = networks.of_one_group(_Affine(1.0, 2048), torch.randn(64, 2048))
     assert list(contest._assembled(network, group, NOTHING)) == [PYTORCH]
     shipped = _held(tmp_path, group, network, NOTHING)
     assert shipped.contender is TVM and set(shipped.wrong) == {PYTORCH}
-
-
-def test_a_large_default_that_tuning_timed_is_checked(
-    tmp_path: pathlib.Path, timed: dict[Contender, float]
-) -> None:
-    network, group = _group(_Affine(1.0, 2048), torch.randn(64, 2048))
-    timed[TVM] = 3.0
-    shipped = _held(tmp_path, group, network, dataclasses.replace(NOTHING, default_us=3.0))
-    assert shipped.contender is TVM and set(shipped.latencies_us) == {TVM, PYTORCH}
 
 
 @pytest.mark.parametrize("default_us", [1e4, None])
@@ -155,16 +153,6 @@ def test_wrong_felix_and_pytorch_leave_the_slow_default(
     assert shipped.contender is TVM and set(shipped.wrong) == {FELIX, PYTORCH}
     assert shipped.latencies_us == {TVM: 9e3}
     assert "PyTorch's result differs" in str(shipped.without_pytorch)
-
-
-def test_wrong_pytorch_does_not_ship(
-    tmp_path: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
-) -> None:
-    timed[PYTORCH] = 1.0
-    network, group = _group(_Affine(1.0), torch.randn(2, 8))
-    shipped = _held(tmp_path, group, network, _outcome(group))
-    assert shipped.contender is FELIX and set(shipped.wrong) == {PYTORCH}
-    assert set(shipped.latencies_us) == {FELIX, TVM}
 
 
 def test_no_contender_is_right(
@@ -187,18 +175,23 @@ def test_no_contender_is_right(
 def test_inputs_are_positive_where_results_are_not_finite_otherwise(
     tmp_path: pathlib.Path, timed: dict[Contender, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, group = _group(Called(torch.log), torch.ones(64))
+    network, group = networks.of_one_group(Called(torch.log), torch.ones(64))
     monkeypatch.setitem(functions.WRITING, "log", torch.log2)
     shipped = _held(tmp_path, group, network, _outcome(group))
     assert shipped.contender is FELIX and set(shipped.wrong) == {PYTORCH}
     assert "inf" not in shipped.wrong[PYTORCH]  # off by 1 / ln 2, and by no NaN
 
 
-def test_the_report_names_what_is_left_out(
-    tmp_path: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
+def test_wrong_pytorch_does_not_ship_and_the_report_names_it(
+    everything_known: pathlib.Path, timed: dict[Contender, float], wrong_pytorch: None
 ) -> None:
-    fast = networks.optimize(nn.Linear(8, 16), (torch.randn(2, 8),), tmp_path, pytorch=True)
+    timed[PYTORCH] = 1.0
+    model, x = nn.Linear(8, 16), torch.randn(2, 8)
+    fast = networks.optimize(model, (x,), everything_known, pytorch=True)
     (shipped,) = fast.report.groups
+    assert shipped.contender is FELIX and set(shipped.wrong) == {PYTORCH}
+    assert "differs" in (shipped.without_pytorch or "")
+    assert set(shipped.latencies_us) == {FELIX, TVM}
     name = shipped.group.name
     assert f"left out: {name}: PyTorch's result differs from the reference's" in str(fast.report)
     (row,) = fast.report.to_json()["groups"]
@@ -206,8 +199,7 @@ def test_the_report_names_what_is_left_out(
 
 
 def test_a_contender_that_fails_is_left_out_alone() -> None:
-    _, group = _group(_Affine(1.0), torch.randn(2, 8))
-    assert group.task is not None
+    _, group = networks.of_one_group(_Affine(1.0), torch.randn(2, 8))
     drawn = excluded.inputs(group.task)
 
     def fails(*tensors: torch.Tensor) -> torch.Tensor:
