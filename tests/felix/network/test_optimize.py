@@ -181,7 +181,10 @@ def test_bad_inputs(
 
 
 @pytest.mark.fresh_processes
-def test_an_artifact_runs_without_felix_and_is_called(tmp_path: pathlib.Path) -> None:
+def test_an_artifact_runs_without_felix_and_is_called(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")  # which `Network` sets, and later tests would have
     model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
     folder = networks.optimize(model, (x,), tmp_path, trials=2).export(tmp_path / "net")
     done = run_py.run(folder, "--json", "--repeats", "3")
