@@ -266,7 +266,9 @@ def test_statements_agree_with_the_cuda_source(text: str, copies: set[int]) -> N
         rows = sketch.sample(24, seed=1)
         cost = build_time.BuildCost.of(sketch, sketch.formulas.exact(rows))
         ratios = []
-        for index in np.argsort(np.abs(np.log(cost.statements / 300)))[:7].tolist():
+        for index in np.argsort(np.abs(np.log(cost.statements / 300)))[
+            : share.rounds(3, 7)
+        ].tolist():
             source = build.lower(sketch.schedule(rows[index]).mod, task.target).source.text
             ratios.append(cost.statements[index] / (source.count(";\n") - 15))
         assert np.median(ratios) == pytest.approx(1, abs=0.3)

@@ -40,10 +40,17 @@ def make(kind: str, sketches: list[synthetic.FakeSketch], seed: int = 0) -> base
     return baselines.RandomSearch(sketches, model, seed)
 
 
-def true_us(sketches: list[synthetic.FakeSketch], suggestion: Suggestion) -> float:
+def measured(
+    sketches: list[synthetic.FakeSketch], suggestions: list[Suggestion]
+) -> list[tuple[Suggestion, Result]]:
+    """With the latencies that the cost model, which is right, predicts."""
     scorer = scoring.Scorer(sketches, synthetic.CostModel())
-    row = np.asarray([suggestion.decisions], np.int64)
-    return float(np.exp(min(50.0, scorer.predict(suggestion.sketch_index, row)[0])))
+
+    def true_us(suggestion: Suggestion) -> float:
+        row = np.asarray([suggestion.decisions], np.int64)
+        return float(np.exp(min(50.0, scorer.predict(suggestion.sketch_index, row)[0])))
+
+    return [(each, Result(true_us(each))) for each in suggestions]
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
@@ -63,7 +70,7 @@ def test_suggestions_are_new_legal_and_deterministic(kind: str) -> None:
             assert scorer.legal(suggestion.sketch_index, row)[0]
             variables = sketches[suggestion.sketch_index].variables
             assert all(v in var.domain for v, var in zip(row[0], variables, strict=True))
-        results = [(s, Result(true_us(sketches, s))) for s in suggestions]
+        results = measured(sketches, suggestions)
         search.update(results)
         again.update(results)
     assert make(kind, two_sketches(), 4).suggest(12) != make(kind, two_sketches(), 3).suggest(12)
@@ -76,7 +83,7 @@ def test_the_known_optimum_is_found(kind: str) -> None:
     search = make(kind, sketches)
     best = np.inf
     for _ in range(3):
-        results = [(s, Result(true_us(sketches, s))) for s in search.suggest(8)]
+        results = measured(sketches, search.suggest(8))
         search.update(results)
         best = min(best, *(r.latency_us for _, r in results))
     # the unconstrained optimum 8 * 2 * 16 * 4 is twice 512: each axis must halve one part
@@ -90,9 +97,9 @@ def test_fewer_rounds_are_needed_than_by_chance(kind: str) -> None:
         search = make(kind, sketches)
         latencies_us = []
         for _ in range(2):
-            suggestions = search.suggest(8)
-            latencies_us += [true_us(sketches, s) for s in suggestions]
-            search.update([(s, Result(true_us(sketches, s))) for s in suggestions])
+            results = measured(sketches, search.suggest(8))
+            latencies_us += [result.latency_us for _, result in results]
+            search.update(results)
         return min(latencies_us)
 
     assert best_after(kind) < 0.5 * best_after("random")
@@ -113,8 +120,8 @@ def test_predictions_belong_to_their_candidates(monkeypatch: pytest.MonkeyPatch)
     search.suggest(8)  # warm-up
     suggestions = search.suggest(24)
     assert not all(are_all)
-    for suggestion in suggestions:
-        assert suggestion.predicted_us == pytest.approx(true_us(sketches, suggestion), rel=1e-4)
+    for suggestion, result in measured(sketches, suggestions):
+        assert suggestion.predicted_us == pytest.approx(result.latency_us, rel=1e-4)
 
 
 def test_copies_of_what_was_proposed_wait() -> None:
@@ -130,7 +137,7 @@ def test_copies_of_what_was_proposed_wait() -> None:
         suggestions = search.suggest(16)
         assert len(suggestions) == 16
         proposed += fingerprints(search, suggestions)
-        search.update([(s, Result(true_us(search.sketches, s))) for s in suggestions])
+        search.update(measured(search.sketches, suggestions))
     assert len(set(proposed)) == 48
     while suggestions := search.suggest(16):  # then the copies, until all are proposed
         proposed += fingerprints(search, suggestions)
@@ -173,7 +180,7 @@ def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
     search = make(kind, sketches, 5)
     for _ in range(2):
         suggestions = search.suggest(6)
-        search.update([(s, Result(true_us(sketches, s))) for s in suggestions[:4]])
+        search.update(measured(sketches, suggestions[:4]))
     stored = json.loads(json.dumps(search.state_dict()))
     resumed = make(kind, many_structures(), 99)
     resumed.load_state_dict(stored)
@@ -265,7 +272,7 @@ def test_structures_change_between_rounds(n_new_structures: int, n_rounds: int) 
     options = gradient.GradientOptions(descent=LONG, n_new_structures=n_new_structures)
     search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
     for _ in range(n_rounds):
-        search.update([(s, Result(true_us(sketches, s))) for s in search.suggest(8)])
+        search.update(measured(sketches, search.suggest(8)))
     structures = {decisions[-1] for _, decisions in search.history.measured}
     assert len(structures) > 2
     assert -1 in structures
