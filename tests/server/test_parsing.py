@@ -177,6 +177,10 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
         (tir(b""), "not valid JSON"),
         (tir(b"\xff\xfe"), "UTF-8"),
         (tir(b"[" * 100_000), "."),
+        (tir(b"[]"), "."),
+        (tir(b"null"), "."),
+        (tir(b'{"func": {}, "target": 1}'), "."),
+        (tir(b'{"root_index":2,"nodes":[{"type":"None"},{"type":"tirx.PrimFunc"}]}'), "."),
         (tir(b'{"root_index": 5, "nodes": []}'), "TVM cannot read"),
         (tir(b'{"root_index": 0, "nodes": [{"type": "tirx.PrimFunc", "data": {}}]}'), "."),
         (

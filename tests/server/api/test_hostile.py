@@ -120,34 +120,13 @@ def test_names_with_paths_are_refused(clean: Service, name: str) -> None:
     assert problem["errors"][0]["where"] == "#/file/filename"
 
 
-def test_truncated_models_are_refused(clean: Service) -> None:
-    content = onnx_models.matmul_relu()
-    for length in (1, len(content) // 2, len(content) - 1):
-        _is_problem(clean.upload("cut.onnx", content[:length]), 422)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        b"null",
-        b'{"func": {}, "target": 1}',
-        b'{"root_index": 1}',
-        b"[" * 100_000,
-        b'{"root_index":2,"nodes":[{"type":"None"},{"type":"tirx.PrimFunc"}]}',
-    ],
-    ids=["cut", "list", "bytes", "null", "wrong", "bare", "deep", "function"],
-)
-def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
-    _is_problem(clean.upload("t.json", content, '{"kind": "tir"}'), 422)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        return
-    body = {"workload": {"kind": "tir", "program": text}}
-    _is_problem(clean.client.post("/v1/jobs", json=body), 422)
+def test_malformed_programs_and_cut_models_are_refused(clean: Service) -> None:
+    """How else they may be malformed is tested of the parser."""
+    _is_problem(clean.upload("cut.onnx", onnx_models.matmul_relu()[:-1]), 422)
+    _is_problem(clean.upload("t.json", b"\xff\xfe", '{"kind": "tir"}'), 422)
+    for text in ("{", "[" * 100_000):
+        body = {"workload": {"kind": "tir", "program": text}}
+        _is_problem(clean.client.post("/v1/jobs", json=body), 422)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +159,8 @@ def test_malformed_bodies_are_refused(clean: Service, body: bytes) -> None:
         {"seed": -1},
         {"priority": 10**9},
         {"tags": ["x"] * 33},
-        {"tags": [" "]},
         {"target": "toaster"},
         {"strategy": "luck"},
-        {"name": "a\nb"},
         {"options": {"round_size": 0}},
         {"unknown": 1},
     ],

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from server import errors
 from server.dashboard.pages import access
 from server.store import keys
 from tests.server.dashboard.conftest import TABS, Pages, words
@@ -102,13 +101,6 @@ def test_login_leads_nowhere_else(logged_out: Pages) -> None:
         logged_out.client.cookies.clear()
         response = logged_out.client.post("/dashboard/login", data={"key": key, "next": after})
         assert response.headers["location"] == "/dashboard", after
-
-
-def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
-    service_fakes.write(pages.service.db, keys.revoke, pages.key_id)
-    assert pages.client.get("/dashboard").status_code == 303
-    with pytest.raises(errors.Unauthenticated), pages.service.db.read() as tx:
-        keys.find(tx, pages.service.keys["submit"].text)
 
 
 def test_the_address_of_the_service_leads_here(logged_out: Pages) -> None:

@@ -152,48 +152,41 @@ def test_ptx_stands_beside_cuda_code(pages: Pages) -> None:
     assert (code["source"], code["assembly"]) == (source, ptx)
 
 
+#: By sketch, of a trace and of a template: the names of decisions, their values and their text.
+NAMED: dict[int, list[tuple[str, list[int], str]]] = {
+    1: [
+        ("tile of i in <gemm>", [8, 4], "8 × 4"),
+        ("unroll_explicit", [64], "64"),
+        ("location of pad", [-1], "loops of its own"),
+    ],
+    7: [("generated kernel", [], "gemm-<x>"), ("rows", [128], "128"), ("stages", [4], "4")],
+}
+
+
 def test_decisions_have_names(pages: Pages) -> None:
-    db = pages.service.db
-    claim = api_rows.running(db, pages.key_id, n_trials=1)
-    labels = {"1": [("tile of i in <gemm>", 2), ("unroll_explicit", 1), ("location of pad", 1)]}
-    with db.write() as tx:
-        progress.opened(tx, claim.fence, 0, 2, 0.1, labels)
-        new = service_fakes.new_trial(5, 9.0, sketch_index=1, decisions=(8, 4, 64, -1))
-        number = trials.append(tx, claim.fence, new).number
-    text = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/{number}"))
-    assert "tile of i in <gemm> 8 × 4 unroll_explicit 64 location of pad loops of its own" in text
-    older = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/1"))
-    assert "their names were not stored" in older and "[0, 2]" in older
-    where = f"/v1/jobs/{claim.job.id}/trials"
-    trial = pages.client.get(f"{where}/{number}").json()
-    assert trial["decisions"] == [8, 4, 64, -1]
-    assert trial["named_decisions"] == [
-        {"name": "tile of i in <gemm>", "values": [8, 4], "text": "8 × 4"},
-        {"name": "unroll_explicit", "values": [64], "text": "64"},
-        {"name": "location of pad", "values": [-1], "text": "loops of its own"},
-    ]
+    claim = api_rows.running(pages.service.db, pages.key_id, n_trials=1)
+    where, at = f"/v1/jobs/{claim.job.id}/trials", f"/dashboard/jobs/{claim.job.id}/trials"
+    labels = {
+        str(sketch): [(name if of else f"{name} {text}", len(of)) for name, of, text in named]
+        for sketch, named in NAMED.items()
+    }
+    service_fakes.write(pages.service.db, progress.opened, claim.fence, 0, 8, 0.1, labels)
+    for number, (sketch, named) in enumerate(NAMED.items(), start=2):
+        decisions = [value for _, values, _ in named for value in values]
+        new = service_fakes.new_trial(9, 9.0, sketch_index=sketch, decisions=tuple(decisions))
+        assert service_fakes.add(pages.service.db, claim.fence, new).number == number
+        page = words(pages.get(f"{at}/{number}"))
+        assert " ".join(f"{name} {text}" for name, _, text in named) in page
+        trial = pages.client.get(f"{where}/{number}").json()
+        assert trial["decisions"] == decisions
+        assert [tuple(each.values()) for each in trial["named_decisions"]] == named
     listed = pages.client.get(where).json()["items"]
     lines = pages.client.get(f"{where}.jsonl").text.splitlines()
     assert listed == [json.loads(line) for line in lines] and listed[number - 1] == trial
+    assert set(trial["named_decisions"][0]) == {"name", "values", "text"}
     assert listed[0]["named_decisions"] is None
-
-
-def test_parameters_of_a_template_have_names(pages: Pages) -> None:
-    db = pages.service.db
-    claim = api_rows.running(db, pages.key_id, n_trials=1)
-    labels = {"7": [("generated kernel gemm-<x>", 0), ("rows of a block", 1), ("stages", 1)]}
-    with db.write() as tx:
-        progress.opened(tx, claim.fence, 0, 8, 0.1, labels)
-        new = service_fakes.new_trial(5, 9.0, sketch_index=7, decisions=(128, 4))
-        number = trials.append(tx, claim.fence, new).number
-    text = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/{number}"))
-    assert "generated kernel gemm-<x> rows of a block 128 stages 4" in text
-    trial = pages.client.get(f"/v1/jobs/{claim.job.id}/trials/{number}").json()
-    assert trial["named_decisions"] == [
-        {"name": "generated kernel", "values": [], "text": "gemm-<x>"},
-        {"name": "rows of a block", "values": [128], "text": "128"},
-        {"name": "stages", "values": [4], "text": "4"},
-    ]
+    older = words(pages.get(f"{at}/1"))
+    assert "their names were not stored" in older and "[0, 2]" in older
 
 
 def test_log_is_paged_newest_first(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:

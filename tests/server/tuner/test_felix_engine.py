@@ -225,7 +225,7 @@ def check_artifact(place: Place, job_id: int) -> None:
     assert manifest["job"]["name"] == "a tiny gemm"
     assert manifest["best"]["latency_us"] == place.job(job_id).best_us
     assert "felix_" not in json.dumps(manifest["job"])
-    assert run([sys.executable, str(home / "run.py"), "--json"])["latency_us"] > 0
+    assert run(home)["latency_us"] > 0
 
 
 def check_network(place: Place, job_id: int) -> None:
@@ -272,12 +272,12 @@ def run_network(place: Place, job_id: int) -> None:
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["network"] == "net" and manifest["job"]["name"] == "net"
     assert manifest["report"]["timing"]["network_us"] == network_of(place, job_id).call_us
-    assert run(run_py.command(home / "run.py", "--json", "--repeats", "3"))["latency_us"] > 0
+    assert run(home, "--repeats", "3")["latency_us"] > 0
 
 
-def run(command: list[str]) -> dict[str, Any]:
-    """What a `run.py` prints; it has to succeed."""
-    done = subprocess.run(command, capture_output=True, text=True)
+def run(folder: pathlib.Path, *options: str) -> dict[str, Any]:
+    """What the `run.py` of an artifact prints; it has to succeed."""
+    done = run_py.run(folder, "--json", *options)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -314,11 +314,10 @@ def test_the_artifact_of_several_tasks(db: database.Database, tmp_path: pathlib.
         if path.is_file() and path != home / "manifest.json"
     }
     assert manifest["files"] == files and "convergence.svg" in files
-    command = [sys.executable, str(home / "run.py"), "--json", "--repeats", "3"]
-    report = run(command)
+    report = run(home, "--repeats", "3")
     assert len(report["tasks"]) == 2 and report["failed"] == 0
     (home / manifest["tasks"][0]["folder"] / "oracle.py").write_text("broken")
-    assert subprocess.run(command, capture_output=True).returncode == 1
+    assert run_py.run(home, "--json", "--repeats", "3").returncode == 1
 
 
 def test_the_code_of_a_gpu_s_task_is_cuda_and_ptx(tmp_path: pathlib.Path) -> None:
