@@ -59,9 +59,9 @@ def test_planned_groups_have_default_schedules(name: str) -> None:
     assert executable.compile_network(network.lowered, full).stats()
 
 
-def test_capturing_needs_a_gpu(tmp_path: pathlib.Path) -> None:
+def test_capturing_needs_a_gpu(everything_known: pathlib.Path) -> None:
     x = torch.randn(2, 8)
-    fast = networks.optimize(nn.Linear(8, 8), (x,), tmp_path, trials=1)
+    fast = networks.optimize(nn.Linear(8, 8), (x,), everything_known)
     with pytest.raises(errors.TuningError, match="on a GPU"):
         cuda_graph.CapturedNetwork(fast.executable, [x])
 

@@ -131,11 +131,13 @@ def test_later_changes_are_not_seen(everything_known: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_large_parameters_are_shared_and_their_changes_are_told(tmp_path: pathlib.Path) -> None:
+def test_large_parameters_are_shared_and_their_changes_are_told(
+    everything_known: pathlib.Path,
+) -> None:
     """A copy would take a network's memory twice."""
     model, x = nn.Linear(512, 600).eval(), torch.randn(1, 512)
     assert model.weight.nbytes >= executable.SHARED_BYTES > model.bias.nbytes
-    fast = networks.optimize(model, (x,), tmp_path, trials=2)
+    fast = networks.optimize(model, (x,), everything_known)
     addresses = {torch.from_dlpack(each).data_ptr() for each in fast.executable.parameters}
     assert model.weight.data_ptr() in addresses and model.bias.data_ptr() not in addresses
     before = fast(x)
@@ -143,13 +145,13 @@ def test_large_parameters_are_shared_and_their_changes_are_told(tmp_path: pathli
         model.bias.add_(1)
     assert torch.equal(fast(x), before)
     model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
-    for action in (lambda: fast(x), lambda: fast.export(tmp_path / "net")):
+    for action in (lambda: fast(x), lambda: fast.export(everything_known / "net")):
         with pytest.raises(errors.WorkloadError, match="were changed after"):
             action()
 
 
-def test_the_memory_of_parameters_may_go(tmp_path: pathlib.Path) -> None:
+def test_the_memory_of_parameters_may_go(everything_known: pathlib.Path) -> None:
     model = nn.Linear(8, 8)
-    fast = networks.optimize(model, torch.randn(2, 8), tmp_path, trials=2)
+    fast = networks.optimize(model, torch.randn(2, 8), everything_known)
     tolerance = fast._network.tolerance
     assert tolerance == 1e-3 and not any(map(torch.numel, fast._network.imported.parameters))

@@ -132,11 +132,11 @@ def test_a_network_of_nothing_else(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("operation", [torch.floor_divide, torch.remainder, torch.fmod])
 def test_a_division_is_compared_with_pytorch(
-    tmp_path: pathlib.Path, operation: Callable[..., torch.Tensor]
+    everything_known: pathlib.Path, operation: Callable[..., torch.Tensor]
 ) -> None:
     model = Called(operation)
     n, d = torch.arange(-32, 32).int(), torch.arange(1, 65).int()
-    fast = networks.optimize(model, (n, d), tmp_path, pytorch=True, trials=2)
+    fast = networks.optimize(model, (n, d), everything_known, pytorch=True)
     assert torch.equal(fast(n, d), model(n, d))
     fast(n, torch.zeros_like(d))  # the process goes on
 
@@ -149,9 +149,9 @@ def test_operands_of_contenders_have_no_divisor_of_0() -> None:
     assert check.wrong({Contender.PYTORCH: torch.floor_divide}) == {}
 
 
-def test_a_sum_without_axes(tmp_path: pathlib.Path) -> None:
+def test_a_sum_without_axes(everything_known: pathlib.Path) -> None:
     values = torch.arange(64, dtype=torch.int32)
-    fast = networks.optimize(Called(torch.sum), values, tmp_path, pytorch=True, trials=2)
+    fast = networks.optimize(Called(torch.sum), values, everything_known, pytorch=True)
     assert torch.equal(fast(values), values.sum())
 
 
@@ -172,8 +172,10 @@ def _onnx(operation: str) -> bytes:
 
 
 @pytest.mark.parametrize("operation", ["Div", "Mod"])
-def test_drawn_divisors_of_an_onnx_file_are_1(tmp_path: pathlib.Path, operation: str) -> None:
+def test_drawn_divisors_of_an_onnx_file_are_1(
+    everything_known: pathlib.Path, operation: str
+) -> None:
     model = _onnx(operation)
     assert imported.divisors(frontend.import_onnx(model)) == {1}
-    fast = networks.optimize(model, (), tmp_path, trials=2)
+    fast = networks.optimize(model, (), everything_known)
     assert [int(each[0]) for each in fast._network.examples] == [0, 1, 0]
