@@ -1,79 +1,65 @@
-"""Attention as PyTorch and ONNX have it, by TVM's, which has rows in front of heads.
+"""Attention of PyTorch and ONNX as TVM's operator, whole.
 
-Notation: b batch, h heads, s and t rows of queries and keys, d extent of a head.
+Notation: b batch, h heads, s and t rows of queries and keys, d extent of a head. The models have
+[..., h, s, d]; TVM's operator has [b, s, h, d] and a bias of [b, h, s, t].
+
+A mask of bools becomes an additive one: 0 where it is set, the least float32 elsewhere. A row
+in which nothing is set is then an average of all values, where PyTorch gives zeros or NaN.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-_SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
-
 
 def attention(
-    builder: relax.BlockBuilder,
-    tensors: tuple[Any, Any, Any],
+    emit: Callable[[Any], Any],
+    tensors: Sequence[Any],
     mask: Any | None,
     scale: float | None,
     is_causal: bool,
 ) -> Any:
-    """softmax(query @ key^T * scale + mask) @ value, with the query's number of axes.
+    """softmax(query @ key^T * scale + mask) @ value of these three tensors.
 
-    Args:
-        builder: of the function.
-        tensors: queries [..., h, s, d], and keys and values [..., heads, t, d], where heads
-            divides h (grouped-query attention).
-        mask: added; where it is of bools, true where keys count.
-        scale: 1 / sqrt(d), if left out.
-        is_causal: whether keys behind a row do not count.
+    Keys and values may have fewer heads than queries (grouped-query attention).
     """
-    emit = builder.emit
-    result_shape = [*_shape(tensors[0])[:-1], _shape(tensors[2])[-1]]
-    query, key, value = (_with_four_axes(builder, tensor) for tensor in tensors)
-    heads = _shape(query)[1]
-    key, value = (_with_heads(builder, tensor, heads) for tensor in (key, value))
-    result = emit(
-        relax.op.nn.attention(
-            *(emit(relax.op.permute_dims(t, _SWAP_HEADS_AND_ROWS)) for t in (query, key, value)),
-            bias=None if mask is None else _bias(builder, mask),
-            scale=scale,
-            causal_mask="TopLeft" if is_causal else None,
-        )
-    )
-    result = emit(relax.op.permute_dims(result, _SWAP_HEADS_AND_ROWS))
-    return result if len(result_shape) == 4 else emit(relax.op.reshape(result, result_shape))
+    shape = [*_shape(tensors[0])[:-1], _shape(tensors[2])[-1]]
+    operands = [_with_four_axes(emit, tensor) for tensor in tensors]
+    heads = _shape(operands[0])[1]
+    for number, tensor in enumerate(operands):
+        if _shape(tensor)[1] != heads:
+            tensor = emit(relax.op.repeat(tensor, heads // _shape(tensor)[1], axis=1))
+        operands[number] = emit(relax.op.permute_dims(tensor, [0, 2, 1, 3]))
+    bias = None if mask is None else _bias(emit, mask)
+    causal = "TopLeft" if is_causal else None
+    result = emit(relax.op.nn.attention(*operands, bias=bias, scale=scale, causal_mask=causal))
+    result = emit(relax.op.permute_dims(result, [0, 2, 1, 3]))
+    return result if len(shape) == 4 else emit(relax.op.reshape(result, shape))
 
 
 def _shape(value: Any) -> list[int]:
     return [int(extent) for extent in value.ty.shape]
 
 
-def _with_four_axes(builder: relax.BlockBuilder, tensor: Any) -> Any:
+def _with_four_axes(emit: Callable[[Any], Any], tensor: Any) -> Any:
     """A tensor as [b, h, s, d]: leading extents are merged, missing ones are 1."""
     shape = _shape(tensor)
     if len(shape) == 4:
         return tensor
     padded = [1] * (4 - len(shape)) + shape
-    return builder.emit(relax.op.reshape(tensor, [math.prod(padded[:-3]), *padded[-3:]]))
+    return emit(relax.op.reshape(tensor, [math.prod(padded[:-3]), *padded[-3:]]))
 
 
-def _with_heads(builder: relax.BlockBuilder, tensor: Any, heads: int) -> Any:
-    """Keys or values with as many heads as the queries."""
-    count = _shape(tensor)[1]
-    if count == heads:
-        return tensor
-    return builder.emit(relax.op.repeat(tensor, heads // count, axis=1))
-
-
-def _bias(builder: relax.BlockBuilder, mask: Any) -> Any:
+def _bias(emit: Callable[[Any], Any], mask: Any) -> Any:
     """A mask as an additive one of float32 with four axes."""
     if str(mask.ty.dtype) == "bool":
         least = relax.const(np.finfo("float32").min, "float32")
-        mask = builder.emit(relax.op.where(mask, relax.const(0.0, "float32"), least))
+        mask = emit(relax.op.where(mask, relax.const(0.0, "float32"), least))
     elif str(mask.ty.dtype) != "float32":
-        mask = builder.emit(relax.op.astype(mask, "float32"))
-    return _with_four_axes(builder, mask)
+        mask = emit(relax.op.astype(mask, "float32"))
+    return _with_four_axes(emit, mask)

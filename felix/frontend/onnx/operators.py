@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from felix.frontend import attention
 from felix.frontend.onnx import constants, recurrent, resizing
 
-_SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
 #: Attributes of ONNX's attention that must be 0 or left out.
 _UNSUPPORTED = ("softcap", "qk_matmul_output_mode", "kv_num_heads", "q_num_heads")
 #: Beyond it softplus(x) is x in float64, too.
@@ -43,7 +43,7 @@ def convert(
         return _OWN[operator](importer, inputs, attributes)
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
     if operator == "Attention" and "num_heads" not in attributes:
-        return importer.bb.normalize(_attention(importer.bb, inputs, attributes))
+        return _attention(importer.bb, inputs, attributes)
     return None
 
 
@@ -97,7 +97,7 @@ def _softplus(importer: Any, inputs: Any, _: Mapping[str, Any]) -> Any:
 
 
 def _attention(bb: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
-    """ONNX's attention of [b, h, s, d], as TVM's, which has [b, s, h, d]."""
+    """ONNX's attention of [b, h, s, d]."""
     query, key, value, mask = (inputs[i] for i in range(4))
     if any(tensor is None for tensor in (query, key, value)):
         raise ValueError("attention needs queries, keys and values")
@@ -105,43 +105,16 @@ def _attention(bb: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
         raise ValueError("attention with earlier keys is not supported")
     if any(attributes.get(name) for name in _UNSUPPORTED):
         raise ValueError("attention has an attribute that is not supported")
-    shapes = [_shape(tensor) for tensor in (query, key, value)]
+    shapes = [[int(extent) for extent in tensor.ty.shape] for tensor in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes):
+        raise ValueError("attention needs tensors of four axes")
     (b, h, _, d), (_, heads, t, _), _ = shapes
     if shapes[1] != [b, heads, t, d] or shapes[2][:3] != [b, heads, t] or h % heads:
         raise ValueError("shapes of queries, keys and values do not fit")
-    if heads != h:
-        key, value = (bb.normalize(relax.op.repeat(x, h // heads, axis=1)) for x in (key, value))
-    swapped = (
-        bb.normalize(relax.op.permute_dims(x, _SWAP_HEADS_AND_ROWS)) for x in (query, key, value)
-    )
-    result = relax.op.nn.attention(
-        *(bb.emit(tensor) for tensor in swapped),
-        bias=None if mask is None else _bias(bb, mask),
-        scale=attributes.get("scale"),
-        causal_mask="TopLeft" if attributes.get("is_causal") else None,
-    )
-    return relax.op.permute_dims(bb.emit(result), _SWAP_HEADS_AND_ROWS)
-
-
-def _shape(tensor: Any) -> list[int]:
-    """Four known extents."""
-    extents = [int(extent) for extent in tensor.ty.shape]
-    if len(extents) != 4:
-        raise ValueError("attention needs tensors of four axes")
-    return extents
-
-
-def _bias(bb: Any, mask: Any) -> Any:
-    """A mask of up to four axes as an additive one of float32; bools are true where keys count."""
-    if str(mask.ty.dtype) == "bool":
-        least = relax.const(np.finfo("float32").min, "float32")
-        mask = bb.emit(relax.op.where(mask, relax.const(0.0, "float32"), least))
-    elif str(mask.ty.dtype) != "float32":
-        mask = bb.emit(relax.op.astype(mask, "float32"))
-    extents = [int(extent) for extent in mask.ty.shape]
-    if len(extents) > 4:
+    if mask is not None and len(mask.ty.shape) > 4:
         raise ValueError("the mask of an attention has more than four axes")
-    return bb.emit(relax.op.reshape(mask, [1] * (4 - len(extents)) + extents))
+    scale, is_causal = attributes.get("scale"), bool(attributes.get("is_causal"))
+    return attention.attention(bb.emit, (query, key, value), mask, scale, is_causal)
 
 
 #: Operators -> the importer, inputs and attributes to an expression, or None for TVM's conversion.

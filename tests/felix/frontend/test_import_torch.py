@@ -93,10 +93,6 @@ CONVOLUTIONS = [
 ]
 
 
-def each(parts, inputs):
-    return [part(x) for part, x in zip(parts, inputs, strict=True)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batch_norm_is_folded_into_one_program(dtype):
     torch.manual_seed(0)
@@ -105,7 +101,7 @@ def test_batch_norm_is_folded_into_one_program(dtype):
             tensor.uniform_(0.5, 1.5)
     parts = [nn.Sequential(conv, norm, nn.ReLU()).to(dtype) for conv, norm, _ in CONVOLUTIONS]
     inputs = tuple(torch.randn(shape).to(dtype) for *_, shape in CONVOLUTIONS)
-    model = Called(lambda *x: each(parts, x), *parts)
+    model = Called(lambda *xs: [p(x) for p, x in zip(parts, xs, strict=True)], *parts)
     imported, module = check(model, inputs, tolerance=TOLERANCE[dtype])
     assert len(imported.parameters) == 2 * len(parts)
     assert len(programs(module)) == len(parts)
@@ -196,34 +192,13 @@ class TrainingNorm(nn.Module):
         return functional.batch_norm(x, norm.running_mean, norm.running_var, training=True)
 
 
-class InPlace(nn.Module):
-    def forward(self, x):
-        return x.add_(1)
+def _aligned(x):
+    lengths = torch.full((2,), 2)
+    return functional.ctc_loss(x[:, :, None].expand(2, 3, 4), lengths, lengths, lengths)
 
 
-class Branch(nn.Module):
-    def forward(self, x):
-        return x + 1 if x.sum() > 0 else x - 1
-
-
-class Alignment(nn.Module):
-    def forward(self, x):
-        lengths = torch.full((2,), 2)
-        return functional.ctc_loss(x[:, :, None].expand(2, 3, 4), lengths, lengths, lengths)
-
-
-class Cond(nn.Module):
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
-
-
-class Dropout(nn.Module):
-    def __init__(self, training):
-        super().__init__()
-        self.is_active = training
-
-    def forward(self, x):
-        return functional.dropout(x, 0.5, self.is_active) + 1
+def _branching(x):
+    return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
 
 
 @pytest.mark.parametrize(
@@ -231,11 +206,12 @@ class Dropout(nn.Module):
     [
         (Cache(), "changes the buffer 'cache'; return the new value"),
         (TrainingNorm(), "changes the buffer 'norm.running_mean'.*inference mode"),
-        (InPlace(), "changes the input 'x'"),
-        (Branch(), "depends on values of tensors; use torch.where"),
-        (Cond(), "depends on values of tensors; use torch.where"),
-        (Alignment(), "what the operator 'aten._ctc_loss.* depends on values of tensors"),
-        (Dropout(training=True), "dropout.default' may draw random numbers; pass training=False"),
+        (Called(_branching), "depends on values of tensors; use torch.where"),
+        (Called(_aligned), "what the operator 'aten._ctc_loss.* depends on values of tensors"),
+        (
+            Called(lambda x: functional.dropout(x, 0.5) + 1),
+            "dropout.default' may draw random numbers; pass training=False",
+        ),
     ],
 )
 def test_what_is_refused_says_what_to_do(model, message):
@@ -244,18 +220,12 @@ def test_what_is_refused_says_what_to_do(model, message):
     assert "\n" not in str(caught.value)
 
 
-class NativeDropout(nn.Module):
-    def __init__(self, share, training):
-        super().__init__()
-        self.share, self.is_active = share, training
-
-    def forward(self, x):
-        return torch.native_dropout(x, self.share, self.is_active)[0] + 1
-
-
 def test_a_dropout_that_is_off_is_nothing():
-    parts = Dropout(training=False), NativeDropout(0.5, False), NativeDropout(0.0, True)
-    check(Called(lambda x: each(parts, x), *parts), (torch.randn(3, 2, 3),))
+    def off(x):
+        natives = [torch.native_dropout(x, p, on)[0] + 1 for p, on in ((0.5, False), (0.0, True))]
+        return [functional.dropout(x, 0.5, training=False) + 1, *natives]
+
+    check(Called(off), (torch.randn(2, 3),))
 
 
 def test_clips_that_torch_writes_by_position():
@@ -263,9 +233,5 @@ def test_clips_that_torch_writes_by_position():
 
 
 def test_reshapes_are_views():
-    class Reshaped(nn.Module):
-        def forward(self, x):
-            return torch.relu(x.reshape(4, 6)).unsqueeze(0)
-
-    _, module = check(Reshaped(), (torch.randn(2, 12),))
-    assert len(programs(module)) == 1
+    model = Called(lambda x: torch.relu(x.reshape(4, 6)).unsqueeze(0))
+    assert len(programs(check(model, (torch.randn(2, 12),))[1])) == 1

@@ -15,25 +15,24 @@ from felix import errors, frontend
 from felix.frontend.onnx import constants
 from tests.felix.frontend.test_networks import assert_agrees, run
 from tests.support import share
+from tests.support.hostile import onnx_models
+from tests.support.hostile.onnx_models import BOOL, FLOAT, INT64, integers, node, value
 
-FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
+UNDEFINED = TensorProto.UNDEFINED
 
 
 def model(nodes, inputs, constants=(), opset=23, kind=FLOAT):
     """The bytes of a model with the output y."""
-    values = [helper.make_tensor_value_info(*item) for item in inputs]
-    output = helper.make_tensor_value_info("y", kind, None)
-    graph = helper.make_graph(nodes, "g", values, [output], list(constants))
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    return made.SerializeToString()
+    given = [value(name, shape, of) for name, of, shape in inputs]
+    return onnx_models.model(nodes, constants, given, opset=opset, kind=kind).SerializeToString()
 
 
 def attention(heads, mask=(), inputs=("q", "k", "v"), **attributes):
     names = [*inputs, *(["m"] if mask else [])]
-    node = helper.make_node("Attention", names, ["y"], **attributes)
+    operator = node("Attention", names, ["y"], **attributes)
     shapes = {"q": [2, 4, 5, 8], "k": [2, heads, 6, 8], "v": [2, heads, 6, 8]}
     values = [(name, FLOAT, shapes[name]) for name in inputs if name]
-    return model([node], values + ([("m", *mask)] if mask else []))
+    return model([operator], values + ([("m", *mask)] if mask else []))
 
 
 @pytest.mark.parametrize(
@@ -79,14 +78,11 @@ def test_attention_that_is_not_supported_is_refused(options):
 
 
 def _sliced(start, end, step):
-    bounds = [
-        helper.make_tensor(name, INT64, [1], [number])
-        for name, number in (("a", start), ("b", end), ("c", 0), ("d", step))
-    ]
+    bounds = [integers(*each) for each in (("a", start), ("b", end), ("c", 0), ("d", step))]
     nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Slice", ["s", "a", "b", "c", "d"], ["t"]),
-        helper.make_node("Reshape", ["x", "t"], ["y"]),
+        node("Shape", ["x"], ["s"]),
+        node("Slice", ["s", "a", "b", "c", "d"], ["t"]),
+        node("Reshape", ["x", "t"], ["y"]),
     ]
     return model(nodes, [("x", FLOAT, [2, 3, 4])], bounds, 17)
 
@@ -101,9 +97,9 @@ def test_a_slice_of_a_shape_is_a_constant():
 
 def test_a_product_of_a_shape_that_data_decide_gives_no_task():
     nodes = [
-        helper.make_node("NonZero", ["x"], ["places"]),
-        helper.make_node("Cast", ["places"], ["rows"], to=FLOAT),
-        helper.make_node("MatMul", ["rows", "w"], ["y"]),
+        node("NonZero", ["x"], ["places"]),
+        node("Cast", ["places"], ["rows"], to=FLOAT),
+        node("MatMul", ["rows", "w"], ["y"]),
     ]
     weights = helper.make_tensor("w", FLOAT, [4, 2], [1.0] * 8)
     made = model(nodes, [("x", FLOAT, [1, 4])], [weights])
@@ -111,24 +107,24 @@ def test_a_product_of_a_shape_that_data_decide_gives_no_task():
 
 
 def test_two_inputs_of_one_name_are_refused():
-    node = helper.make_node("Relu", ["x"], ["y"])
+    operator = node("Relu", ["x"], ["y"])
     with pytest.raises(errors.WorkloadError, match="two inputs of the name 'x'"):
-        frontend.import_onnx(model([node], [("x", FLOAT, [2]), ("x", FLOAT, [2])]))
+        frontend.import_onnx(model([operator], [("x", FLOAT, [2]), ("x", FLOAT, [2])]))
 
 
 @pytest.mark.parametrize("shape", [[2, 3, 4], [3, 1], [5, 2, 3, 4], [1], [2, 1, 4]])
 def test_a_shape_of_expand_may_be_an_initializer(shape):
     x = torch.randn(2, 1, 4)
     given = numpy_helper.from_array(np.array(shape, "int64"), "s")
-    node = helper.make_node("Expand", ["x", "s"], ["y"])
-    imported = frontend.import_onnx(model([node], [("x", FLOAT, [2, 1, 4])], [given]))
+    operator = node("Expand", ["x", "s"], ["y"])
+    imported = frontend.import_onnx(model([operator], [("x", FLOAT, [2, 1, 4])], [given]))
     expected = x * torch.ones(shape)
     assert_agrees(run(imported, frontend.lowered(imported), [x]), expected, 0)
 
 
 def test_a_shape_from_data_is_refused_without_talk_of_branches():
-    node = helper.make_node("Expand", ["x", "s"], ["y"])
-    made = model([node], [("x", FLOAT, [2, 1, 4]), ("s", INT64, [3])])
+    operator = node("Expand", ["x", "s"], ["y"])
+    made = model([operator], [("x", FLOAT, [2, 1, 4]), ("s", INT64, [3])])
     with pytest.raises(errors.WorkloadError, match="it computes a shape from data"):
         frontend.import_onnx(made)
 
@@ -140,12 +136,12 @@ def test_a_shape_from_data_is_refused_without_talk_of_branches():
 def test_one_hot_has_the_type_of_its_values(axis, dtype, is_known):
     values, indices = np.array([2, 7], dtype), np.array([[0, -1, 2], [5, -3, 1]])
     kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-    node = helper.make_node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
+    operator = node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
     inputs = [("x", INT64, [2, 3])] + ([] if is_known else [("v", kind, [2])])
     constants = [numpy_helper.from_array(np.array(3), "d")]
     if is_known:
         constants.append(numpy_helper.from_array(values, "v"))
-    content = model([node], inputs, constants, 17, kind)
+    content = model([operator], inputs, constants, 17, kind)
     given = {"x": indices} | ({} if is_known else {"v": values})
     (expected,) = ReferenceEvaluator(content).run(None, given)
     imported = frontend.import_onnx(content)
@@ -182,18 +178,15 @@ CASES = [
 
 @pytest.mark.parametrize(("operator", "arrays", "attributes"), CASES)
 def test_values_are_those_of_onnx(operator, arrays, attributes):
-    names = [f"x{number}" for number in range(len(arrays))]
-    node = helper.make_node(operator, names, ["y"], **attributes)
+    given = {f"x{number}": array for number, array in enumerate(arrays)}
     inputs = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-        )
-        for name, array in zip(names, arrays, strict=True)
+        value(name, array.shape, helper.np_dtype_to_tensor_dtype(array.dtype))
+        for name, array in given.items()
     ]
-    output = helper.make_tensor_value_info("y", TensorProto.UNDEFINED, None)
-    graph = helper.make_graph([node], "one", inputs, [output])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    (expected,) = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
+    made = onnx_models.model(
+        [node(operator, [*given], ["y"], **attributes)], inputs=inputs, kind=UNDEFINED
+    )
+    (expected,) = ReferenceEvaluator(made).run(None, given)
     actual = constants._OPERATORS[operator](arrays, attributes)
     np.testing.assert_array_equal(actual, expected)
     assert actual.dtype == expected.dtype
@@ -206,26 +199,16 @@ def test_a_division_by_zero_is_left_to_tvm():
 
 def test_a_computed_shape_gives_a_known_result():
     """[2, 6, 4] reshaped to [shape[0] * 3, -1] by nodes, then sliced: its rank must be known."""
-    constants = {"three": [3], "rest": [-1], "zero": [0], "one": [1], "two": [2]}
+    numbers = {"three": 3, "rest": -1, "zero": 0, "one": 1, "two": 2}
     nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Gather", ["shape", "zero"], ["batch"]),
-        helper.make_node("Mul", ["batch", "three"], ["rows"]),
-        helper.make_node("Concat", ["rows", "rest"], ["extents"], axis=0),
-        helper.make_node("Reshape", ["x", "extents"], ["flat"]),
-        helper.make_node("Slice", ["flat", "zero", "two", "one"], ["part"]),
-        helper.make_node("Relu", ["part"], ["y"]),
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["batch"]),
+        node("Mul", ["batch", "three"], ["rows"]),
+        node("Concat", ["rows", "rest"], ["extents"], axis=0),
+        node("Reshape", ["x", "extents"], ["flat"]),
+        node("Slice", ["flat", "zero", "two", "one"], ["part"]),
+        node("Relu", ["part"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "shapes",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [
-            numpy_helper.from_array(np.array(value, "int64"), name)
-            for name, value in constants.items()
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    imported = frontend.import_onnx(model.SerializeToString())
+    shapes = [integers(name, number) for name, number in numbers.items()]
+    imported = frontend.import_onnx(model(nodes, [("x", FLOAT, [2, 6, 4])], shapes, 17))
     assert imported.outputs[0].shape == (6, 2)

@@ -11,16 +11,16 @@ pytest.importorskip("onnx", reason="onnx is an optional extra")
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from torch import nn
 
 from felix import errors, frontend
 from felix.frontend.onnx import recurrent
 from tests.felix.frontend.test_networks import assert_agrees, run
 from tests.support import share
+from tests.support.hostile import onnx_models
 
 STEPS, BATCH, INPUTS, HIDDEN = 4, 2, 3, 5
-FLOAT = TensorProto.FLOAT
 
 
 def exported(module: nn.Module, args: tuple[torch.Tensor, ...]) -> bytes:
@@ -72,15 +72,13 @@ def model(
     """A node of which X is the input; its outputs are the model's."""
     outputs = ["Y", "Y_h", "Y_c"][: 3 if operator == "LSTM" else 2]
     present = [name if name in given or (name == "lengths" and lengths) else "" for name in names]
-    node = helper.make_node(operator, present, outputs, hidden_size=HIDDEN, **attributes)
+    node = onnx_models.node(operator, present, outputs, hidden_size=HIDDEN, **attributes)
     constants = [numpy_helper.from_array(given[name], name) for name in given if name != "X"]
     if lengths:
         constants.append(numpy_helper.from_array(np.asarray(lengths, "int32"), "lengths"))
-    inputs = [helper.make_tensor_value_info("X", FLOAT, given["X"].shape)]
-    results = [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs]
-    graph = helper.make_graph([node], "g", inputs, results, constants)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return made.SerializeToString()
+    inputs = [onnx_models.value("X", given["X"].shape)]
+    content: bytes = onnx_models.model([node], constants, inputs, outputs).SerializeToString()
+    return content
 
 
 def ran(content: bytes, x: np.ndarray) -> tuple[torch.Tensor, ...]:

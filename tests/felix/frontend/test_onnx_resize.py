@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is an optional extra")
+pytest.importorskip("onnx", reason="onnx is an optional extra")
 
-import torch  # noqa: E402
-from onnx import helper, numpy_helper  # noqa: E402
-from onnx.reference import ReferenceEvaluator  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
+import torch
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+from torch.nn import functional
 
-from felix import errors, frontend  # noqa: E402
-from tests.felix.frontend.test_networks import assert_agrees, run  # noqa: E402
-from tests.support import share  # noqa: E402
+from felix import errors, frontend
+from tests.felix.frontend.test_networks import assert_agrees, run
+from tests.support import share
+from tests.support.hostile import onnx_models
 
-FLOAT = onnx.TensorProto.FLOAT
 SCALES = [1, 1, 1.7, 2.3]
 
 
@@ -44,14 +44,9 @@ def model(
 ) -> Any:
     names = ["x", "", "s"] if scales is not None else ["x", "", "", "s"]
     array = np.array(sizes, "int64") if scales is None else np.array(scales, "float32")
-    graph = helper.make_graph(
-        [helper.make_node("Resize", names, ["y"], **attributes)],
-        "one",
-        [helper.make_tensor_value_info("x", FLOAT, shape)],
-        [helper.make_tensor_value_info("y", FLOAT, None)],
-        [numpy_helper.from_array(array, "s")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    node = onnx_models.node("Resize", names, ["y"], **attributes)
+    given = [numpy_helper.from_array(array, "s")]
+    return onnx_models.model([node], given, [onnx_models.value("x", shape)], opset=19)
 
 
 def result(content: bytes, x: torch.Tensor) -> Any:
@@ -120,21 +115,10 @@ def test_extents_are_those_of_pytorch() -> None:
 def test_upsample_repeats_the_element_before(opset: int, factor: float) -> None:
     is_input = opset == 9
     scales = [1.0, 1.0, factor, factor]
-    node = helper.make_node(
-        "Upsample",
-        ["x", "s"] if is_input else ["x"],
-        ["y"],
-        mode="nearest",
-        **({} if is_input else {"scales": scales}),
-    )
-    graph = helper.make_graph(
-        [node],
-        "one",
-        [helper.make_tensor_value_info("x", FLOAT, [1, 2, 6, 7])],
-        [helper.make_tensor_value_info("y", FLOAT, None)],
-        [numpy_helper.from_array(np.array(scales, "float32"), "s")] if is_input else [],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    names, more = (["x", "s"], {}) if is_input else (["x"], {"scales": scales})
+    node = onnx_models.node("Upsample", names, ["y"], mode="nearest", **more)
+    given = [numpy_helper.from_array(np.array(scales, "float32"), "s")] if is_input else []
+    made = onnx_models.model([node], given, [onnx_models.value("x", [1, 2, 6, 7])], opset=opset)
     x = torch.randn(1, 2, 6, 7)
     expected = functional.interpolate(x, scale_factor=factor, mode="nearest")
     assert_agrees(result(made.SerializeToString(), x), expected, 0)

@@ -38,9 +38,12 @@ def integers(name: str, *values: int) -> Any:
     return onnx.numpy_helper.from_array(np.array(values, "int64"), name)
 
 
-def graph(nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[str] = ("y",)) -> Any:
-    """A graph."""
-    return helper.make_graph(list(nodes), "g", list(inputs), [value(name) for name in outputs])
+def graph(
+    nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[str] = ("y",), kind: int = FLOAT
+) -> Any:
+    """A graph; its outputs are of one kind and of any shape."""
+    made = [value(name, kind=kind) for name in outputs]
+    return helper.make_graph(list(nodes), "g", list(inputs), made)
 
 
 def model(
@@ -48,11 +51,14 @@ def model(
     initializers: Sequence[Any] = (),
     inputs: Sequence[Any] | None = None,
     outputs: Sequence[str] = ("y",),
+    opset: int = 17,
+    kind: int = FLOAT,
 ) -> Any:
     """A model whose one input is x[4, 8], unless others are given."""
-    made = graph(nodes, [value("x", [4, 8])] if inputs is None else inputs, outputs)
+    made = graph(nodes, [value("x", [4, 8])] if inputs is None else inputs, outputs, kind)
     made.initializer.extend(initializers)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)])
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(made, opset_imports=opsets, ir_version=10)
 
 
 def matmul_relu() -> bytes:
