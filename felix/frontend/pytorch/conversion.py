@@ -214,7 +214,9 @@ def _from_the_beginning(importer: Any, index: Any, extent: int) -> Any:
 
 def convert(node: torch.fx.Node, importer: Any) -> Any:
     """The Relax expression of a node that is an attention."""
-    return _attention(importer, *node.args, **node.kwargs)
+    args: Any = node.args
+    options: Any = node.kwargs
+    return _attention(importer, *args, **options)
 
 
 def _attention(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx, topi
+from tvm import te, tirx, topi
 
 from tests.corpus.programs.build import Builder, apply, chain, gelu
 
@@ -17,10 +17,6 @@ _BINARY = "add subtract multiply divide power maximum minimum mod floor_mod log_
 _INTEGER = "add multiply maximum floor_divide floor_mod mod divide".split()
 _BITS = "bitwise_and bitwise_or bitwise_xor left_shift right_shift".split()
 _COMPARISONS = "equal less greater_equal not_equal".split()
-
-
-def _select(condition: Any, a: Any, b: Any) -> Any:
-    return topi.where(condition, a, b)
 
 
 def programs() -> dict[str, Builder]:
@@ -51,7 +47,7 @@ def programs() -> dict[str, Builder]:
         "prelu": apply(topi.nn.prelu, (1, 8, 15, 17), (8,)),
         "scale_shift": apply(topi.nn.scale_shift_nchw, (1, 8, 15, 17), (8,), (8,)),
         "softplus": apply(topi.nn.softplus, _SHAPE),
-        "where": apply(_select, _SHAPE, _SHAPE, _SHAPE, dtypes=["bool", "float32", "float32"]),
+        "where": apply(topi.where, _SHAPE, _SHAPE, _SHAPE, dtypes=["bool", "float32", "float32"]),
         "elemwise_sum": apply(lambda *xs: topi.elemwise_sum(list(xs)), *[_SHAPE] * 4),
         "full_like": apply(topi.full_like, _SHAPE, fill_value=2.0),
         "relu_twice": chain(_SHAPE, topi.nn.relu, topi.nn.relu),
@@ -69,14 +65,10 @@ def programs() -> dict[str, Builder]:
 
 
 def _popcount(x: Any) -> Any:
-    from tvm import te
-
     return te.compute(x.shape, lambda *i: tirx.popcount(x(*i)), name="count")
 
 
 def _truncated(x: Any) -> Any:
-    from tvm import te
-
     return te.compute(
         x.shape, lambda *i: tirx.truncdiv(x(*i), 3) + tirx.truncmod(x(*i), 5), name="divided"
     )

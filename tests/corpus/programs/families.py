@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from tests.corpus.programs.build import Builder, apply
 
@@ -35,9 +35,8 @@ def _math() -> dict[str, Builder]:
     for dtype in _FLOATS:
         for name in ("exp", "sqrt", "tanh", "floor", "sigmoid"):
             result[f"{name}_{dtype}"] = apply(getattr(topi, name), _ODD, dtype=dtype)
-        result[f"where_{dtype}"] = apply(
-            lambda c, a, b: topi.where(c, a, b), _ODD, _ODD, _ODD, dtypes=["bool", dtype, dtype]
-        )
+        types = ["bool", dtype, dtype]
+        result[f"where_{dtype}"] = apply(topi.where, _ODD, _ODD, _ODD, dtypes=types)
         result[f"leaky_relu_{dtype}"] = apply(topi.nn.leaky_relu, _ODD, dtype=dtype, alpha=0.1)
     result |= {
         f"cast_{a}_{b}": apply(lambda x, b=b: topi.cast(x, b), _ODD, dtype=a)
@@ -277,7 +276,7 @@ def _moves() -> dict[str, Builder]:
         "flip_first": apply(topi.flip, (13, 7), axis=0),
         "arange": apply(lambda x: topi.add(x, topi.arange(0, 13, dtype="float32")), (13,)),
         "eye": apply(lambda x: topi.add(x, topi.eye(13, dtype="float32")), (13, 13)),
-        "trilu_lower": apply(lambda x: topi.trilu(x, _zero(), False), (3, 9, 11)),
+        "trilu_lower": apply(lambda x: topi.trilu(x, tirx.const(0, "int32"), False), (3, 9, 11)),
         "argsort": apply(topi.argsort, (13,)),
         "topk": apply(lambda x: topi.topk(x, 3), (5, 13)),
         "cumprod": apply(topi.cumprod, (5, 13), axis=1),
@@ -295,12 +294,6 @@ def _moves() -> dict[str, Builder]:
             lambda x: topi.add(x, topi.hamming_window(16, True, 0.54, 0.46, "float32")), (16,)
         ),
     }
-
-
-def _zero() -> Any:
-    from tvm import tirx
-
-    return tirx.const(0, "int32")
 
 
 def _pools() -> dict[str, Builder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvm import te, tirx, topi
+from tvm.topi.nn import pixel_shuffle
 
 from tests.corpus.programs.build import Builder, apply
 
@@ -188,11 +189,5 @@ def _images() -> dict[str, Builder]:
             layout="NCHW",
             extrapolation_value=0.0,
         ),
-        "pixel_shuffle": apply(_pixel_shuffle, _IMAGE),
+        "pixel_shuffle": apply(pixel_shuffle.pixel_shuffle, _IMAGE, upscale_factor=2),
     }
-
-
-def _pixel_shuffle(x: te.Tensor) -> te.Tensor:
-    from tvm.topi.nn import pixel_shuffle
-
-    return pixel_shuffle.pixel_shuffle(x, 2)

@@ -9,9 +9,9 @@ from torch import nn
 from benchmarks.networks import transformers
 from felix import frontend
 from felix.frontend.programs.planning import planner
-from felix.frontend.programs.planning.graph import Judgement
 from tests.felix.frontend.planning.test_norms import (
     PLANNED,
+    judge,
     lowered,
     lowered_as_written,
     moved_bytes,
@@ -91,19 +91,10 @@ def test_results_of_the_model_are_not_worth_merging():
     assert not n_calls(module, "merged") and n_calls(module, "") == 3
 
 
-class Refusing:
-    """Finds no schedule for merged products."""
-
-    def judge(self, task):
-        return Judgement(None if "merged_product" in task.name else 1)
-
-    def latency_us(self, task):
-        return None
-
-
 def test_merged_products_without_a_schedule_are_not_chosen(eager):
     model, args = Heads(behind=nn.Sigmoid).eval(), (torch.randn(2, 5, 24),)
-    grouping = frontend.Grouping(frontend.Fusion.PLANNED, Refusing())
+    refusing = judge(lambda task: None if "merged_product" in task.name else 1)
+    grouping = frontend.Grouping(frontend.Fusion.PLANNED, refusing)
     assert n_calls(lowered(model, args)[1], "merged")
     assert not n_calls(lowered(model, args, grouping)[1], "merged")
 

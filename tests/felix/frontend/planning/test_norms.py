@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import pytest
 import torch
@@ -31,6 +32,13 @@ def lowered_as_written(model, args, monkeypatch):
         for rewriting in (merged, norms):
             patch.setattr(rewriting, "extended", lambda read: read)
         return lowered(model, args)[1]
+
+
+def judge(n_kernels=lambda task: 1, latency_us=lambda task: None):
+    """What is known of candidates: how many kernels each is, and how long it takes."""
+    return types.SimpleNamespace(
+        judge=lambda task: Judgement(n_kernels(task)), latency_us=latency_us
+    )
 
 
 def n_calls(module, word):
@@ -118,23 +126,11 @@ def test_an_activation_behind_a_norm_keeps_it(eager):
     assert not n_calls(lowered(model, (torch.randn(2, 5, 32),))[1], "normed_product")
 
 
-class Kernels:
-    """Says how many kernels statistics take; everything else is one."""
-
-    def __init__(self, of_statistics):
-        self.of_statistics = of_statistics
-
-    def judge(self, task):
-        return Judgement(self.of_statistics if "norm_statistics" in task.name else 1)
-
-    def latency_us(self, task):
-        return None
-
-
 @pytest.mark.parametrize(("of_statistics", "is_folded"), [(1, True), (2, False), (None, False)])
 def test_what_is_cheaper_is_chosen(of_statistics, is_folded):
     model, x = make(nn.RMSNorm(512), width=512), torch.randn(1, 4096, 512)
-    grouping = Grouping(Fusion.PLANNED, Kernels(of_statistics))
+    known = judge(lambda task: of_statistics if "norm_statistics" in task.name else 1)
+    grouping = Grouping(Fusion.PLANNED, known)
     # a launch costs as much as some tens of kilobytes
     module = lowered(model, (x[:, :4],) if of_statistics == 2 else (x,), grouping)[1]
     assert bool(n_calls(module, "normed_product")) == is_folded

@@ -14,8 +14,8 @@ from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs import lowering, outlining
 from felix.frontend.programs.planning import candidates, reading
-from felix.frontend.programs.planning.graph import Judgement
 from felix.verify import compare
+from tests.felix.frontend.planning.test_norms import judge
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
 
@@ -62,18 +62,12 @@ def reads_in_place(task):
     return (1, 17, 96) in shapes and "matmul" in func.script()
 
 
-class Refusing:
-    """Finds no schedule for programs that move elements in front of a product."""
-
-    def judge(self, task):
-        return Judgement(None if reads_in_place(task) else 1)
-
-    def latency_us(self, task):
-        return None
+#: Finds no schedule for programs that move elements in front of a product.
+REFUSING = judge(lambda task: None if reads_in_place(task) else 1)
 
 
-def _names(imported, judge):
-    module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, judge))
+def _names(imported, known):
+    module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, known))
     return set(frontend.calls(module))
 
 
@@ -84,20 +78,10 @@ def in_place(names):
 def test_candidates_without_schedules_are_not_chosen():
     model, args, imported = small("vit_b32")
     assert in_place(_names(imported, None))
-    assert not in_place(_names(imported, Refusing()))
-    module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, Refusing()))
+    assert not in_place(_names(imported, REFUSING))
+    module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, REFUSING))
     with torch.no_grad():
         assert_agrees(run(imported, module, args), model(*args), TOLERANCE[torch.float32])
-
-
-class Measured:
-    """Knows latencies of tasks; all have one kernel."""
-
-    def __init__(self, latency_us):
-        self.latency_us = latency_us
-
-    def judge(self, task):
-        return Judgement(1)
 
 
 def test_measured_latencies_decide_where_all_of_the_choice_are_known():
@@ -107,12 +91,12 @@ def test_measured_latencies_decide_where_all_of_the_choice_are_known():
     def latency_us(task):
         return 100.0 if reads_in_place(task) else 1.0
 
-    assert not in_place(_names(imported, Measured(latency_us)))
+    assert not in_place(_names(imported, judge(latency_us=latency_us)))
 
     def unknown_of_softmax(task):
         return None if task.name == "softmax" else latency_us(task)
 
-    assert _names(imported, Measured(unknown_of_softmax)) == by_estimates
+    assert _names(imported, judge(latency_us=unknown_of_softmax)) == by_estimates
 
 
 @pytest.mark.parametrize("target", ["llvm -num-cores 2", "nvidia/nvidia-h100"])
