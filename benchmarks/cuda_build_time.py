@@ -222,11 +222,7 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=24, help="random schedules a subgraph")
     parser.add_argument("--rounds", type=int, default=2, help=f"of {ROUND} proposals a subgraph")
     parser.add_argument("--compiled", type=int, default=8, help="most that NVRTC compiles of one")
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        default=OUT,
-    )
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     head = common.header("cuda_build_time")
     records_of = json.loads(args.out.read_text())["found"] if args.out.exists() else {}

@@ -140,10 +140,7 @@ def _measured(
     print(f"{common.now()} {name} {dtype}: {len(tasks)} tasks", flush=True)
     load = common.load()
     request = outcomes.Request(
-        trials=args.trials * len(tasks),
-        seconds=args.seconds,
-        improve=args.improve,
-        pytorch=False,
+        trials=args.trials * len(tasks), seconds=args.seconds, improve=args.improve, pytorch=False
     )
     gathered = outcomes.gather(list(tasks.values()), known, request)
     return {

@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.data import replay as replaying
-from costmodel.models import (
-    analytic,
-    analytic_time,
-    checkpoint,
-    feature_columns,
-    within_training,
-)
+from costmodel.models import analytic, analytic_time, checkpoint, feature_columns, within_training
 from felix import errors
 from felix.features.kind import FeatureKind
 

@@ -181,11 +181,7 @@ def _describe(full: tvm.target.Target) -> str:
 
 
 def _make(
-    func: tirx.PrimFunc,
-    spec: TargetLike,
-    name: str | None,
-    weight: float,
-    clamp: bool = False,
+    func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float, clamp: bool = False
 ) -> Task:
     full = target.parse(spec)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e18:

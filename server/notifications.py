@@ -230,11 +230,7 @@ class Deliverer:
     """
 
     def __init__(
-        self,
-        db: database.Database,
-        sender: Sender,
-        every_s: float = 1.0,
-        lease_s: float = LEASE_S,
+        self, db: database.Database, sender: Sender, every_s: float = 1.0, lease_s: float = LEASE_S
     ) -> None:
         self._db, self._sender = db, sender
         self._every_s, self._lease_s = every_s, lease_s

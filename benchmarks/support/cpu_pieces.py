@@ -101,11 +101,7 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     if best is None or not ran:
         raise RuntimeError("stock tuning found no schedule that runs")
     _write_module(folder / f"{request['tool']}.module", best.mod, task.target)
-    return {
-        "wall_s": wall_s,
-        "n_measured": len(times),
-        "n_ran": len(ran),
-    }
+    return {"wall_s": wall_s, "n_measured": len(times), "n_ran": len(ran)}
 
 
 def _write_module(path: pathlib.Path, mod: Any, target: Any) -> None:

@@ -23,11 +23,7 @@ _DTYPES = (
     + ("float16",) * 4
     + ("int8",) * 3
     + ("float32",) * 3
-    + (
-        "float8_e4m3fn",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    )
+    + ("float8_e4m3fn", "float8_e4m3fn", "float8_e5m2")
 )
 #: Types of results that are asked for besides the default.
 _OUT_DTYPES = ("float32", "bfloat16", "float16", "int32")

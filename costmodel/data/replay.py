@@ -73,12 +73,7 @@ def load(path: Path, names: Sequence[str], version: int) -> Replay:
         mask = tensors["mask"].numpy()
         rows = np.zeros((*mask.shape, len(names)), dtype=np.float32)
         rows[mask] = tensors["real_rows"].float().numpy()
-        replay = Replay(
-            rows,
-            mask,
-            tensors["ln_latency"].numpy(),
-            tensors["task_ids"].numpy(),
-        )
+        replay = Replay(rows, mask, tensors["ln_latency"].numpy(), tensors["task_ids"].numpy())
     except (KeyError, TypeError, ValueError) as error:
         raise errors.CheckpointError(f"{path} is not a replay sample") from error
     if not len(mask) == len(replay.ln_latency) == len(replay.task_ids):

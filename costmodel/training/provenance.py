@@ -22,10 +22,7 @@ def facts(command: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "versions": _versions(),
-        "machine": {
-            "cpu": target.hardware("llvm").name,
-            "cores": cpu.available_cores(),
-        },
+        "machine": {"cpu": target.hardware("llvm").name, "cores": cpu.available_cores()},
     }
 
 

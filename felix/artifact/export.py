@@ -115,10 +115,7 @@ def check_writable(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def export(
-    result: Result,
-    folder: str | os.PathLike[str],
-    *,
-    about: Mapping[str, Any] | None = None,
+    result: Result, folder: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None
 ) -> pathlib.Path:
     """Write the bundle; files of an earlier bundle in the folder are replaced.
 

@@ -225,11 +225,7 @@ def _make_group(
 
 
 def _make_gathers(
-    groups: Sequence[_Group],
-    n_symbols: int,
-    n_nodes: int,
-    n_edges: int,
-    outputs: NDArray[np.intp],
+    groups: Sequence[_Group], n_symbols: int, n_nodes: int, n_edges: int, outputs: NDArray[np.intp]
 ) -> tuple[SparseRows, ...]:
     """The matrix of all (node, consumer) pairs, cut into the rows of each group."""
     source, column, weight = [outputs], [n_edges + n_nodes + np.arange(len(outputs))], []

@@ -52,9 +52,7 @@ class _Smooth(torch.autograd.Function):
 
 
 def smooth(
-    program: autodiff_program.Program,
-    x: torch.Tensor,
-    temperature: float | torch.Tensor,
+    program: autodiff_program.Program, x: torch.Tensor, temperature: float | torch.Tensor
 ) -> torch.Tensor:
     """Smooth values of a program's outputs, differentiable (once) in x.
 

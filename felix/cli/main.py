@@ -223,12 +223,7 @@ def _worker(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of this machine, where the board listens (default: as the tracker sees it)",
     )
-    add(
-        "--port",
-        **_NATURAL,
-        default=9090,
-        help="first port that the board tries (default 9090)",
-    )
+    add("--port", **_NATURAL, default=9090, help="first port that the board tries (default 9090)")
 
 
 def _features(parser: argparse.ArgumentParser) -> None:

@@ -39,10 +39,7 @@ _Values = Mapping[str, Scalar]
 
 
 def kernel_values(
-    program: Program,
-    rows: Sequence[stores.Row],
-    values: Sequence[_Values],
-    hardware: Hardware,
+    program: Program, rows: Sequence[stores.Row], values: Sequence[_Values], hardware: Hardware
 ) -> list[dict[str, Scalar]]:
     """Kernel features of each kernel, by name; analytic times are of the whole program."""
     all_kernels = kernels.kernels(program)

@@ -206,10 +206,7 @@ def _groups(
 
 
 def _group(
-    indices: list[sympy.Expr],
-    symbols: set[sympy.Symbol],
-    tests: list[ir.Value],
-    visited: _Visited,
+    indices: list[sympy.Expr], symbols: set[sympy.Symbol], tests: list[ir.Value], visited: _Visited
 ) -> Scalar:
     if not indices:
         return 1
@@ -228,10 +225,7 @@ def _group(
 
 
 def _striped(
-    index: sympy.Expr,
-    symbol: sympy.Symbol,
-    tests: list[ir.Value],
-    visited: _Visited,
+    index: sympy.Expr, symbol: sympy.Symbol, tests: list[ir.Value], visited: _Visited
 ) -> Scalar | None:
     """Values of a striped iterator that an interval condition lets pass, or None if not so.
 
@@ -255,11 +249,7 @@ def _striped(
     return scalar.select(scalar.less_equal(c, n), high - low, below[1] - below[0])
 
 
-def _estimate(
-    indices: list[sympy.Expr],
-    symbols: set[sympy.Symbol],
-    visited: _Visited,
-) -> Scalar:
+def _estimate(indices: list[sympy.Expr], symbols: set[sympy.Symbol], visited: _Visited) -> Scalar:
     """Where tiles leave gaps, or there are too many points: at most one element a visit."""
     visits = ir.product(visited[s].count for s in symbols)
     spans = {s: visited[s].length for s in symbols}

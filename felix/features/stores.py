@@ -266,9 +266,7 @@ def _stays(
 
 
 def index_span(
-    index: sympy.Expr,
-    spans: dict[sympy.Symbol, Scalar],
-    origin: dict[sympy.Symbol, Scalar],
+    index: sympy.Expr, spans: dict[sympy.Symbol, Scalar], origin: dict[sympy.Symbol, Scalar]
 ) -> Scalar:
     if index.is_Symbol:
         return spans[index]

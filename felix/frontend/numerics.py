@@ -125,11 +125,7 @@ def _number(value: float, x: Any) -> Any:
     return tirx.const(value, str(x.ty.dtype))
 
 
-_FORMULAS: Mapping[str, Callable[[Any], Any]] = {
-    "atanh": _atanh,
-    "expm1": _expm1,
-    "log1p": _log1p,
-}
+_FORMULAS: Mapping[str, Callable[[Any], Any]] = {"atanh": _atanh, "expm1": _expm1, "log1p": _log1p}
 
 
 # Norms of float64 as their sums and products: TVM's programs of norms are of 32 bits at most.

@@ -196,9 +196,7 @@ def faster(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
     )
     faster = earlier if is_earlier_faster else later
     return dataclasses.replace(
-        faster,
-        default_us=default_us,
-        n_trials=earlier.n_trials + later.n_trials,
+        faster, default_us=default_us, n_trials=earlier.n_trials + later.n_trials
     )
 
 

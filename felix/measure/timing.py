@@ -59,11 +59,7 @@ class TimingOptions:
 #: For GPUs: a repeat costs a sweep of the L2 (0.05 ms) and there is no scheduler to average out,
 #: but a single launch can be held up for some 10 ms by a busy CPU.
 GPU = TimingOptions(
-    min_repeats=5,
-    max_repeats=40,
-    min_total_s=0.0005,
-    max_total_s=0.25,
-    early_stop_first_s=0.1,
+    min_repeats=5, max_repeats=40, min_total_s=0.0005, max_total_s=0.25, early_stop_first_s=0.1
 )
 
 

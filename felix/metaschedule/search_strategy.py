@@ -112,9 +112,7 @@ class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
         """Forget everything."""
         self._state = None
 
-    def generate_measure_candidates(
-        self,
-    ) -> list[ms.search_strategy.MeasureCandidate] | None:
+    def generate_measure_candidates(self) -> list[ms.search_strategy.MeasureCandidate] | None:
         """The candidates of a round; None when the trials are spent or nothing new is left."""
         return self._running().candidates() or None
 

@@ -37,9 +37,7 @@ class _Packed:
 
 
 def assemble(
-    lowered: tvm.IRModule,
-    shipped: Sequence[tuple[groups.Group, Runs]],
-    runs_here: bool = True,
+    lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]], runs_here: bool = True
 ) -> tvm.IRModule:
     """The network with what ships in the place of each group's PrimFuncs.
 

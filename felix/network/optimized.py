@@ -117,9 +117,7 @@ def _branching(branching: cuda_graph.Branching | None) -> str:
 
 
 def timing(
-    network: imported.Network,
-    runs: Runner,
-    model: Callable[[], object] | None,
+    network: imported.Network, runs: Runner, model: Callable[[], object] | None
 ) -> report.Timing:
     """Time whole calls of the network, and of the model, on the example inputs."""
     inputs = list(network.examples)

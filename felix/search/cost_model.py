@@ -98,10 +98,7 @@ def kinds(target: tvm.target.Target) -> tuple[FeatureKind, ...]:
 
 
 def load(
-    model: ModelLike,
-    target: tvm.target.Target,
-    seed: int,
-    kind: FeatureKind = FeatureKind.TRACE,
+    model: ModelLike, target: tvm.target.Target, seed: int, kind: FeatureKind = FeatureKind.TRACE
 ) -> Loaded:
     """The model that a run on a target starts from, for features of a kind.
 
@@ -130,9 +127,7 @@ def load(
 
 
 def online(
-    loaded: Loaded,
-    options: LearningOptions | None = None,
-    kind: FeatureKind = FeatureKind.TRACE,
+    loaded: Loaded, options: LearningOptions | None = None, kind: FeatureKind = FeatureKind.TRACE
 ) -> OnlineModel | None:
     """What lets a model learn: a correction by default, else fine-tuning.
 

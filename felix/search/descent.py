@@ -167,9 +167,7 @@ def _blocks(
 
 
 def _padded_features(
-    blocks: Sequence[Block],
-    compiled: Sequence[interface.StructureFormulas],
-    starts: Sequence[int],
+    blocks: Sequence[Block], compiled: Sequence[interface.StructureFormulas], starts: Sequence[int]
 ) -> list[int | None]:
     """Outputs of the merged pairs that are features, in the blocks' order; None stands for 0."""
     order: list[int | None] = []
@@ -264,10 +262,7 @@ class Descent:
         return self._both[key]
 
     def _descend(
-        self,
-        merged: MergedProgram,
-        starts: interface.Decisions,
-        masks: Sequence[torch.Tensor],
+        self, merged: MergedProgram, starts: interface.Decisions, masks: Sequence[torch.Tensor]
     ) -> tuple[Array, Array]:
         """Recorded values [n_records, B, n_variables] and predictions [n_records, B, k]."""
         options, where = self.options, merged.space

@@ -45,9 +45,7 @@ class _Modelled:
 
 
 def trace_sketches(
-    task: Task,
-    machine: Hardware | None = None,
-    on_left_out: OnLeftOut | None = None,
+    task: Task, machine: Hardware | None = None, on_left_out: OnLeftOut | None = None
 ) -> list[TraceSketch]:
     """The trace sketches of MetaSchedule's default design space for the task's target.
 
@@ -72,9 +70,7 @@ def trace_sketches(
 
 
 def sketches(
-    task: Task,
-    machine: Hardware | None = None,
-    on_left_out: OnLeftOut | None = None,
+    task: Task, machine: Hardware | None = None, on_left_out: OnLeftOut | None = None
 ) -> list[Sketch]:
     """The sketches of a task: those of traces, then those of templates.
 

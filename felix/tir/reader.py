@@ -102,11 +102,7 @@ class _Reader(BufferReader):
         check(self._stores, "the program stores nothing")
         function = tirx.PrimFunc(buffers, body, tvm.ir.TupleType([]))
         return function.with_attr(
-            {
-                "global_symbol": self._symbol(fields["attrs"]),
-                "s_tir": True,
-                "tirx.noalias": True,
-            }
+            {"global_symbol": self._symbol(fields["attrs"]), "s_tir": True, "tirx.noalias": True}
         )
 
     def _symbol(self, index: int) -> str:

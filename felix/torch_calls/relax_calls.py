@@ -21,12 +21,7 @@ _SAME = (
     "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor",
     "bitwise_and", "bitwise_or", "where", "floor_divide",
 )  # fmt: skip
-_ACTIVATIONS = {
-    "nn.relu": "relu",
-    "nn.silu": "silu",
-    "nn.gelu": "gelu",
-    "nn.selu": "selu",
-}
+_ACTIVATIONS = {"nn.relu": "relu", "nn.silu": "silu", "nn.gelu": "gelu", "nn.selu": "selu"}
 
 
 def draft(call: Any) -> Draft | None:

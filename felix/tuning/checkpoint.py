@@ -48,9 +48,7 @@ def take(parts: Parts) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def restore(
-    parts: Parts,
-    journal: session.Journal,
-    open_task: Callable[[TaskRun, bool], None],
+    parts: Parts, journal: session.Journal, open_task: Callable[[TaskRun, bool], None]
 ) -> None:
     """Take over what an earlier session left, if it left anything.
 

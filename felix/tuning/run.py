@@ -191,11 +191,7 @@ class Run:
             return [*first, *task_run.search.suggest(n - len(first))]
 
     def round_size(
-        self,
-        task_run: TaskRun,
-        n_reserved: int,
-        n_at_a_time: int = 1,
-        busy: Collection[int] = (),
+        self, task_run: TaskRun, n_reserved: int, n_at_a_time: int = 1, busy: Collection[int] = ()
     ) -> int:
         """Candidates of a task's next round; other rounds that are searched have `n_reserved`, and
         so many are at a time, those of `busy` tasks."""

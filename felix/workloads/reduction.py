@@ -94,12 +94,7 @@ def reduce(
     over = common.resolve_axes("reduce: axes", axes, len(shape))
     x = common.placeholder("x", shape, dtype)
     result = reduced(
-        kind if kind != "mean" else "total",
-        shape,
-        over,
-        _COMBINE[kind],
-        _wide(x),
-        keepdims,
+        kind if kind != "mean" else "total", shape, over, _COMBINE[kind], _wide(x), keepdims
     )
     if kind == "mean":
         result = _scaled("mean", result, _share(shape, over))

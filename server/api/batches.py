@@ -134,8 +134,7 @@ def _item_key(idempotency: store_jobs.IdempotencyKey | None, number: int) -> str
 templates_router = fastapi.APIRouter(prefix="/v1/templates", tags=["templates"])
 
 _Name = Annotated[
-    str,
-    fastapi.Path(pattern=request_bodies.TEMPLATE_NAME, max_length=100, examples=["nightly"]),
+    str, fastapi.Path(pattern=request_bodies.TEMPLATE_NAME, max_length=100, examples=["nightly"])
 ]
 
 

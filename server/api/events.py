@@ -73,11 +73,7 @@ def encode(event: rows.Event) -> bytes:
 
 
 def _older(
-    caller: auth.Caller,
-    job_id: int,
-    seq: int,
-    limit: int,
-    types: Sequence[events.Type],
+    caller: auth.Caller, job_id: int, seq: int, limit: int, types: Sequence[events.Type]
 ) -> list[cache.EncodedEvent]:
     with caller.read() as tx:
         older = events.after(tx, job_id, seq, limit, types)

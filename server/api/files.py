@@ -79,10 +79,7 @@ _FORM = uploads.form("application/zip", example="database.zip")
 
 
 @databases_router.post(
-    "/v1/databases",
-    status_code=201,
-    responses=request_bodies.MADE_JOB,
-    openapi_extra=_FORM,
+    "/v1/databases", status_code=201, responses=request_bodies.MADE_JOB, openapi_extra=_FORM
 )
 async def import_database(
     request: fastapi.Request,

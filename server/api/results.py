@@ -163,10 +163,7 @@ def _stream(
 
 
 def _pages(
-    caller: auth.Caller,
-    job_id: int,
-    chosen: trials.Filter,
-    lines: _Lines,
+    caller: auth.Caller, job_id: int, chosen: trials.Filter, lines: _Lines
 ) -> Iterator[str]:
     after: int | None = 0
     is_first = True

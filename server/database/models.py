@@ -193,10 +193,7 @@ class Event(fields.Event, Base):
 
     __tablename__ = "events"
     __table_args__ = (
-        sa.CheckConstraint(
-            _in(_MOVE, [_NO_MOVE, _FIRST_MOVE, *states.pairs()]),
-            name="move",
-        ),
+        sa.CheckConstraint(_in(_MOVE, [_NO_MOVE, _FIRST_MOVE, *states.pairs()]), name="move"),
     )
 
 

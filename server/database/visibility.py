@@ -30,11 +30,7 @@ EVERYTHING = Visibility(None)
 
 #: What all projects see: the machines. Logins are only read by their secret.
 SHARED: frozenset[type[models.Base]] = frozenset(
-    {
-        models.Worker,
-        models.DeviceReport,
-        models.Login,
-    }
+    {models.Worker, models.DeviceReport, models.Login}
 )
 
 #: A statement with this execution option sees all projects: for what they share, such as contents.

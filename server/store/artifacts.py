@@ -55,12 +55,7 @@ def attach(tx: orm.Session, job_id: int, new: NewArtifact) -> rows.Artifact:
 
 
 def store_code(
-    tx: orm.Session,
-    fence: leases.Fence,
-    task: int,
-    schedule: str,
-    source: str,
-    assembly: str = "",
+    tx: orm.Session, fence: leases.Fence, task: int, schedule: str, source: str, assembly: str = ""
 ) -> None:
     """Store TVMScript and generated code of a task's best schedule, for viewers.
 

@@ -109,11 +109,7 @@ def insert(
 
 
 def after(
-    tx: orm.Session,
-    job_id: int,
-    seq: int = 0,
-    limit: int = 500,
-    kinds: Sequence[Type] = (),
+    tx: orm.Session, job_id: int, seq: int = 0, limit: int = 500, kinds: Sequence[Type] = ()
 ) -> list[rows.Event]:
     """Events after `seq`, oldest first; of some kinds only, if given."""
     query = sa.select(models.Event).where(models.Event.job_id == job_id, models.Event.seq > seq)

@@ -158,11 +158,7 @@ def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
 
 
 def fail(
-    tx: orm.Session,
-    fence: Fence,
-    error: str,
-    message: str,
-    retry_after_s: float | None,
+    tx: orm.Session, fence: Fence, error: str, message: str, retry_after_s: float | None
 ) -> states.State:
     """This attempt failed: try again after so many seconds, or (None) never.
 

@@ -203,11 +203,7 @@ def copy(tx: orm.Session, job: models.Job, number: int, source: tuple[int, int])
 
 
 def page(
-    tx: orm.Session,
-    job_id: int,
-    chosen: Filter | None = None,
-    limit: int = 100,
-    after: int = 0,
+    tx: orm.Session, job_id: int, chosen: Filter | None = None, limit: int = 100, after: int = 0
 ) -> Page:
     """Trials by number; `after` is the last number of the page before."""
     query = _filtered(job_id, chosen or Filter()).where(models.Trial.number > after)

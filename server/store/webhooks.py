@@ -279,11 +279,7 @@ def note(tx: orm.Session, due: Due, reply: Reply, retry_after_s: float | None) -
         values |= {"state": "dead"}
     else:
         values |= {"not_before": columns.db_now(retry_after_s)}
-    same = (
-        delivery.id == due.id,
-        delivery.attempts == due.attempts,
-        delivery.state == "pending",
-    )
+    same = (delivery.id == due.id, delivery.attempts == due.attempts, delivery.state == "pending")
     tx.execute(
         sa.update(delivery)
         .where(*same)

@@ -180,10 +180,7 @@ def write_zip(folder: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def write_network(
-    result: results.NetworkResult,
-    claimed: engine.JobAccess,
-    path: pathlib.Path,
-    runs_here: bool,
+    result: results.NetworkResult, claimed: engine.JobAccess, path: pathlib.Path, runs_here: bool
 ) -> networks.Built:
     """Build the network and write the zip to `path`; what the network is.
 

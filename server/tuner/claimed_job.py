@@ -141,10 +141,7 @@ class ClaimedJob:
         self.write(lambda tx: trials.remeasure(tx, self.fence, new))
 
     def save(
-        self,
-        checkpoint: progress.Checkpoint,
-        elapsed_s: float,
-        breakdown: Mapping[str, Any],
+        self, checkpoint: progress.Checkpoint, elapsed_s: float, breakdown: Mapping[str, Any]
     ) -> None:
         """Replace the checkpoint.
 
@@ -240,11 +237,7 @@ class ClaimedJob:
         self.write(lambda tx: progress.baseline(tx, self.fence, task, latency_us, message))
 
     def round_started(
-        self,
-        task: int,
-        number: int,
-        counts: Mapping[str, Any],
-        steps: Sequence[Mapping[str, Any]],
+        self, task: int, number: int, counts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
     ) -> None:
         """Write that the candidates of a round were chosen.
 

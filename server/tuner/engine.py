@@ -96,11 +96,7 @@ class JobAccess(Protocol):
         ...
 
     def round_started(
-        self,
-        task: int,
-        number: int,
-        counts: Mapping[str, Any],
-        steps: Sequence[Mapping[str, Any]],
+        self, task: int, number: int, counts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
     ) -> None:
         """Candidates of a round were chosen."""
         ...

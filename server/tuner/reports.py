@@ -63,9 +63,7 @@ def checked(said: Any) -> dict[str, readings.Condition]:
 
 
 def _one(
-    device: Mapping[str, Any],
-    condition: readings.Condition | None,
-    versions: Mapping[str, str],
+    device: Mapping[str, Any], condition: readings.Condition | None, versions: Mapping[str, str]
 ) -> tuners.Seen:
     place = str(device["place"])
     if device.get("now") is not None:

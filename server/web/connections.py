@@ -234,9 +234,7 @@ class _Server(uvicorn.Server):
 
 
 def config(
-    app: fastapi.FastAPI,
-    settings: settings_module.Settings,
-    limits: Limits | None = None,
+    app: fastapi.FastAPI, settings: settings_module.Settings, limits: Limits | None = None
 ) -> uvicorn.Config:
     """How uvicorn serves the application; the limits are those of the settings, if None."""
     limits = limits or Limits(

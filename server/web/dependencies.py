@@ -43,10 +43,7 @@ class Throttle:
     """
 
     def __init__(
-        self,
-        limit: int = 10,
-        window_s: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, limit: int = 10, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limit, self._window_s, self._clock = limit, window_s, clock
         self._failures: collections.OrderedDict[str, list[float]] = collections.OrderedDict()

@@ -26,11 +26,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "tanh": relax.op.tanh,
     "relu": relax.op.nn.relu,
 }
-_DEFAULTS = {
-    "LSTM": ["Sigmoid", "Tanh", "Tanh"],
-    "GRU": ["Sigmoid", "Tanh"],
-    "RNN": ["Tanh"],
-}
+_DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 #: Attributes that must be left out.
 _UNSUPPORTED = ("clip", "input_forget", "activation_alpha", "activation_beta")
 #: Positions of inputs: W and R have the gates below each other, B those of W and then of R.

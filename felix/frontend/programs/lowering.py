@@ -71,9 +71,7 @@ class Grouping:
 
 
 def lowered(
-    model: imported.ImportedModel,
-    full: tvm.target.Target,
-    grouping: Grouping = Grouping(),
+    model: imported.ImportedModel, full: tvm.target.Target, grouping: Grouping = Grouping()
 ) -> tvm.IRModule:
     """The module whose `main` calls one PrimFunc for each group.
 

@@ -98,11 +98,7 @@ def rebuilt(mod: tvm.IRModule, emit: Callable[[relax.BlockBuilder, Any], None]) 
     return made
 
 
-def call_of(
-    builder: relax.BlockBuilder,
-    group: Sequence[Call],
-    renamed: Mapping[Any, Any],
-) -> Any:
+def call_of(builder: relax.BlockBuilder, group: Sequence[Call], renamed: Mapping[Any, Any]) -> Any:
     """A call of a new primitive function that has the group's calls.
 
     Args:

@@ -34,10 +34,7 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def in_turns_us(
-    calls: Mapping[_Name, Callable[[], object]],
-    turns: int,
-    burst: int,
-    hopeless: float = math.inf,
+    calls: Mapping[_Name, Callable[[], object]], turns: int, burst: int, hopeless: float = math.inf
 ) -> dict[_Name, list[float]]:
     """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
 

@@ -164,9 +164,7 @@ class Worker:
         return " ".join(line.strip() for line in lines[-12:] if line.strip())[-_SAID:]
 
 
-def _devices(
-    chosen: tuple[int, ...] | Literal["all", "cpu"],
-) -> tuple[str, tuple[int, ...]]:
+def _devices(chosen: tuple[int, ...] | Literal["all", "cpu"]) -> tuple[str, tuple[int, ...]]:
     """(kind of the devices, numbers of GPUs); checks what measuring on them needs.
 
     Raises:

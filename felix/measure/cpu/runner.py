@@ -65,11 +65,7 @@ class Runner:
     """Holds the tensors of the current task on the device."""
 
     def __init__(
-        self,
-        device: str,
-        threads: int,
-        quiet: Callable[[], None],
-        rest: Callable[[float], None],
+        self, device: str, threads: int, quiet: Callable[[], None], rest: Callable[[float], None]
     ) -> None:
         self._device = tvm.runtime.device(device, 0)
         self._threads = threads
@@ -152,8 +148,7 @@ class Runner:
         """One for all candidates, so that it knows how fast the cores can be."""
         if self._contention is None:
             self._contention = contention.ContentionGuard(
-                contention.multiply_adds(target.parse(task.target), self._threads),
-                self._rest,
+                contention.multiply_adds(target.parse(task.target), self._threads), self._rest
             )
         return self._contention
 

@@ -83,11 +83,7 @@ class NoDriver(DriverError):
 class _Attribute(ctypes.Structure):
     """`CUlaunchAttribute` of a cluster: extents in x, y, z in a union of 64 bytes."""
 
-    _fields_ = (
-        ("id", ctypes.c_uint),
-        ("pad", ctypes.c_uint),
-        ("value", ctypes.c_uint * 16),
-    )
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
 
 class _Config(ctypes.Structure):

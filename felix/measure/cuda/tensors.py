@@ -73,9 +73,7 @@ def place(context: driver.Context, task: HostTask) -> DeviceTask:
 
 
 def upload(
-    context: driver.Context,
-    args: Sequence[reference.Argument],
-    arrays: Sequence[reference.Array],
+    context: driver.Context, args: Sequence[reference.Argument], arrays: Sequence[reference.Array]
 ) -> tuple[tuple[int, ...], dict[int, int]]:
     """Put the arguments on the device, a second time what a run reads and changes."""
     tensors: list[int] = []

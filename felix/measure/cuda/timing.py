@@ -130,11 +130,7 @@ class ClockGuard:
     `now` is the time in seconds.
     """
 
-    def __init__(
-        self,
-        probe: Probe,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, probe: Probe, now: Callable[[], float] = time.perf_counter) -> None:
         self._probe = probe
         self._now = now
         self._full_us: float | None = None

@@ -157,12 +157,7 @@ class Graph:
         if expression not in self._of:
             kind = expression.ty
             self._of[expression] = Value(
-                "",
-                (),
-                {},
-                str(kind.dtype),
-                expression=expression,
-                constant=_scalar(expression),
+                "", (), {}, str(kind.dtype), expression=expression, constant=_scalar(expression)
             )
         return self._of[expression]
 

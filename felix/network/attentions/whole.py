@@ -257,10 +257,7 @@ class _Comparison:
             wrong = check.wrong(mains)
             excluded.check_left(f"of an attention ({', '.join(self.names)})", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
-            return {
-                "latencies_us": contest.median_us(right, inputs, self._target),
-                "wrong": wrong,
-            }
+            return {"latencies_us": contest.median_us(right, inputs, self._target), "wrong": wrong}
 
     def _drawn(self) -> list[torch.Tensor]:
         arrays = reference.inputs(self._arguments, _SEED, positive=False)

@@ -132,12 +132,7 @@ def _tuned(
             continue
         store.unqueue(known, [entry])
         done.append(
-            Done(
-                name=task.name,
-                device=entry.device,
-                n_requests=entry.n_requests,
-                shipped=shipped,
-            )
+            Done(name=task.name, device=entry.device, n_requests=entry.n_requests, shipped=shipped)
         )
     return gathered.reason
 

@@ -117,10 +117,7 @@ def choose(
 def _latencies_us(outcome: Outcome | None) -> dict[Contender, float]:
     if outcome is None:
         return {}
-    measured = {
-        Contender.FELIX: outcome.tuned_us,
-        Contender.TVM: outcome.default_us,
-    }
+    measured = {Contender.FELIX: outcome.tuned_us, Contender.TVM: outcome.default_us}
     return {name: value for name, value in measured.items() if value is not None}
 
 

@@ -10,16 +10,7 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import index_expr, ir, scalar, usage
 from felix.symbolic.instructions import inlining, loop_transforms
-from felix.symbolic.ir import (
-    Access,
-    Affine,
-    Block,
-    Buffer,
-    Iter,
-    IterComponent,
-    Loop,
-    Program,
-)
+from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
 
 
 def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
@@ -53,11 +44,7 @@ def _factored(program: Program, buffer: Buffer, axis: int, part: IterComponent) 
 
 
 def _rfactor_block(
-    block: Block,
-    loops: list[Loop],
-    rf_component: IterComponent,
-    buffers: list[Buffer],
-    axis: int,
+    block: Block, loops: list[Loop], rf_component: IterComponent, buffers: list[Buffer], axis: int
 ) -> tuple[Block, dict[IterComponent, IterComponent]]:
     copies = _copies(block, loops)
     first = index_expr.iter_symbol(f"v{rf_component.name}")

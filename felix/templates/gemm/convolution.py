@@ -146,9 +146,7 @@ def _channel(every: Sequence[Dimension], known: _Axes) -> Dimension | None:
     return next(iter(last or only), None)
 
 
-def _with_images_apart(
-    sliding: Sequence[Dimension],
-) -> tuple[list[Dimension], list[Dimension]]:
+def _with_images_apart(sliding: Sequence[Dimension]) -> tuple[list[Dimension], list[Dimension]]:
     """The outer dimensions that are one axis of images, and the windows."""
     images: list[Dimension] = []
     for d in sliding:

@@ -16,10 +16,7 @@ from felix.templates.gemm.problem import GemmProblem, Output, Place, Read, Tenso
 
 
 def offset(
-    tensor: Tensor,
-    inner_batch: int | None,
-    column: str = "column",
-    wide: str = "{}",
+    tensor: Tensor, inner_batch: int | None, column: str = "column", wide: str = "{}"
 ) -> str:
     """The index of an element in its tensor; axes of stride 0 are left out.
 

@@ -159,11 +159,7 @@ def _gathered(
 
 
 def _assembled(
-    program: Program,
-    accesses: walk.Accesses,
-    groups: Spatial,
-    k: Group | None,
-    first: int = 1,
+    program: Program, accesses: walk.Accesses, groups: Spatial, k: Group | None, first: int = 1
 ) -> GemmProblem:
     """The problem of these groups; `first` is the tensor that is A."""
     tensors = accesses.tensors

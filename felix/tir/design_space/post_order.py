@@ -86,10 +86,7 @@ def apply(
 
 
 def _one(
-    schedule: tvm.s_tir.Schedule,
-    steps: Sequence[_Step],
-    choice: Choice,
-    counts: dict[Place, int],
+    schedule: tvm.s_tir.Schedule, steps: Sequence[_Step], choice: Choice, counts: dict[Place, int]
 ) -> tvm.s_tir.Schedule:
     """The schedule of a choice; notes how many alternatives there are where."""
     for step in steps:

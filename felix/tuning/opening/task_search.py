@@ -96,9 +96,7 @@ class TaskSearch:
         return left_out
 
     def open_rest(
-        self,
-        before_each: Callable[[], None] | None = None,
-        judge: Judge = legality.make_formulas,
+        self, before_each: Callable[[], None] | None = None, judge: Judge = legality.make_formulas
     ) -> list[str]:
         """Let the search have the sketches that `open` left out for now; says which have no
         legal schedule, and why."""
@@ -142,9 +140,7 @@ def by_kind(sketches: Sequence[Sketch]) -> tuple[list[Sketch], list[Sketch]]:
 
 
 def sketches_of(
-    task: Task,
-    on_left_out: Callable[[str], None] | None = None,
-    has_templates: bool = True,
+    task: Task, on_left_out: Callable[[str], None] | None = None, has_templates: bool = True
 ) -> Sequence[Sketch]:
     """All sketches of a task that can be modelled, those of templates included if wished."""
     from felix.sketch import sketch as sketching

@@ -77,10 +77,7 @@ class Recorder:
         )
 
     def repeat(
-        self,
-        task_run: TaskRun,
-        record: records.Record,
-        measurement: protocol.Measurement,
+        self, task_run: TaskRun, record: records.Record, measurement: protocol.Measurement
     ) -> None:
         """Record that a candidate was measured again: no trial, and nothing learns from it."""
         repeat = dataclasses.replace(

@@ -124,10 +124,7 @@ class _Final:
     """
 
     def __init__(
-        self,
-        task_run: TaskRun,
-        contenders: Sequence[records.Record],
-        programs: Sequence[Program],
+        self, task_run: TaskRun, contenders: Sequence[records.Record], programs: Sequence[Program]
     ) -> None:
         self.task_run, self.contenders, self.programs = task_run, contenders, programs
         self._bursts: list[list[protocol.Measurement]] = [[] for _ in programs]

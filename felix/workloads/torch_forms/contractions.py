@@ -57,10 +57,7 @@ def split_bias(
 
 
 def epilogue(
-    output: torch.Tensor,
-    stages: Sequence[str],
-    extra: Sequence[torch.Tensor],
-    channel_axis: int,
+    output: torch.Tensor, stages: Sequence[str], extra: Sequence[torch.Tensor], channel_axis: int
 ) -> torch.Tensor:
     """The stages on a tensor that nobody else has, in place where PyTorch can.
 

@@ -67,10 +67,7 @@ def one(
 
 @router.post("/{name}")
 async def change(
-    request: fastapi.Request,
-    name: _Name,
-    viewer: access.Admin,
-    services: dependencies.ServicesDep,
+    request: fastapi.Request, name: _Name, viewer: access.Admin, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Replace the limits; empty fields are the service's."""
     texts = batches.texts_of(await access.checked_form(request, viewer))

@@ -250,10 +250,7 @@ def _about(sources: list[str], message: str) -> str:
 
 
 def _page(
-    request: fastapi.Request,
-    viewer: auth.Caller,
-    services: dependencies.Services,
-    filled: _Form,
+    request: fastapi.Request, viewer: auth.Caller, services: dependencies.Services, filled: _Form
 ) -> fastapi.Response:
     operators = services.parser.operators()
     with viewer.read() as tx:

@@ -253,11 +253,7 @@ class RemoteJob:
         self._ask("baseline", task, latency_us, message)
 
     def round_started(
-        self,
-        task: int,
-        number: int,
-        counts: Mapping[str, Any],
-        steps: Sequence[Mapping[str, Any]],
+        self, task: int, number: int, counts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
     ) -> None:
         """Candidates of a round were chosen."""
         self._ask("round_started", task, number, dict(counts), [dict(step) for step in steps])

@@ -81,11 +81,7 @@ class EngineMonitor:
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        claimed: claimed_job.ClaimedJob,
-        usage: Usage,
-        is_export: bool,
+        self, limits: Limits, claimed: claimed_job.ClaimedJob, usage: Usage, is_export: bool
     ) -> None:
         self._limits, self._claimed = limits, claimed
         self._usage, self._is_export = usage, is_export

@@ -251,8 +251,7 @@ def test_statements_of_a_cpu_are_those_of_the_largest_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "copies"),
-    share.of([("gemm:256,256,256", {1, 3, 4}), ("layer_norm:512x256", {1})], 1),
+    ("text", "copies"), share.of([("gemm:256,256,256", {1, 3, 4}), ("layer_norm:512x256", {1})], 1)
 )
 def test_statements_agree_with_the_cuda_source(text: str, copies: set[int]) -> None:
     """Mostly: of a fetch whose vectors TVM takes apart the source has many lines more.

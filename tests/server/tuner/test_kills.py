@@ -175,8 +175,7 @@ def working(
 
 
 @pytest.mark.parametrize(
-    "factory",
-    share.of(["tests.support.service_kill_child:make_engine", engine_fakes.FACTORY], 1),
+    "factory", share.of(["tests.support.service_kill_child:make_engine", engine_fakes.FACTORY], 1)
 )
 def test_random_kills_of_engines(
     db: database.Database, tmp_path: pathlib.Path, factory: str, monkeypatch: pytest.MonkeyPatch

@@ -49,10 +49,7 @@ class Judge(Protocol):
 
 
 def plan(
-    mod: tvm.IRModule,
-    target: tvm.target.Target,
-    machine: Hardware,
-    judge: Judge | None = None,
+    mod: tvm.IRModule, target: tvm.target.Target, machine: Hardware, judge: Judge | None = None
 ) -> tuple[tvm.IRModule, list[list[groups.Call]]]:
     """A module, and the groups of its calls, each in the order of execution.
 

@@ -195,10 +195,7 @@ def _read_outside(mod: tvm.IRModule, numbers: dict[Any, int], owners: dict[Any, 
 
 
 def _operator(
-    mod: tvm.IRModule,
-    call: groups.Call,
-    owners: dict[Any, int],
-    external: dict[Any, int],
+    mod: tvm.IRModule, call: groups.Call, owners: dict[Any, int], external: dict[Any, int]
 ) -> Operator:
     func = mod[call.value.args[0]]
     role, n_rows = _role(func, call)

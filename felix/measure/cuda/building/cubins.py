@@ -34,7 +34,7 @@ namespace std {
 template <typename A, typename B> constexpr bool is_same_v = false;
 template <typename A> constexpr bool is_same_v<A, A> = true;
 }
-""",
+"""
 }
 _INTEGERS = """\
 typedef signed char int8_t;

@@ -58,11 +58,7 @@ def compile_ptx(
 
 
 def _compile(
-    output: Literal["CUBIN", "PTX"],
-    source: str,
-    arch: str,
-    options: Sequence[str],
-    headers: bool,
+    output: Literal["CUBIN", "PTX"], source: str, arch: str, options: Sequence[str], headers: bool
 ) -> bytes:
     """What `nvrtcGet{output}` gives for a source."""
     library = load()

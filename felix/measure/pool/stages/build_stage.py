@@ -53,10 +53,7 @@ class BuildStage:
     """
 
     def __init__(
-        self,
-        builders: Sequence[Builder],
-        built: Callable[[Item], None],
-        settle: Settle,
+        self, builders: Sequence[Builder], built: Callable[[Item], None], settle: Settle
     ) -> None:
         self._built, self._settle = built, settle
         self._waiting: queue.SimpleQueue[Item | None] = queue.SimpleQueue()

@@ -12,13 +12,7 @@ multiply_add(sum, x, y)                 sum += x · y, rounded once
 from __future__ import annotations
 
 from felix.launch_plan import LaunchPlan
-from felix.templates.gemm.ampere import (
-    epilogue,
-    instructions,
-    kernel_text,
-    packing,
-    simt,
-)
+from felix.templates.gemm.ampere import epilogue, instructions, kernel_text, packing, simt
 from felix.templates.gemm.ampere import program as staged
 from felix.templates.gemm.ampere.simt import Decisions
 from felix.templates.gemm.problem import GemmProblem

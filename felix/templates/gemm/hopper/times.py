@@ -62,12 +62,7 @@ RATES = Rates()
 
 
 def product(
-    problem: GemmProblem,
-    d: Decisions,
-    f: Row,
-    hardware: Hardware,
-    rates: Rates,
-    is_first: bool,
+    problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, rates: Rates, is_first: bool
 ) -> Row:
     """Times of the product's kernel; `is_first`: no kernel of the program runs before it."""
     instruction = instructions.PRODUCTS[problem.a.dtype, problem.accumulator]

@@ -167,9 +167,7 @@ def _require_guards(operand: walk.Access, every: Sequence[Strided]) -> None:
     )
 
 
-def _with_images_apart(
-    sliding: Sequence[Strided],
-) -> tuple[Strided | None, Sequence[Strided]]:
+def _with_images_apart(sliding: Sequence[Strided]) -> tuple[Strided | None, Sequence[Strided]]:
     """The outermost dimension if it is one of images, and the windows."""
     if len(sliding) > 1 and sliding[0].is_rows:
         return sliding[0], sliding[1:]

@@ -23,8 +23,7 @@ PLANNED = Grouping(Fusion.PLANNED)
 
 
 @pytest.mark.parametrize(
-    "name, dtype",
-    share.of(share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32]), 3),
+    "name, dtype", share.of(share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32]), 3)
 )
 def test_planned_networks_agree_with_pytorch(name, dtype):
     model, args, imported = small(name, dtype)

@@ -121,15 +121,12 @@ def test_a_module_needs_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "types",
-    share.of(["float16", "float8_e5m2", "float8_e4m3fn", "bfloat16,out_dtype=float32"], 3),
+    "types", share.of(["float16", "float8_e5m2", "float8_e4m3fn", "bfloat16,out_dtype=float32"], 3)
 )
 def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path) -> None:
     mod, target = _candidate(f"gemm:64,64,64,epilogue=bias+gelu,dtype={types}", 1, 0)
     reply = cuda_build.handle(
-        payload.of(mod, target),
-        str(tmp_path / "candidate"),
-        max_source_bytes=10**6,
+        payload.of(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6
     )
     plan, cubin = description.read_program(reply["library"])
     assert cubin.startswith(b"\x7fELF")

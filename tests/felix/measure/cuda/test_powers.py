@@ -67,9 +67,7 @@ def test_candidates_and_what_ships_have_products(tmp_path: pathlib.Path) -> None
     for number, sketch in enumerate(felix.trace_sketches(task)):
         mod = sketch.schedule(sketch.sample(1, seed=0)[0]).mod
         reply = cuda_build.handle(
-            payload.of(mod, task.target),
-            str(tmp_path / str(number)),
-            max_source_bytes=10**6,
+            payload.of(mod, task.target), str(tmp_path / str(number)), max_source_bytes=10**6
         )
         _, cubin = description.read_program(reply["library"])
         source = build.module(mod, task.target).imports[0].inspect_source()

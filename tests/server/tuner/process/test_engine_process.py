@@ -18,17 +18,7 @@ import pytest
 
 from server import settings, states
 from server.database import database
-from server.store import (
-    artifacts,
-    blobs,
-    control,
-    events,
-    jobs,
-    leases,
-    progress,
-    trials,
-    tuners,
-)
+from server.store import artifacts, blobs, control, events, jobs, leases, progress, trials, tuners
 from server.tuner import heartbeat, tuner
 from server.tuner.process import engine_process, limits, zygote
 from tests.server.tuner.conftest import Bench
