@@ -225,7 +225,9 @@ def test_names_are_escaped_and_isolated(text: str, expected: str) -> None:
     expected.encode()
 
 
-def test_lists_and_lines_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_and_lines_of_the_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what is shown is changed: rows are as they came."""
     changes = {"name": HOSTILE, "tags": [HEBREW], "message": HOSTILE, "state": "failed"}
     job = rows.of(client.Job, examples.JOB.model_dump(mode="json") | changes)
@@ -239,12 +241,14 @@ def test_lists_and_lines_of_the_command_line(capsys: pytest.CaptureFixture[str])
         from_state=None,
         to_state=None,
     )
-    texts = [
-        capsys.readouterr().out,
-        watch.summary(job),
-        watch.line(event) or "",
-        main._one_line(errors.RemoteError(HOSTILE)),
-    ]
+    texts = [capsys.readouterr().out, watch.summary(job), watch.line(event) or ""]
+
+    def refuse(_: object) -> int:
+        raise errors.RemoteError(HOSTILE)
+
+    monkeypatch.setattr(jobs, "ls", refuse)
+    assert main.main(["ls"]) == 1
+    texts.append(capsys.readouterr().err)
     for text in texts:
         assert "\\x1b[2J" in text
         assert not {"\x1b", "\u202e", "\r", "\ud800"} & set(text)

@@ -227,4 +227,4 @@ def test_commands_reach_a_service_on_another_port(
         assert main.main(["ls", "--json"]) == 0
         assert capsys.readouterr().out.strip() == "[]"
         assert main.main(["keys", "ls", "--json"]) == 0
-        assert '"name": "all"' in capsys.readouterr().out
+        assert '"name": "k"' in capsys.readouterr().out
