@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pathlib
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -12,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from server import errors
-from server.store import leases, trials
 from tests.server.conftest import GEMM, Service
-from tests.support import api_rows, service_fakes
 from tests.support.hostile import onnx_models
 
 
@@ -213,19 +209,6 @@ def test_wrong_methods_and_places_are_problems(clean: Service) -> None:
     _is_problem(clean.client.get("/v1/jobs/"), 404)
 
 
-def test_a_stolen_lease_token_writes_nothing(service: Service) -> None:
-    """The tuner's fence: a token that is guessed or of another job is refused by the store."""
-    claim = api_rows.running(service.db, n_trials=3)
-    before = json.dumps(service.client.get(f"/v1/jobs/{claim.job.id}").json())
-    other = api_rows.running(service.db, n_trials=1)
-    for token in ("guessed", other.fence.token, ""):
-        stolen = leases.Fence(claim.job.id, token)
-        with pytest.raises(errors.LeaseLost), service.db.write() as tx:
-            trials.append(tx, stolen, service_fakes.new_trial(50))
-    assert errors.LeaseLost.status == 409
-    assert json.dumps(service.client.get(f"/v1/jobs/{claim.job.id}").json()) == before
-
-
 def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
@@ -248,11 +231,3 @@ def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> 
     response = service.client.get("/v1/jobs")
     assert "secret" not in response.text and response.headers["Retry-After"]
     _is_problem(response, 503)
-
-
-def test_uploads_stay_in_their_folder(service: Service) -> None:
-    response = service.upload("..model.onnx", onnx_models.matmul_relu())
-    assert response.status_code == 201
-    folder = service.settings.data_dir / "blobs"
-    assert all(folder in path.parents for path in service.files())
-    assert isinstance(folder, pathlib.Path)

@@ -110,12 +110,14 @@ def test_an_onnx_model_has_a_network_unless_it_is_refused(service: Service) -> N
 def test_a_repeated_request_makes_one_job(service: Service) -> None:
     headers = {"Idempotency-Key": "once"}
     first = service.client.post("/v1/jobs", json=GEMM, headers=headers)
-    second = service.client.post("/v1/jobs", json=GEMM, headers=headers)
-    assert (first.status_code, second.status_code) == (201, 200)
-    assert first.json()["id"] == second.json()["id"]
-    assert first.headers["Location"] == second.headers["Location"]
-    other = service.client.post("/v1/jobs", json=GEMM | {"trials": 9}, headers=headers)
-    assert other.status_code == 409 and "Idempotency-Key" in other.json()["detail"]
+    assert first.status_code == 201
+    for same in (GEMM, GEMM | {"reuse": True}):  # requests hash as before there was reuse
+        second = service.client.post("/v1/jobs", json=same, headers=headers)
+        assert (second.status_code, second.json()["id"]) == (200, first.json()["id"])
+        assert first.headers["Location"] == second.headers["Location"]
+    for changes in ({"trials": 9}, {"reuse": False}):
+        other = service.client.post("/v1/jobs", json=GEMM | changes, headers=headers)
+        assert other.status_code == 409 and "Idempotency-Key" in other.json()["detail"]
     admin = service.client.post("/v1/jobs", json=GEMM, headers=headers | service.auth("admin"))
     assert admin.status_code == 201  # keys do not share theirs
     assert len(service.client.get("/v1/jobs").json()["items"]) == 2
@@ -191,38 +193,26 @@ def test_pages_follow_one_another(service: Service) -> None:
     assert listed == made[::-1]
 
 
-@pytest.mark.parametrize(
-    ("verbs", "states"),
-    [
-        (("pause", "pause", "resume"), ("paused", "paused", "queued")),
-        (("cancel", "cancel", "retry"), ("cancelled", "cancelled", "queued")),
-    ],
-)
-def test_waiting_jobs_move_at_once(
-    service: Service, verbs: tuple[str, ...], states: tuple[str, ...]
-) -> None:
-    job = api_rows.queued(service.db, service.keys["submit"].key.id)
-    for verb, state in zip(verbs, states, strict=True):
-        response = service.client.post(f"/v1/jobs/{job.id}/{verb}")
-        assert response.status_code == 200 and response.json()["state"] == state
-
-
-def test_running_jobs_get_instructions(service: Service) -> None:
+def test_verbs_move_jobs_or_are_conflicts(service: Service) -> None:
+    """What each verb does in each state is a table, tested of the store."""
     mine = service.keys["submit"].key.id
-    for verb, state in (("pause", "pausing"), ("stop", "stopping"), ("cancel", "cancelling")):
-        claim = api_rows.running(service.db, mine)
-        response = service.client.post(f"/v1/jobs/{claim.job.id}/{verb}")
-        assert response.status_code == 200 and response.json()["state"] == state
 
+    def moved(job_id: int, *verbs: str) -> list[str]:
+        responses = [service.client.post(f"/v1/jobs/{job_id}/{verb}") for verb in verbs]
+        assert {response.status_code for response in responses} == {200}
+        return [response.json()["state"] for response in responses]
 
-def test_illegal_moves_are_conflicts(service: Service) -> None:
-    job = api_rows.finished(service.db, service.blobs, service.keys["submit"].key.id)
+    waits = api_rows.queued(service.db, mine).id
+    verbs = ("pause", "resume", "cancel", "cancel", "retry")
+    assert moved(waits, *verbs) == ["paused", "queued", "cancelled", "cancelled", "queued"]
+    running = api_rows.running(service.db, mine).job.id
+    verbs = ("pause", "resume", "stop", "cancel")
+    assert moved(running, *verbs) == ["pausing", "running", "stopping", "cancelling"]
+    done = api_rows.finished(service.db, service.blobs, mine).id
     for verb in ("pause", "resume", "cancel", "stop", "retry"):
-        response = service.client.post(f"/v1/jobs/{job.id}/{verb}")
-        assert response.status_code == 409, verb
-        assert response.json()["status"] == 409 and "succeeded" in response.json()["detail"]
-    fresh = api_rows.queued(service.db, service.keys["submit"].key.id)
-    response = service.client.post(f"/v1/jobs/{fresh.id}/stop")
+        response = service.client.post(f"/v1/jobs/{done}/{verb}")
+        assert response.status_code == 409 and "succeeded" in response.json()["detail"]
+    response = service.client.post(f"/v1/jobs/{waits}/stop")
     assert response.status_code == 409 and "cancel it" in response.json()["detail"]
 
 

@@ -96,15 +96,6 @@ def test_reuse_can_be_refused_and_is_not_blind(service: Service) -> None:
     assert same["state"] == "succeeded"  # the same program, however it was written
 
 
-def test_requests_hash_as_before_there_was_reuse(service: Service) -> None:
-    headers = {"Idempotency-Key": "once"}
-    first = service.client.post("/v1/jobs", json=GEMM, headers=headers).json()
-    again = service.client.post("/v1/jobs", json=GEMM | {"reuse": True}, headers=headers)
-    assert (again.status_code, again.json()["id"]) == (200, first["id"])
-    other = service.client.post("/v1/jobs", json=GEMM | {"reuse": False}, headers=headers)
-    assert other.status_code == 409
-
-
 def test_jobs_are_searched_by_program_and_similar_ones_shown(service: Service) -> None:
     first = _submit(service)
     larger = _submit(service, workload=GEMM["workload"] | {"params": {"m": 64, "n": 32, "k": 32}})

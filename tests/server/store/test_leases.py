@@ -127,6 +127,7 @@ def test_a_zombie_writes_nothing(db: database.Database) -> None:
     with db.write() as tx:
         assert leases.beat(tx, zombie, 60) is states.Instruction.LEASE_LOST
         assert leases.succeed(tx, holder, "trials") is State.SUCCEEDED
+    assert errors.LeaseLost.status == 409
     for verb in zombie_verbs().values():  # and an ended job takes nothing from its last holder
         with pytest.raises(errors.LeaseLost), db.write() as tx:
             verb(tx, holder)

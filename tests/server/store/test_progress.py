@@ -104,29 +104,6 @@ def test_a_schedule_is_one_trial(db: database.Database) -> None:
     assert (after.n_trials, after.n_failed, after.best_us) == (2, 0, 30.0)
 
 
-def test_trials_are_paged_filtered_and_streamed(
-    db: database.Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "BATCH", 4)
-    job, fence = service_fakes.claimed(db)
-    for number in range(9):
-        latency_us = None if number == 4 else 10.0 - number
-        service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us))
-    with db.read() as tx:
-        first = trials.page(tx, job.id, limit=5)
-        second = trials.page(tx, job.id, limit=5, after=first.next or 0)
-        assert [t.number for t in (*first.trials, *second.trials)] == list(range(1, 10))
-        assert second.next is None
-        failed = trials.page(tx, job.id, trials.Filter(ok=False)).trials
-        assert [(t.number, t.error, t.latency_us) for t in failed] == [(5, "build", None)]
-        of_round = trials.page(tx, job.id, trials.Filter(round=1)).trials
-        assert [t.number for t in of_round] == [5, 6, 7, 8]
-        assert [t.number for t in trials.stream(tx, job.id)] == list(range(1, 10))
-        assert trials.get(tx, job.id, 9).decisions == [8, 2]
-        with pytest.raises(errors.NotFound):
-            trials.get(tx, job.id, 10)
-
-
 def test_events_are_numbered_without_gaps(db: database.Database) -> None:
     job, fence = service_fakes.claimed(db)
     service_fakes.add(db, fence, service_fakes.new_trial(0))

@@ -56,25 +56,6 @@ def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
     assert len(service_fakes.read(db, job_lists.page).jobs) == 1
 
 
-def test_quotas(db: database.Database) -> None:
-    key = service_fakes.key(db, can_submit=True).key
-    quota = jobs.Quota(max_running_jobs=2, max_trials=100)
-
-    def submit(**changes: int) -> jobs.Made:
-        with db.write() as tx:
-            return jobs.create(tx, service_fakes.new_job(**changes), key.id, quota=quota)
-
-    with pytest.raises(errors.QuotaExceeded, match="101 trials"):
-        submit(trials=101)
-    first = submit().job
-    submit()
-    with pytest.raises(errors.QuotaExceeded, match="2 jobs"):
-        submit()
-    with db.write() as tx:
-        control.pause(tx, first.id)  # a paused job does not count
-    submit()
-
-
 def test_pages_and_filters(db: database.Database) -> None:
     for number in range(7):
         service_fakes.create(
