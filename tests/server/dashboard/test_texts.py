@@ -133,6 +133,7 @@ DOCUMENT: dict[str, Any] = {
 
 def test_every_operation_with_its_parameters_is_there(pages: Pages) -> None:
     page = pages.get("/dashboard/reference")
+    assert 'href="/dashboard/reference" aria-current="page"' in page
     text = words(page)
     document = pages.client.get("/v1/openapi.json").json()
     n_operations = 0
