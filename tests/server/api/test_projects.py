@@ -23,11 +23,10 @@ def test_an_admin_makes_limits_and_fills_a_project(service: Service) -> None:
     assert made.status_code == 201 and made.json()["max_bytes"] == 100
     again = http.post("/v1/projects", json=body, headers=admin)
     assert again.status_code == 409 and "take another name" in again.json()["detail"]
-    key = http.post(
-        "/v1/keys",
-        json={"name": "k", "project": "vision", "scopes": ["read", "submit"]},
-        headers=admin,
-    ).json()
+    ask = {"name": "k", "project": "vision", "scopes": ["read", "submit"]}
+    key = http.post("/v1/keys", json=ask, headers=admin).json()
+    nowhere = http.post("/v1/keys", json=ask | {"project": "nowhere"}, headers=admin)
+    assert nowhere.status_code == 404 and "no such project" in nowhere.json()["detail"]
     assert key["key"]["project"] == "vision"
     theirs = bearer(key["text"])
     job = http.post("/v1/jobs", json=GEMM, headers=theirs).json()
@@ -53,13 +52,6 @@ def test_names_that_projects_cannot_have(service: Service) -> None:
         assert response.status_code == 422, name
 
 
-def test_a_key_needs_a_project_that_exists(service: Service) -> None:
-    response = service.client.post(
-        "/v1/keys", json={"name": "k", "project": "nowhere"}, headers=service.auth("admin")
-    )
-    assert response.status_code == 404 and "no such project" in response.json()["detail"]
-
-
 def test_an_upload_over_the_projects_space_is_refused_and_leaves_nothing(service: Service) -> None:
     service.client.put(
         "/v1/projects/default", json={"max_bytes": 10}, headers=service.auth("admin")
@@ -83,6 +75,7 @@ def test_webhooks_from_making_to_deleting(service: Service) -> None:
     assert response.status_code == 201
     made = response.json()
     hook, secret = made["webhook"], made["secret"]
+    assert webhook(service, url="https://127.0.0.1/").status_code == 422
     assert secret.startswith("whsec_") and hook["states"][0] == "running"
     assert secret not in http.get("/v1/webhooks").text
     sent = http.post(f"/v1/webhooks/{hook['id']}/test").json()
@@ -97,29 +90,12 @@ def test_webhooks_from_making_to_deleting(service: Service) -> None:
     assert "webhook.create" in audit and "webhook.delete" in audit and secret not in audit
 
 
-def test_addresses_that_webhooks_cannot_have(service: Service) -> None:
-    for address in (
-        "http://ci.example/",
-        "https://127.0.0.1/",
-        "https://169.254.169.254/latest/meta-data",
-        "https://[::1]/",
-        "file:///etc/passwd",
-        "https://u:p@ci.example/",
-        "nonsense",
-    ):
-        assert webhook(service, url=address).status_code == 422, address
-    assert service.client.get("/v1/webhooks").json()["items"] == []
-
-
-def test_a_key_that_may_not_read_cannot_be_told(service: Service) -> None:
+def test_a_project_has_so_many_webhooks_of_keys_that_may_read(service: Service) -> None:
+    statuses = [webhook(service).status_code for _ in range(21)]
+    assert statuses == [201] * 20 + [429]
     only = service_fakes.key(service.db, can_read=False, can_submit=True)
     service.client.headers.update(bearer(only.text))
     assert webhook(service).status_code == 403
-
-
-def test_a_project_has_so_many_webhooks(service: Service) -> None:
-    statuses = [webhook(service).status_code for _ in range(21)]
-    assert statuses == [201] * 20 + [429]
 
 
 def test_the_application_delivers(service: Service) -> None:

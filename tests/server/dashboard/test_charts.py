@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,13 +71,6 @@ def test_names_in_a_chart_s_data_are_text(pages: Pages) -> None:
     assert html.escape(name) in page
 
 
-def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that drives a browser."""
-    for mark in browser.MARKS:
-        test = mark(test)
-    return test
-
-
 LAYOUT = "document.getElementById('{}')._fullLayout"
 
 
@@ -86,7 +78,7 @@ def wait_for(page: Any, chart: str) -> None:
     page.wait_for_selector(f"#{chart}[data-points] .main-svg")
 
 
-@in_a_browser
+@browser.only
 def test_outliers_leave_the_axis_to_the_best(page: Any, site: Site) -> None:
     claim = api_rows.running(site.db, n_trials=0, trials=64)
     for number in range(40):
@@ -113,7 +105,7 @@ def test_outliers_leave_the_axis_to_the_best(page: Any, site: Site) -> None:
     until(page, f"{layout}.xaxis.dtick === 1")
 
 
-@in_a_browser
+@browser.only
 def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None:
     grows = growing.begun(site.db, 5, n_tasks=3, trials=64)
     page.goto(f"/dashboard/jobs/{grows.claim.job.id}")
@@ -130,7 +122,7 @@ def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None
 
 
 @pytest.mark.slow("another page with charts in a browser")
-@in_a_browser
+@browser.only
 def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> None:
     for factor in (1.0, 1.3):
         claim = api_rows.running(site.db, n_trials=4, name=f"times {factor}")
@@ -148,7 +140,7 @@ def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> N
 
 
 @pytest.mark.slow("another page with charts in a browser")
-@in_a_browser
+@browser.only
 def test_the_toolbar_shares_nothing_and_has_the_page_s_colours(page: Any, site: Site) -> None:
     claim = api_rows.running(site.db, n_trials=8)
     page.emulate_media(color_scheme="light")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,15 +20,15 @@ from tests.support.dashboard.browser import Site, until
 from tests.support.hostile import onnx_models
 
 
-def _running(service: Service, n_tasks: int = 1, n_trials: int = 0) -> Any:
+def running(db: Any, key_id: int | None = None, n_trials: int = 0, **changes: Any) -> leases.Claim:
     """A network job of tasks with weights 1, 2, ...; that of task 0 takes 1000 us unscheduled."""
-    claim = api_rows.running(service.db, n_tasks=n_tasks, kind="onnx", n_trials=n_trials)
-    service_fakes.write(service.db, networks.create, claim.job.id, service_fakes.network())
+    claim = api_rows.running(db, key_id, n_trials, kind="onnx", op="net.onnx", **changes)
+    service_fakes.write(db, networks.create, claim.job.id, service_fakes.network())
     return claim
 
 
 def test_groups_have_types_latencies_and_shares(service: Service) -> None:
-    claim = _running(service)
+    claim = running(service.db)
     where = f"/v1/jobs/{claim.job.id}"
     tuned, sort = service.get(where)["network"]["groups"]
     assert tuned["dtypes"] == ["bfloat16", "float32"] and sort["dtypes"] == []
@@ -57,20 +56,8 @@ def test_groups_have_types_latencies_and_shares(service: Service) -> None:
     assert (network["latency_us"], network["call_us"]) == (80.0, 90.0)
 
 
-def test_a_network_for_a_device_elsewhere_is_built_and_not_timed(service: Service) -> None:
-    claim = _running(service)
-    groups = service_fakes.built_network().groups
-    with service.db.write() as tx:
-        built = networks.Built(call_us=None, max_error=None, groups=groups)
-        networks.finish(tx, claim.fence, built)
-    network = service.get(f"/v1/jobs/{claim.job.id}")["network"]
-    assert (network["call_us"], network["max_error"], network["failure"]) == (None, None, None)
-    # latencies are those that it was built by, not those of the task as it is now
-    assert network["latency_us"] == 20.0 and network["groups"][0]["ships"] == "felix"
-
-
 def test_the_curve_begins_with_the_unscheduled_programs(service: Service) -> None:
-    claim = _running(service, n_tasks=2)
+    claim = running(service.db, n_tasks=2)
     where = f"/v1/jobs/{claim.job.id}/network/curve"
     assert service.get(where)["points"] == []  # task 1 has no latency
     service_fakes.write(service.db, progress.baseline, claim.fence, 1, 300.0, "")
@@ -98,24 +85,22 @@ def test_the_client_has_the_curve(served: Served, felix: client.Client) -> None:
 
 
 def test_the_curve_ends_where_tasks_stand_now(service: Service) -> None:
-    claim = _running(service, n_trials=3)
+    claim = running(service.db, n_trials=3)
     with service.db.write() as tx:
         trials.remeasure(tx, claim.fence, service_fakes.new_trial(2, 50.0))
         assert plot_points.network_curve(tx, claim.job.id)[-1].best_us == 50.0
 
 
-@pytest.mark.parametrize("tail", ["", "/curve"])
-def test_a_job_without_a_network(service: Service, tail: str) -> None:
+def test_a_job_without_a_network(service: Service) -> None:
     job = api_rows.queued(service.db)
     assert service.get(f"/v1/jobs/{job.id}")["network"] is None
-    response = service.client.get(f"/v1/jobs/{job.id}/network{tail}")
+    response = service.client.get(f"/v1/jobs/{job.id}/network/curve")
     assert response.status_code == 404
-    if tail:
-        assert response.json()["detail"] == f"job {job.id} builds no network"
+    assert response.json()["detail"] == f"job {job.id} builds no network"
 
 
 def test_groups_of_an_earlier_version_have_no_types(service: Service) -> None:
-    claim = _running(service)
+    claim = running(service.db)
     with service.db.write() as tx:
         stored = tx.get_one(networks.models.Network, claim.job.id)
         stored.groups = [{"name": "dense", "calls": 1, "task": 0}]
@@ -126,15 +111,9 @@ def test_groups_of_an_earlier_version_have_no_types(service: Service) -> None:
 pytest.importorskip("onnx")
 
 
-def running(db: Any, key_id: int | None = None, **changes: Any) -> leases.Claim:
-    claim = api_rows.running(db, key_id, kind="onnx", op="net.onnx", **changes)
-    service_fakes.write(db, networks.create, claim.job.id, service_fakes.network())
-    return claim
-
-
 def test_the_page_tells_what_ships_and_why(pages: Pages) -> None:
     service = pages.service
-    claim = running(service.db, pages.key_id)
+    claim = running(service.db, pages.key_id, n_trials=12)
     at = f"/dashboard/jobs/{claim.job.id}"
     before = words(pages.get(at))
     assert "built from the fastest program of each group when tuning ends" in before
@@ -228,14 +207,7 @@ def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) ->
     assert refused.status_code == 422 and box is not None and bool(box[1]) == bool(no_network)
 
 
-def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that drives a browser."""
-    for mark in browser.MARKS:
-        test = mark(test)
-    return test
-
-
-@in_a_browser
+@browser.only
 def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: Site) -> None:
     claim = running(site.db, n_trials=1, trials=16)
     page.goto(f"/dashboard/jobs/{claim.job.id}")
@@ -261,7 +233,7 @@ def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: 
     assert download.value.suggested_filename == f"felix-job-{claim.job.id}-network.zip"
 
 
-@in_a_browser
+@browser.only
 def test_an_upload_without_its_network(page: Any, site: Site) -> None:
     page.goto("/dashboard/submit?source=file")
     form = page.locator("#job-form")

@@ -14,7 +14,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import fastapi
 import pytest
@@ -25,6 +25,8 @@ from server.database import database
 from server.store import blobs, keys
 from server.web import connections
 from tests.support import live_service, service_fakes
+
+Test = TypeVar("Test")
 
 #: How long the machine may take for something that takes a second when it is idle.
 WAIT_MS = 120_000
@@ -52,6 +54,13 @@ def problem() -> str | None:
 
 #: For modules of such tests.
 MARKS = [pytest.mark.browser, pytest.mark.skipif(problem() is not None, reason=str(problem()))]
+
+
+def only(test: Test) -> Test:
+    """Mark a test of another module."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
 
 
 @contextlib.contextmanager
