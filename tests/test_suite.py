@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 
+import execnet
 import pytest
+from execnet import gateway_io
 
 from tests.support import share, touched, warm
 
@@ -115,6 +117,7 @@ def test_a_fork_is_ended_as_any_child() -> None:
 
 def test_only_modules_of_ours_are_forked() -> None:
     assert warm.is_warm([sys.executable, "-m", "felix", "tune"])
+    assert warm.is_warm([sys.executable, *gateway_io.popen_args(execnet.XSpec("popen"))[1:]])
     assert not warm.is_warm([sys.executable, "-m", "ray"])
     assert not warm.is_warm([sys.executable, "-c", "import felix"])
     assert not warm.is_warm("felix")

@@ -4,7 +4,8 @@ Tests start some hundred programs of ours (workers of pools, search processes, c
 each of which would import for seconds. `Popen` is `subprocess.Popen`, except that what `is_warm`
 says is a fork of one process of this module, with the program's arguments, environment, folder and
 files; it becomes a child of the caller as any other. `conftest` puts it in the place of
-`subprocess.Popen`; a test marked `fresh_processes` starts all anew.
+`subprocess.Popen`; a test marked `fresh_processes` starts all anew. Workers of pytest-xdist are
+forks, too, but import what is ours themselves, so that a measurement of coverage sees it.
 """
 
 from __future__ import annotations
@@ -39,15 +40,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = ("felix", "server", "costmodel", "tvm")
 #: How a program of ours begins that is given as text.
 _TEXT = "from felix import without_torch; from felix."
-#: What the process loads.
-LOADED = (
-    "torch",
-    "tvm",
-    "tvm.s_tir.meta_schedule",
-    "felix.cli.main",
-    "felix.tuning.tune",
-    "felix.measure.pool.local",
-)
+#: What the process loads as it starts, and before it is the first program of ours.
+LIBRARIES = ("torch", "torch._dynamo", "tvm", "tvm.s_tir.meta_schedule", "scipy.stats")
+OURS = ("felix.cli.main", "felix.tuning.tune", "felix.measure.pool.local")
+#: The command line of a worker of pytest-xdist, by execnet.
+WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 #: Variables that programs and libraries read as they start; with other ones they start anew.
 READ_AT_START = ("CUDA_", "LD_", "MALLOC_", "PYTHONHASHSEED", "TORCH_", "TVM_")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -180,11 +177,13 @@ def spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> i
 
 
 def is_warm(args: Any) -> bool:
-    """Whether a command is `python -m` of a module of ours, or text as `felix.tir.sandbox` has."""
+    """Whether a command is a worker, a module of ours, or text as `felix.tir.sandbox` has."""
     if isinstance(args, str | bytes | os.PathLike) or args[0] != sys.executable or len(args) < 3:
         return False
     if args[1] == "-c":
         return args[2].startswith(_TEXT)
+    if list(args[1:]) == WORKER:
+        return True
     return args[1] == "-m" and args[2].partition(".")[0] in PACKAGES
 
 
@@ -218,15 +217,20 @@ def main(descriptor: int) -> None:
     """Load what programs need; fork one for each request, until there are no more."""
     control = socket.socket(fileno=descriptor)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # who starts it may have blocked SIGTERM
-    gc.disable()
-    for name in LOADED:
-        importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    sys.modules[__spec__.name] = sys.modules[__name__]  # a worker imports what has its forks
+    _load(LIBRARIES)
     if len(os.listdir("/proc/self/task")) > 1:
         return  # a fork would have one of the threads
     control.send(_READY)
     _serve(control)
+
+
+def _load(modules: Sequence[str]) -> None:
+    gc.disable()
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 def _serve(control: socket.socket) -> None:
@@ -234,10 +238,13 @@ def _serve(control: socket.socket) -> None:
         packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 64)
         if not packet:
             return
+        request = json.loads(packet)
+        if request["argv"] != WORKER and OURS[-1] not in sys.modules:
+            _load(OURS)
         first = os.fork()
         if first == 0:
             if os.fork() == 0:
-                _be(json.loads(packet), fds, control)
+                _be(request, fds, control)
             os._exit(0)
         os.waitpid(first, 0)
         for fd in fds:
@@ -254,10 +261,11 @@ def _be(request: dict[str, Any], fds: list[int], control: socket.socket) -> None
             os.setsid()
         control.send(str(os.getpid()).encode())
         control.close()
-        if request["argv"][:2] == ["-m", "felix"] or request["argv"][0].endswith(".py"):
+        argv = request["argv"]
+        if argv == WORKER or argv[:2] == ["-m", "felix"] or argv[0].endswith(".py"):
             _fork_programs_of_it(fds)
         _become(request, fds)
-        code = _exit_code(request["argv"])
+        code = _exit_code(argv)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException:
@@ -307,10 +315,10 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
 
 
 def _exit_code(argv: list[str]) -> int:
-    """Run `-m MODULE`, `-c TEXT` or a file with arguments, as Python does; `-P` as well."""
+    """Run `-m MODULE`, `-c TEXT` or a file with arguments, as Python does; `-P`, `-u` as well."""
     try:
         is_safe = argv[0] == "-P"  # no folder is searched for the program's sake
-        argv = argv[is_safe:]
+        argv = argv[argv[0] in ("-P", "-u") :]
         if argv[0] == "-m":
             sys.argv[:] = argv[1:]
             sys.path.insert(0, os.getcwd())
