@@ -271,13 +271,8 @@ def service(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(parsing.Parser, "warm", lambda _: None)
-    made = Served(tmp_path_factory.mktemp("served"))
-    with made.running():
+    with live_service.serving(tmp_path_factory.mktemp("served")) as made:
         yield made
-    made.db.close()
-    patch.undo()
 
 
 @pytest.fixture

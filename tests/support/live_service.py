@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import pathlib
 import signal
@@ -22,7 +21,7 @@ from server import app
 from server import settings as service_settings
 from server.database import database, schema
 from server.parsing import parser
-from server.store import blobs, keys
+from server.store import blobs
 from server.web import connections
 from tests.support import service_fakes
 
@@ -47,15 +46,36 @@ def empty_database(url: str) -> database.Database:
     return database.Database(url)
 
 
-@dataclasses.dataclass(frozen=True)
-class Live:
-    """A service that is served."""
+class Served:
+    """A service on a port of this machine, that may be stopped and served again, and its store.
 
-    port: int
-    db: database.Database
-    settings: service_settings.Settings
-    key: keys.Made
+    `changes` are settings.
+    """
+
     server: uvicorn.Server
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        limits: connections.Limits | None = None,
+        key_name: str = "k",
+        **changes: Any,
+    ) -> None:
+        self.settings = service_settings.Settings(data_dir=folder, port=free_port(), **changes)
+        self.port, self.url = self.settings.port, self.settings.address
+        self.db = empty_database(self.settings.database)
+        self.blobs = blobs.open_store(self.settings.blobs)
+        self.key = service_fakes.key(self.db, key_name, can_submit=True, can_admin=True)
+        self._limits = limits
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Serve while the block runs."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parser.Parser, "warm", lambda _: None)
+            made = app.create_app(self.settings)
+            with run(connections.config(made, self.settings, self._limits)) as self.server:
+                yield
 
     @property
     def authorization(self) -> str:
@@ -74,19 +94,11 @@ class Live:
 
 
 @contextlib.contextmanager
-def serving(
-    folder: pathlib.Path, limits: connections.Limits | None = None, **changes: Any
-) -> Iterator[Live]:
-    """Serve while the block runs; `changes` are settings."""
-    settings = service_settings.Settings(data_dir=folder, port=free_port(), **changes)
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setattr(parser.Parser, "warm", lambda _: None)
-        db = empty_database(settings.database)
-        stack.callback(db.close)
-        key = service_fakes.key(db, can_submit=True, can_admin=True)
-        config = connections.config(app.create_app(settings), settings, limits)
-        server = stack.enter_context(run(config))
-        yield Live(settings.port, db, settings, key, server)
+def serving(folder: pathlib.Path, *arguments: Any, **changes: Any) -> Iterator[Served]:
+    """A service that is served while the block runs."""
+    made = Served(folder, *arguments, **changes)
+    with contextlib.closing(made.db), made.running():
+        yield made
 
 
 @contextlib.contextmanager
@@ -125,25 +137,6 @@ def read_to_end(connection: socket.socket) -> bytes:
         if not part:
             return received
         received += part
-
-
-class Served:
-    """A service that may be stopped and served again on the same port, and its store."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.settings = service_settings.Settings(data_dir=folder)
-        self.db = empty_database(self.settings.database)
-        self.blobs = blobs.open_store(self.settings.blobs)
-        self.key = service_fakes.key(self.db, can_submit=True, can_admin=True)
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Serve while the block runs."""
-        made = app.create_app(self.settings)
-        with run(uvicorn.Config(made, port=self.port, log_level="error")):
-            yield
 
 
 class Shell:

@@ -17,12 +17,13 @@ from server import errors
 from server.store import control, job_lists, jobs, keys, plot_points, requests
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
-from tests.support.dashboard.browser import Site, points, until
+from tests.support.dashboard.browser import points, until
+from tests.support.live_service import Served
 
 pytestmark = browser.MARKS
 
 
-def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
+def test_submit_watch_act_and_download(page: Any, site: Served) -> None:
     worker = growing.tuner(site.db)
     page.get_by_role("link", name="New job").first.click()
     for name in ("m", "n", "k"):
@@ -63,7 +64,7 @@ def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     assert job.workload["params"]["m"] == 64
 
 
-def test_controls_of_the_charts(page: Any, site: Site) -> None:
+def test_controls_of_the_charts(page: Any, site: Served) -> None:
     grows = growing.begun(site.db, 24, n_tasks=2, trials=64)
     number = grows.claim.job.id
     page.goto(f"/dashboard/jobs/{number}")
@@ -86,7 +87,7 @@ def test_controls_of_the_charts(page: Any, site: Site) -> None:
     until(page, f"Number(document.querySelector('#predicted').dataset.points) > {pairs + 2}")
 
 
-def test_compare_from_the_table(page: Any, site: Site) -> None:
+def test_compare_from_the_table(page: Any, site: Served) -> None:
     worker = growing.tuner(site.db)
     for name in ("one", "two"):
         api_rows.queued(site.db, name=name)
@@ -108,7 +109,7 @@ def test_compare_from_the_table(page: Any, site: Site) -> None:
     assert "one" in legend and "two" in legend
 
 
-def test_a_selection_is_acted_on_beside_it(page: Any, site: Site) -> None:
+def test_a_selection_is_acted_on_beside_it(page: Any, site: Served) -> None:
     for number in range(3):
         api_rows.queued(site.db, site.key.key.id, name=f"job {number}")
     page.goto("/dashboard")
@@ -130,7 +131,7 @@ def test_a_selection_is_acted_on_beside_it(page: Any, site: Site) -> None:
 
 
 @pytest.mark.slow("another page in a browser; the form is tested without one")
-def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site: Site) -> None:
+def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site: Served) -> None:
     page.goto("/dashboard/submit")
     page.locator("#f-trials").fill("33")
     page.get_by_role("link", name="A file").click()
@@ -146,9 +147,9 @@ def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site:
     assert (job.op, job.trials) == ("softmax", 33)
 
 
-def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Site) -> None:
+def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Served) -> None:
     numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(2)]
-    context = chromium.new_context(base_url=site.address, java_script_enabled=False)
+    context = chromium.new_context(base_url=site.url, java_script_enabled=False)
     page = context.new_page()
     browser.log_in(page, site)
     for box in page.get_by_label(re.compile("^Compare job")).all():
@@ -193,7 +194,7 @@ def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Site) -> 
     context.close()
 
 
-def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None:
+def test_a_lost_connection_is_reported_and_mended(page: Any, site: Served) -> None:
     job = api_rows.queued(site.db)
     page.goto("/dashboard")
     page.wait_for_selector(".link-live")
@@ -205,7 +206,7 @@ def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None
     assert page.locator("#lost").is_hidden()
 
 
-def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
+def test_a_login_that_ended_is_told(page: Any, site: Served) -> None:
     service_fakes.write(site.db, keys.revoke, site.key.key.id)
     page.wait_for_selector("text=Your login has ended")
     page.get_by_role("link", name="Log in again").click()
@@ -216,7 +217,7 @@ def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
 
 
 @pytest.mark.slow("another page in a browser; the form is tested without one")
-def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
+def test_upload_puts_errors_at_their_fields(page: Any, site: Served) -> None:
     page.goto("/dashboard/submit")
     page.get_by_role("link", name="A file").click()
     form = page.locator("#job-form")
@@ -234,7 +235,7 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
     assert not service_fakes.read(site.db, job_lists.page).jobs
 
 
-def test_upload_makes_a_job(page: Any, site: Site) -> None:
+def test_upload_makes_a_job(page: Any, site: Served) -> None:
     body = {"workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}}}
     header = {"Authorization": f"Bearer {site.key.text}"}
     made = page.request.post("/v1/jobs", data=body, headers=header)
@@ -275,7 +276,7 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
 
 
 @pytest.mark.slow("another page in a browser; batches are tested without one")
-def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site: Site) -> None:
+def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site: Served) -> None:
     numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(3)]
     with site.db.write() as tx:
         items = [{"job_id": number} for number in numbers]
@@ -290,7 +291,7 @@ def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site:
     assert page.get_by_role("button", name="unfinished").count() == 0
 
 
-def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:
+def test_a_key_is_made_and_revoked(page: Any, site: Served) -> None:
     page.get_by_role("link", name="Keys").click()
     page.get_by_label("Name").fill("ci")
     page.get_by_role("button", name="Make the key").click()

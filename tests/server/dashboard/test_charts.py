@@ -13,7 +13,8 @@ from server.store import plot_points, trials
 from tests.server.dashboard.conftest import Pages
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
-from tests.support.dashboard.browser import Site, until
+from tests.support.dashboard.browser import until
+from tests.support.live_service import Served
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def wait_for(page: Any, chart: str) -> None:
 
 
 @browser.only
-def test_outliers_leave_the_axis_to_the_best(page: Any, site: Site) -> None:
+def test_outliers_leave_the_axis_to_the_best(page: Any, site: Served) -> None:
     claim = api_rows.running(site.db, n_trials=0, trials=64)
     for number in range(40):
         latency_us = 1e6 if number % 8 == 3 else 100.0 + number % 7
@@ -106,7 +107,7 @@ def test_outliers_leave_the_axis_to_the_best(page: Any, site: Site) -> None:
 
 
 @browser.only
-def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None:
+def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Served) -> None:
     grows = growing.begun(site.db, 5, n_tasks=3, trials=64)
     page.goto(f"/dashboard/jobs/{grows.claim.job.id}")
     wait_for(page, "convergence")
@@ -123,7 +124,7 @@ def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None
 
 @pytest.mark.slow("another page with charts in a browser")
 @browser.only
-def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> None:
+def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Served) -> None:
     for factor in (1.0, 1.3):
         claim = api_rows.running(site.db, n_trials=4, name=f"times {factor}")
         lucky = service_fakes.new_trial(2, 50.0 * factor)  # measured again: twice as long
@@ -141,7 +142,7 @@ def test_shares_end_at_100_percent_and_never_pass_it(page: Any, site: Site) -> N
 
 @pytest.mark.slow("another page with charts in a browser")
 @browser.only
-def test_the_toolbar_shares_nothing_and_has_the_page_s_colours(page: Any, site: Site) -> None:
+def test_the_toolbar_shares_nothing_and_has_the_page_s_colours(page: Any, site: Served) -> None:
     claim = api_rows.running(site.db, n_trials=8)
     page.emulate_media(color_scheme="light")
     page.goto(f"/dashboard/jobs/{claim.job.id}")

@@ -11,7 +11,8 @@ from server.api import events
 from server.store import control, jobs, keys
 from tests.support import api_rows, service_fakes, share
 from tests.support.dashboard import browser, growing
-from tests.support.dashboard.browser import Site, until
+from tests.support.dashboard.browser import until
+from tests.support.live_service import Served
 
 pytestmark = browser.MARKS
 
@@ -22,7 +23,7 @@ STATE = "document.querySelector('#head .badge').textContent"
 
 
 @pytest.mark.slow("nine pages of a browser at a time")
-def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Site) -> None:
+def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Served) -> None:
     submitted = [api_rows.queued(site.db, site.key.key.id) for _ in range(N_PAGES + 1)]
     opened = [page.context.new_page() for _ in range(N_PAGES)]
     for each, job in zip(opened, submitted, strict=False):
@@ -43,7 +44,7 @@ def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Sit
     until(page, f"{STATE} === 'queued'")
 
 
-def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
+def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Served) -> None:
     """Also the one that opens while the stream is open, and one that looks at another job next."""
     grows = growing.begun(site.db, 0, trials=64)
     number = grows.claim.job.id
@@ -69,7 +70,7 @@ def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
 
 @pytest.mark.slow("waits in a browser for streams to end")
 def test_a_stream_that_ends_is_renewed_until_the_login_is_over(
-    page: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+    page: Any, site: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_STREAM_S", 0.5)
     job = api_rows.queued(site.db, site.key.key.id)
@@ -83,7 +84,7 @@ def test_a_stream_that_ends_is_renewed_until_the_login_is_over(
 
 
 @pytest.mark.slow("another page in a browser, of a kind that is rare")
-def test_a_browser_without_shared_workers_has_a_stream_a_page(page: Any, site: Site) -> None:
+def test_a_browser_without_shared_workers_has_a_stream_a_page(page: Any, site: Served) -> None:
     page.add_init_script("delete window.SharedWorker")
     job = api_rows.queued(site.db, site.key.key.id)
     page.goto(f"/dashboard/jobs/{job.id}")
@@ -112,7 +113,7 @@ CONTROLS = {
 }
 
 
-def test_pages_are_for_keyboards_readers_and_phones(page: Any, site: Site) -> None:
+def test_pages_are_for_keyboards_readers_and_phones(page: Any, site: Served) -> None:
     """What there is to act on has a name and is reached by key; nothing is scrolled sideways."""
     worker = growing.tuner(site.db)
     name = "a-long-name-without-any-place-to-break-it-" * 4
@@ -146,7 +147,7 @@ def test_pages_are_for_keyboards_readers_and_phones(page: Any, site: Site) -> No
 
 
 @pytest.mark.slow("some hundred keys pressed in a browser")
-def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
+def test_a_job_is_submitted_by_keyboard(page: Any, site: Served) -> None:
     page.goto("/dashboard")
     focused = "document.activeElement.textContent.trim() || document.activeElement.id"
 
@@ -172,7 +173,7 @@ def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
 
 
 @pytest.mark.slow("another page in a browser, of many jobs")
-def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Site) -> None:
+def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Served) -> None:
     worker = growing.tuner(site.db)
     for number in range(38):
         name = f"conv2d {number} " + "a long name " * (number % 7)
@@ -188,7 +189,7 @@ def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Site) -> None:
         assert row.locator(part).first.is_visible(), part
 
 
-def test_keyboard_and_colours(page: Any, site: Site) -> None:
+def test_keyboard_and_colours(page: Any, site: Served) -> None:
     page.emulate_media(color_scheme="light")
     page.goto("/dashboard")
     page.keyboard.press("Tab")

@@ -16,7 +16,7 @@ from tests.server.dashboard.conftest import Pages, words
 from tests.server.dashboard.test_charts import LAYOUT, data_of, wait_for
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
-from tests.support.dashboard.browser import Site, until
+from tests.support.dashboard.browser import until
 from tests.support.hostile import onnx_models
 
 
@@ -208,7 +208,7 @@ def test_the_form_has_a_switch_for_the_network(pages: Pages, no_network: str) ->
 
 
 @browser.only
-def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: Site) -> None:
+def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: Served) -> None:
     claim = running(site.db, n_trials=1, trials=16)
     page.goto(f"/dashboard/jobs/{claim.job.id}")
     wait_for(page, "convergence")
@@ -234,7 +234,7 @@ def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: 
 
 
 @browser.only
-def test_an_upload_without_its_network(page: Any, site: Site) -> None:
+def test_an_upload_without_its_network(page: Any, site: Served) -> None:
     page.goto("/dashboard/submit?source=file")
     form = page.locator("#job-form")
     switch = form.get_by_label("Programs only")

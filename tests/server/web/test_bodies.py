@@ -14,14 +14,14 @@ import pytest
 
 from server.web import middleware
 from tests.support import live_service
-from tests.support.live_service import Live
+from tests.support.live_service import Served
 
 N_POSTS = 30
 POST_BYTES = 11_000_000
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with live_service.serving(tmp_path_factory.mktemp("live")) as made:
         yield made
 
@@ -58,7 +58,7 @@ def flood(connection: socket.socket, n_bytes: int) -> int:
 )
 @pytest.mark.parametrize("length", [POST_BYTES, None])
 def test_a_body_without_a_key_is_not_read(
-    live: Live, path: str, kind: str, status: bytes, length: int | None
+    live: Served, path: str, kind: str, status: bytes, length: int | None
 ) -> None:
     """The response comes before any of the body was sent, and ends the connection."""
     for credentials in (
@@ -71,14 +71,14 @@ def test_a_body_without_a_key_is_not_read(
         assert b"connection: close" in response.lower()
 
 
-def test_a_client_that_sends_on_still_gets_the_response(live: Live) -> None:
+def test_a_client_that_sends_on_still_gets_the_response(live: Served) -> None:
     with live.connect() as connection:
         connection.sendall(head("/v1/jobs", POST_BYTES).encode())
         assert flood(connection, POST_BYTES) < POST_BYTES
         assert b" 401 " in live_service.read_to_end(connection)
 
 
-def slowest_health_s(live: Live) -> float:
+def slowest_health_s(live: Served) -> float:
     """The longest of 20 requests that need next to nothing."""
     slowest_s = 0.0
     client = http.client.HTTPConnection("127.0.0.1", live.port, timeout=120)
@@ -94,7 +94,7 @@ def slowest_health_s(live: Live) -> float:
     return slowest_s
 
 
-def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
+def test_many_large_bodies_without_a_key_slow_nobody(live: Served) -> None:
     """Each is what took the service tens of milliseconds to parse as JSON, all 0.6 s; none is
     read. A busy machine is slow at times, a defect always: the best of five attacks counts."""
     body = b'{"workload": [' + b"[]," * (POST_BYTES // 3) + b"[]]}"
@@ -117,7 +117,7 @@ def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/session", middleware.LOGIN_PAGE])
-def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
+def test_a_login_takes_a_small_body_only(live: Served, path: str) -> None:
     """Announced, and counted while it comes."""
     large = middleware.MAX_LOGIN_BYTES + 1
     kind = "application/json" if path == "/v1/session" else "application/x-www-form-urlencoded"
@@ -130,14 +130,14 @@ def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
         assert b" 413 " in live_service.read_to_end(connection)
 
 
-def test_a_known_caller_has_larger_bodies(live: Live) -> None:
+def test_a_known_caller_has_larger_bodies(live: Served) -> None:
     body = '{"workload": "' + "x" * (middleware.MAX_LOGIN_BYTES * 2) + '"}'
     more = f"{live.authorization}Connection: close\r\n"
     assert b" 422 " in live.send(head("/v1/jobs", len(body), more) + body)
     assert b" 413 " in live.send(head("/v1/jobs", middleware.MAX_BODY_BYTES + 1, more))
 
 
-def test_a_refusal_after_the_key_leaves_the_rest_unread(live: Live) -> None:
+def test_a_refusal_after_the_key_leaves_the_rest_unread(live: Served) -> None:
     """A route that is not there: the body is not drained for minutes, the connection ends."""
     with live.connect() as connection:
         connection.sendall(head("/v1/nothing", POST_BYTES, live.authorization).encode())

@@ -17,7 +17,7 @@ import pytest
 from server.store import keys
 from server.web import connections, middleware
 from tests.support import live_service, service_fakes, share
-from tests.support.live_service import Live
+from tests.support.live_service import Served
 from tests.support.waiting import until
 
 N_HALF_OPEN = 200
@@ -33,12 +33,14 @@ HEALTH = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with live_service.serving(tmp_path_factory.mktemp("live"), LIMITS) as made:
         yield made
 
 
-def opened(live: Live, n: int, text: str = "", address: str = "127.0.0.1") -> list[socket.socket]:
+def opened(
+    live: Served, n: int, text: str = "", address: str = "127.0.0.1"
+) -> list[socket.socket]:
     """Connections that have sent `text` and nothing more."""
     made = [live.connect(address) for _ in range(n)]
     for connection in made:
@@ -46,7 +48,7 @@ def opened(live: Live, n: int, text: str = "", address: str = "127.0.0.1") -> li
     return made
 
 
-def settle(live: Live, n: int) -> None:
+def settle(live: Served, n: int) -> None:
     """Wait until the server comes down to so many connections."""
     until(lambda: len(live.server.server_state.connections) <= n)
 
@@ -65,7 +67,7 @@ def is_cut(connection: socket.socket, text: str, every_s: float) -> bool:
     "text",
     share.of(["", "GET /healthz HTTP/1.1\r\nHost: x\r\n", "\r\n" * 10, "POST /v1/jobs HTT"], 2),
 )
-def test_half_open_requests_are_cut(live: Live, text: str) -> None:
+def test_half_open_requests_are_cut(live: Served, text: str) -> None:
     half_open = opened(live, N_HALF_OPEN, text)
     assert live.send(HEALTH).startswith(b"HTTP/1.1 200")
     for connection in half_open[:3]:
@@ -85,7 +87,7 @@ def many_files() -> Iterator[None]:
 
 
 def test_1200_half_open_requests_of_many_addresses_leave_room(
-    live: Live, many_files: None
+    live: Served, many_files: None
 ) -> None:
     half_open = [
         connection
@@ -99,7 +101,7 @@ def test_1200_half_open_requests_of_many_addresses_leave_room(
         connection.close()
 
 
-def test_a_head_that_drips_is_cut(live: Live) -> None:
+def test_a_head_that_drips_is_cut(live: Served) -> None:
     """Also a second one, on a connection that has had a response."""
     for first in ("", HEALTH.replace("Connection: close\r\n", "")):
         with live.connect() as connection:
@@ -109,7 +111,7 @@ def test_a_head_that_drips_is_cut(live: Live) -> None:
     settle(live, 0)
 
 
-def test_a_body_that_drips_is_cut(live: Live) -> None:
+def test_a_body_that_drips_is_cut(live: Served) -> None:
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{live.authorization}Content-Type: "
         "application/json\r\nContent-Length: 900000\r\n\r\n"
@@ -120,7 +122,7 @@ def test_a_body_that_drips_is_cut(live: Live) -> None:
         assert b" 408 " in live_service.read_to_end(connection)
 
 
-def test_a_body_at_a_decent_rate_is_read_to_its_end(live: Live) -> None:
+def test_a_body_at_a_decent_rate_is_read_to_its_end(live: Served) -> None:
     """Longer than several windows, above the rate."""
     body = b'{"key": "' + b"x" * 2400 + b'"}'
     head = (
@@ -135,7 +137,7 @@ def test_a_body_at_a_decent_rate_is_read_to_its_end(live: Live) -> None:
         assert b" 422 " in live_service.read_to_end(connection)
 
 
-def test_a_large_head_is_refused(live: Live) -> None:
+def test_a_large_head_is_refused(live: Served) -> None:
     complete = "GET /healthz HTTP/1.1\r\n" + f"X: {'y' * 1000}\r\n" * 70 + "\r\n"
     endless = "GET /healthz HTTP/1.1\r\nX: " + "y" * 70_000
     path = f"GET /healthz?{'y' * 70_000} HTTP/1.1\r\n\r\n"
@@ -148,7 +150,7 @@ def test_a_large_head_is_refused(live: Live) -> None:
     assert live.send(long).startswith(b"HTTP/1.1 200")
 
 
-def test_an_address_has_a_share_of_the_connections(live: Live) -> None:
+def test_an_address_has_a_share_of_the_connections(live: Served) -> None:
     waiting = opened(live, LIMITS.max_per_address)
     refused = live.send(HEALTH)
     assert refused.startswith(b"HTTP/1.1 503") and b"too many connections" in refused
@@ -201,12 +203,12 @@ def test_a_trusted_proxy_has_no_share(tmp_path: pathlib.Path) -> None:
 LOGIN = json.dumps({"key": "felix_0123456789ab_wrong"})
 
 
-def remotes(live: live_service.Live) -> list[str]:
+def remotes(live: live_service.Served) -> list[str]:
     """The addresses of failed logins, oldest first."""
     return [entry.remote for entry in reversed(service_fakes.read(live.db, keys.audited))]
 
 
-def log_in(live: live_service.Live, *headers: str) -> bytes:
+def log_in(live: live_service.Served, *headers: str) -> bytes:
     lines = "".join(f"{header}\r\n" for header in headers)
     response = live.send(
         f"POST /v1/session HTTP/1.1\r\nHost: x\r\n{lines}Connection: close\r\n"

@@ -7,8 +7,6 @@ that the content policy blocks, or that throws, fails every test.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import pathlib
 import shutil
@@ -16,15 +14,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import fastapi
 import pytest
 
-from server import app
-from server import settings as service_settings
-from server.database import database
-from server.store import blobs, keys
-from server.web import connections
-from tests.support import live_service, service_fakes
+from tests.support import live_service
+from tests.support.live_service import Served
 
 Test = TypeVar("Test")
 
@@ -63,24 +56,6 @@ def only(test: Test) -> Test:
     return test
 
 
-@contextlib.contextmanager
-def serving(application: fastapi.FastAPI) -> Iterator[str]:
-    """The application on a free port of this machine; its address."""
-    settings = service_settings.Settings(port=live_service.free_port())
-    with live_service.run(connections.config(application, settings)):
-        yield settings.address
-
-
-@dataclasses.dataclass
-class Site:
-    """A service that a browser can reach."""
-
-    address: str
-    db: database.Database
-    blobs: blobs.BlobStore
-    key: keys.Made
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """One browser process for all tests."""
@@ -95,21 +70,17 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def site(tmp_path: pathlib.Path) -> Iterator[Site]:
+def site(tmp_path: pathlib.Path) -> Iterator[Served]:
     """The application behind a real server."""
-    settings = service_settings.Settings(data_dir=tmp_path)
-    db = live_service.empty_database(settings.database)
-    key = service_fakes.key(db, "ann", can_submit=True, can_admin=True)
-    with serving(app.create_app(settings)) as address:
-        yield Site(address, db, blobs.open_store(settings.blobs), key)
-    db.close()
+    with live_service.serving(tmp_path, key_name="ann") as made:
+        yield made
 
 
 @pytest.fixture
-def page(chromium: Any, site: Site) -> Iterator[Any]:
+def page(chromium: Any, site: Served) -> Iterator[Any]:
     """A page that is logged in; at the end its console must be empty."""
     context = chromium.new_context(
-        base_url=site.address, viewport={"width": 1280, "height": 800}, accept_downloads=True
+        base_url=site.url, viewport={"width": 1280, "height": 800}, accept_downloads=True
     )
     context.set_default_timeout(WAIT_MS)
     made = context.new_page()
@@ -133,7 +104,7 @@ def _collect(message: Any, problems: list[str]) -> None:
         problems.append(message.text)
 
 
-def log_in(page: Any, site: Site) -> None:
+def log_in(page: Any, site: Served) -> None:
     page.goto("/dashboard")
     page.get_by_label("API key").fill(site.key.text)
     page.get_by_role("button", name="Log in").click()
