@@ -57,7 +57,7 @@ def test_the_slim_image_is_imitated_without_what_it_leaves_out(
 ) -> None:
     for package in deployments.LEFT_OUT:
         statement = [sys.executable, "-c", f"import {package}"]
-        done = subprocess.run(statement, env=deployment.environment("api"), capture_output=True)
+        done = subprocess.run(statement, env=deployment.environment_of("api"), capture_output=True)
         assert done.returncode == 1 and b"ModuleNotFoundError" in done.stderr
 
 
@@ -69,10 +69,10 @@ def test_a_cluster_with_a_builder_a_gpu_runner_and_a_tuner(tmp_path: pathlib.Pat
 
 def check_cluster(deployment: deployments.Deployment) -> None:
     deployment.migrate()
-    head = deployment.start("ray-head")
+    head = deployment.serve("ray-head")
     deployment.until_said(head, "Ray runtime started")
-    builder, runner = deployment.start("builder"), deployment.start("gpu-runner")
-    tuner = deployment.start("cluster-tuner")
+    builder, runner = deployment.serve("builder"), deployment.serve("gpu-runner")
+    tuner = deployment.serve("cluster-tuner")
     if has_gpu():
         deployment.until_said(runner, "felix worker: measures on")
     else:  # it refuses by itself, and compose starts it again
@@ -88,15 +88,15 @@ def test_a_cluster_without_a_token_does_not_start(
 ) -> None:
     monkeypatch.setattr(deployments, "TOKEN", "")
     monkeypatch.setenv("HOME", str(deployment.folder))  # may have a token
-    builder = deployment.start("builder")
+    builder = deployment.serve("builder")
     assert builder.wait(deployments.LIMIT_S) == 1
     assert "with a token only" in deployment.log(builder)
 
 
 def test_the_tracker_answers_as_one(deployment: deployments.Deployment) -> None:
-    tracker = deployment.start("tracker")
+    tracker = deployment.serve("tracker")
 
-    def answers() -> bool:
+    def answers(_: str) -> bool:
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", deployment.tracker_port), 5.0) as connection,
@@ -202,7 +202,7 @@ def test_a_first_job_a_backup_a_rolling_upgrade_and_a_restore(tmp_path: pathlib.
         first.data.mkdir()
         second.data.mkdir()
         first.migrate()
-        tuner, api = first.start("tuner"), first.start_api()
+        tuner, api = first.serve("tuner"), first.start_api()
         first.until_said(tuner, "is ready for")
         first.run(deployments.block(GUIDE, "By hand", 2))  # submits, watches, downloads
         (artifact,) = (first.folder / "results").iterdir()
@@ -213,7 +213,7 @@ def test_a_first_job_a_backup_a_rolling_upgrade_and_a_restore(tmp_path: pathlib.
             params = {"m": 64, "n": 64, "k": 128}
             job = service.submit("gemm", params, trials=N_TRIALS, options={"round_size": 8})
             watched = Watched(service, job.id)
-            first.until(tuner, lambda: len(watched.trials()) >= 8)
+            first.until(tuner, lambda _: len(watched.trials()) >= 8)
             known = watched.trials()
             first.run(deployments.block(GUIDE, "Backup and restore", 0))
 

@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable
 
 TOKEN = "0123456789abcdef0123456789abcdef"
+#: Seconds that a process may take to be ready, or to end.
+LIMIT_S = 240.0
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -32,12 +35,14 @@ class Processes:
         self.environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *command: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a process whose output goes to a file of its own."""
         log = (self.folder / f"{len(self._processes)}.log").open("wb")
         process = subprocess.Popen(
             command,
-            env=self.environment,
+            env=environment or self.environment,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -49,6 +54,20 @@ class Processes:
     def log(self, process: subprocess.Popen[bytes]) -> str:
         """What a process has written."""
         return (self.folder / f"{self._processes.index(process)}.log").read_text()
+
+    def until(
+        self,
+        process: subprocess.Popen[bytes],
+        said: Callable[[str], bool],
+        seconds: float = LIMIT_S,
+    ) -> str:
+        """Wait for a process to say something, or for something else, while it runs."""
+        until_s = time.monotonic() + seconds
+        while not said(self.log(process)):
+            assert process.poll() is None, self.log(process)
+            assert time.monotonic() < until_s, self.log(process)
+            time.sleep(0.2)
+        return self.log(process)
 
     def close(self) -> None:
         """End all, and what they have started."""
@@ -126,17 +145,6 @@ class Machines(Processes):
             "--json",
             *options,
         )
-
-    def until(
-        self, process: subprocess.Popen[bytes], said: Callable[[str], bool], seconds: float
-    ) -> str:
-        """Wait for a process to say something."""
-        until_s = time.monotonic() + seconds
-        while not said(self.log(process)):
-            assert process.poll() is None, self.log(process)
-            assert time.monotonic() < until_s, self.log(process)
-            time.sleep(0.2)
-        return self.log(process)
 
     def close(self) -> None:
         """End all."""

@@ -16,14 +16,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 import yaml
 
-from tests.support import live_service
+from tests.support.cluster_machines import LIMIT_S, TOKEN, Processes, free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -31,12 +29,8 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 #: Packages that the slim image leaves out.
 LEFT_OUT = re.findall(r"--without ([\w ]+?) >", DOCKERFILE)[0].split()
-#: `RAY_AUTH_TOKEN` of the environment in which compose runs.
-TOKEN = "0123456789abcdef0123456789abcdef"
 #: TVM's tracker takes no port from here on.
 TRACKER_END = 9199
-#: Seconds that a process may take to be ready, or to end.
-LIMIT_S = 240.0
 
 
 def block(page: str, heading: str, number: int = 0) -> str:
@@ -46,28 +40,25 @@ def block(page: str, heading: str, number: int = 0) -> str:
     return re.findall(r"^```\n(.*?)^```$", section, re.S | re.M)[number]
 
 
-class Deployment:
+class Deployment(Processes):
     """Processes with one database, one data folder and ports of their own."""
 
     def __init__(self, folder: pathlib.Path, database_url: str) -> None:
-        self.folder, self.data = folder, folder / "data"
-        self.database_url = database_url
-        self.port, self._head = live_service.free_port(), live_service.free_port()
+        super().__init__(folder)
+        self.data, self.database_url = folder / "data", database_url
+        self.port, self._head = free_port(), free_port()
         self.tracker_port = _free_below(TRACKER_END)
         #: where the code of the running version lies
         self.source = ROOT
         #: Ray makes sockets in it, whose paths are limited to 107 bytes
         self._short = pathlib.Path(tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp"))
         self._stubs = _stubs(folder / "left-out")
-        self._n_logs = 0
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._logs: dict[int, pathlib.Path] = {}
 
     def command(self, service: str) -> list[str]:
         """What the service runs, with this machine's names."""
         return [self._here(word) for word in SERVICES[service]["command"]]
 
-    def environment(self, service: str) -> dict[str, str]:
+    def environment_of(self, service: str) -> dict[str, str]:
         """The service's own variables, with this machine's names, and those of any process."""
         own = {name: self._here(text) for name, text in _environment(service).items()}
         places = {"FELIX_DATABASE_URL": self.database_url, "FELIX_DATA_DIR": str(self.data)}
@@ -90,40 +81,13 @@ class Deployment:
             "FELIX_PORT": str(self.port),
         }
 
-    def start(self, service: str) -> subprocess.Popen[bytes]:
-        """Start a service; its output goes to a file."""
-        self._n_logs += 1
-        path = self.folder / f"{service}-{self._n_logs}.log"
-        with path.open("wb") as log:
-            process = subprocess.Popen(
-                self.command(service),
-                env=self.environment(service),
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        self._logs[process.pid] = path
-        return process
-
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        """What a process has written."""
-        return self._logs[process.pid].read_text()
-
-    def until(
-        self, process: subprocess.Popen[bytes], is_so: Callable[[], bool], every_s: float = 0.1
-    ) -> None:
-        """Wait for something while a process runs."""
-        until_s = time.monotonic() + LIMIT_S
-        while not is_so():
-            assert process.poll() is None, self.log(process)
-            assert time.monotonic() < until_s, self.log(process)
-            time.sleep(every_s)
+    def serve(self, service: str) -> subprocess.Popen[bytes]:
+        """Start a service."""
+        return self.start(*self.command(service), environment=self.environment_of(service))
 
     def until_said(self, process: subprocess.Popen[bytes], words: str) -> None:
         """Wait until a process has written some words."""
-        self.until(process, lambda: words in self.log(process))
+        self.until(process, lambda said: words in said)
 
     def is_healthy(self, service: str) -> bool:
         """Whether the service's own check succeeds."""
@@ -136,18 +100,18 @@ class Deployment:
 
     def migrate(self) -> None:
         """Run the service that ends by itself."""
-        process = self.start("migrate")
+        process = self.serve("migrate")
         assert process.wait(LIMIT_S) == 0, self.log(process)
 
     def start_api(self) -> subprocess.Popen[bytes]:
         """Start an API server; ready when this returns."""
-        process = self.start("api")
-        self.until(process, lambda: self.is_healthy("api"))
+        process = self.serve("api")
+        self.until(process, lambda _: self.is_healthy("api"))
         return process
 
     def start_tuner(self) -> subprocess.Popen[bytes]:
         """Start a tuner; ready when this returns."""
-        process = self.start("tuner")
+        process = self.serve("tuner")
         self.until_said(process, "is ready for")
         return process
 
@@ -171,15 +135,7 @@ class Deployment:
 
     def close(self) -> None:
         """End all, those too that a process left behind (`ray start`)."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        super().close()
         for left in _with_variable("RAY_TMPDIR", str(self._short)):
             left.kill()
         shutil.rmtree(self._short, ignore_errors=True)

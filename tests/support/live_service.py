@@ -24,6 +24,7 @@ from server.parsing import parser
 from server.store import blobs
 from server.web import connections
 from tests.support import service_fakes
+from tests.support.cluster_machines import free_port
 
 
 @functools.cache
@@ -116,14 +117,6 @@ def run(config: uvicorn.Config) -> Iterator[uvicorn.Server]:
         server.handle_exit(signal.SIGTERM, None)
         thread.join(30)
         assert not thread.is_alive()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def read_to_end(connection: socket.socket) -> bytes:

@@ -23,7 +23,7 @@ from server import folders, settings
 from server.database import database
 from server.store import job_lists, leases
 from tests.server.conftest import Service
-from tests.support import api_rows, live_service, service_fakes, share
+from tests.support import api_rows, cluster_machines, service_fakes, share
 from tests.support.waiting import until
 
 N_KILLS = share.rounds(1, 3)
@@ -34,7 +34,7 @@ class Api:
     """`felix serve` in a process of its own, on a port that stays the same."""
 
     def __init__(self, folder: pathlib.Path, url: str) -> None:
-        port = live_service.free_port()
+        port = cluster_machines.free_port()
         self.url = f"http://127.0.0.1:{port}"
         variables = {
             "FELIX_DATA_DIR": str(folder),
