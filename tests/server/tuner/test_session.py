@@ -19,7 +19,7 @@ from felix.sketch import sketch as sketching
 from felix.sketch.sketch import Sketch
 from felix.task import Task
 from server.database import database
-from server.store import control, events, jobs, leases, plot_points, progress, reuse, rows, trials
+from server.store import events, jobs, leases, plot_points, progress, reuse, rows, trials
 from server.tuner import claimed_job, engine, felix_engine, run_records, tuner
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 from tests.support.templates import naive_gemm
@@ -126,13 +126,6 @@ def test_a_lost_lease_ends_a_run_at_the_next_write(db: database.Database) -> Non
     with pytest.raises(errors.LeaseLost):
         run(at)
     assert service_fakes.get(db, job.id).n_trials == 0
-
-
-def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
-    job = submit(db)
-    stopped_after(service_fakes.claim_next(db), 9)
-    service_fakes.write(db, control.cancel, job.id)
-    assert service_fakes.write(db, control.retry, job.id).n_trials >= 9
 
 
 def test_infinite_losses_become_null(db: database.Database) -> None:

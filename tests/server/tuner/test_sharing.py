@@ -35,20 +35,6 @@ from tests.support.waiting import until
 State = states.State
 
 
-def test_a_lost_lease_ends_the_work(at: Bench) -> None:
-    job = service_fakes.create(at.db, trials=10_000)
-    at.engine.pause_s = 0.01
-
-    def steal() -> None:
-        with at.db.write() as tx:
-            tx.get_one(jobs.models.Job, job.id).lease_token = "another tuner's"
-
-    at.meanwhile(steal)
-    n_written = service_fakes.get(at.db, job.id).n_trials
-    assert len(at.engine.measured) <= n_written + 1
-    assert service_fakes.get(at.db, job.id).state is State.RUNNING
-
-
 @on_both_databases
 def test_several_tuners_share_the_queue(db: database.Database, store: blobs.LocalStore) -> None:
     for _ in range(6):
@@ -179,18 +165,6 @@ def test_two_keys_share_a_tuner_and_nothing_is_lost(
             assert yielded and "waited for its turn" in yielded[0].payload["message"]
             assert (yielded[0].from_state, yielded[0].to_state) == ("running", "queued")
         assert all(seconds > 0.5 for seconds in store_turns.usage_by_key(tx).values())
-
-
-def test_a_key_alone_keeps_its_tuner(
-    db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
-) -> None:
-    engine.pause_s = 0.01
-    job_id = submit_as(db, "only", trials=30)
-    service_fakes.create(db, key_id=service_fakes.get(db, job_id).key_id, trials=1)
-    sharing = FAST.model_copy(update={"slice_s": 0.05})
-    with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
-        assert working.work_once()
-    assert service_fakes.get(db, job_id).state is State.SUCCEEDED
 
 
 def test_a_slice_doubles_with_each_turn_that_gave_nothing(at: Bench) -> None:

@@ -11,17 +11,7 @@ import pytest
 
 from felix import errors as engine_errors
 from server import errors, states
-from server.store import (
-    artifacts,
-    control,
-    events,
-    jobs,
-    leases,
-    networks,
-    progress,
-    trials,
-    tuners,
-)
+from server.store import artifacts, control, events, jobs, leases, networks, tuners
 from server.tuner import tuner
 from tests.server.tuner.conftest import Bench
 from tests.support import service_fakes
@@ -185,14 +175,6 @@ def test_a_machine_that_measures_nothing_lets_go(
     assert after.not_before is not None
 
 
-def test_checkpoints_travel(at: Bench) -> None:
-    job = service_fakes.create(at.db, trials=9)
-    assert at.tuner.work_once()
-    with at.db.read() as tx:
-        assert progress.checkpoint(tx, job.id) == progress.Checkpoint(8, {"n": 8}, None)
-        assert len(trials.records(tx, job.id)) == 9
-
-
 @pytest.mark.parametrize(
     ("error", "attempts", "again"),
     [
@@ -237,13 +219,6 @@ def test_a_failed_network_costs_its_artifact_only(at: Bench, error: Exception | 
     assert kinds == ["bundle"] and network.call_us is None and network.failure == failure
     assert event.payload == {"failure": failure}
     assert network.groups[0].felix_us == after.best_us  # as it was measured
-
-
-def test_a_job_without_a_network_builds_none(at: Bench) -> None:
-    job = service_fakes.create(at.db, trials=2)
-    assert at.tuner.work_once()
-    with at.db.read() as tx:
-        assert [file.kind for file in artifacts.of_job(tx, job.id)] == ["bundle"]
 
 
 @pytest.mark.parametrize(

@@ -254,16 +254,6 @@ def test_a_lost_lease_ends_a_deaf_job(at: Bench) -> None:
     assert service_fakes.get(at.db, job_id).state is State.RUNNING
 
 
-def test_a_stopped_job_has_an_artifact(at: Bench) -> None:
-    job_id = submit(at.db, trials=1000)
-    with at_work(at.tuner):
-        wait_for_trials(at.db, job_id, 3)
-        service_fakes.write(at.db, control.stop, job_id)
-    after = service_fakes.get(at.db, job_id)
-    assert (after.state, after.reason) == (State.SUCCEEDED, "stopped")
-    assert len(service_fakes.read(at.db, artifacts.of_job, job_id)) == 1
-
-
 def test_the_engine_knows_no_secret(
     db: database.Database, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
