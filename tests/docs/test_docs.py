@@ -27,17 +27,7 @@ RESULTS = ROOT / "docs" / "results"
 WRITTEN = [page for page in PAGES if RESULTS not in page.parents]
 #: Pages about what is there today. The changelog also names what was.
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
-FOLDERS = (
-    "felix",
-    "costmodel",
-    "server",
-    "migrations",
-    "deployment",
-    "tests",
-    "benchmarks",
-    "docs",
-    "data",
-)
+FOLDERS = "felix costmodel server migrations deployment tests benchmarks docs data".split()
 
 
 def _name(page: pathlib.Path) -> str:

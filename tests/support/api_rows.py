@@ -9,18 +9,7 @@ import zipfile
 from typing import Any
 
 from server.database import database
-from server.store import (
-    artifacts,
-    blobs,
-    control,
-    events,
-    jobs,
-    leases,
-    progress,
-    rows,
-    trials,
-    tuners,
-)
+from server.store import artifacts, blobs, control, events, jobs, leases, progress, rows, trials
 from tests.support import service_fakes
 
 DEVICE = {
@@ -38,10 +27,7 @@ CONTENT = b"PK of a job"
 
 def tuner(db: database.Database, name: str = "tuner") -> int:
     """A tuner that is alive."""
-    new = tuners.NewWorker(
-        name=name, host="here", pid=7, versions={"felix": "0"}, devices=[DEVICE]
-    )
-    return service_fakes.write(db, tuners.register, new)
+    return service_fakes.write(db, service_fakes.worker_row, name, DEVICE)
 
 
 def queued(db: database.Database, key_id: int | None = None, **changes: Any) -> rows.Job:

@@ -240,11 +240,10 @@ def worker(db: database.Database, name: str = "w") -> int:
     return write(db, worker_row, name)
 
 
-def worker_row(tx: orm.Session, name: str = "w") -> int:
+def worker_row(tx: orm.Session, name: str = "w", device: Any = None) -> int:
     """A tuner's row, in a transaction."""
-    new = tuners.NewWorker(
-        name=name, host="here", pid=1, versions={"felix": "0"}, devices=[{"name": "cpu"}]
-    )
+    devices = [device or {"name": "cpu"}]
+    new = tuners.NewWorker(name=name, host="here", pid=1, versions={"felix": "0"}, devices=devices)
     return tuners.register(tx, new)
 
 

@@ -203,27 +203,17 @@ def test_compare_takes_numbers_in_any_writing(pages: Pages) -> None:
     pages.get("/dashboard/compare?job=99999999999999999999")
 
 
-def test_devices_tell_who_is_alive(pages: Pages) -> None:
-    growing.tuner(pages.service.db)
-    text = words(pages.get("/dashboard/devices"))
-    assert "test cpu 1 tuner" in text and "Peak float32 154 GFLOP/s" in text
-    assert "L1 32 KiB" in text and "bench-1" in text and "idle" in text
-
-
-def test_devices_tell_what_is_broken_and_what_runs_unconfined(pages: Pages) -> None:
+def test_devices_tell_who_is_alive_and_what_is_broken(pages: Pages) -> None:
     growing.tuner(pages.service.db, fault="no memory is left", unconfined="304 in cuInit")
-    text = words(pages.get("/dashboard/devices"))
-    assert "cannot be used: no memory is left" in text
-    assert "not confined: 304 in cuInit" in text
-
-
-def test_devices_tell_how_each_one_is(pages: Pages) -> None:
-    growing.tuner(pages.service.db)
     fault = "the canary takes 2.1 times as long as it did"
     sick = {"place": "cuda:1", "host": "rack-7", "fault": fault}
     service_fakes.report_device(pages.service.db, sick)
     text = words(pages.get("/dashboard/devices"))
-    assert "rack-7 cuda:1 measures nothing: the canary takes 2.1 times as long as it did 3" in text
+    assert "test cpu 1 tuner" in text and "Peak float32 154 GFLOP/s" in text
+    assert "L1 32 KiB" in text and "bench-1" in text and "idle" in text
+    assert "cannot be used: no memory is left" in text
+    assert "not confined: 304 in cuInit" in text
+    assert f"rack-7 cuda:1 measures nothing: {fault} 3" in text
     assert "10 % of 50 1.70 GHz 512 W 550.1" in text
 
 
