@@ -1,7 +1,8 @@
-"""The `run.py` of an artifact, run where Felix cannot be imported."""
+"""Scripts of an artifact: `run.py`, run where Felix cannot be imported, and others as modules."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -25,3 +26,12 @@ def command(script: str | os.PathLike[str], *options: str) -> list[str]:
 def run(folder: pathlib.Path, *options: str, **others: Any) -> subprocess.CompletedProcess[str]:
     """Run that of an artifact's folder, by default in the folder `/`."""
     return warm.run(command(folder / "run.py", *options), **{"cwd": "/", **others})
+
+
+def module(script: pathlib.Path) -> Any:
+    """A script as a module of this process."""
+    spec = importlib.util.spec_from_file_location("of_an_artifact", script)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import pathlib
 import random
@@ -26,14 +25,6 @@ def _export(task: Task, best: Any, folder: pathlib.Path) -> dict[str, Any]:
     export.export(bundles.Result(task, best), folder)
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     return manifest
-
-
-def _oracle(folder: pathlib.Path) -> Any:
-    spec = importlib.util.spec_from_file_location("bundle_oracle", folder / "oracle.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -104,7 +95,7 @@ def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
     inputs = reference.inputs(args, 0, positive=False)[:-1]
     (expected,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
     named = {arg.name: array for arg, array in zip(args, inputs, strict=False)}
-    computed = _oracle(tmp_path).compute(named)[args[-1].name]
+    computed = run_py.module(tmp_path / "oracle.py").compute(named)[args[-1].name]
     assert computed.dtype == expected.dtype
     limit = 2 * task_program.tolerance(task.mod)
     assert reference.mismatch(computed, expected, limit) is None

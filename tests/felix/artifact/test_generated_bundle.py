@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from felix import errors, launch_plan
@@ -36,10 +34,6 @@ def _export(
 def _manifest(folder: pathlib.Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     return manifest
-
-
-def _run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return run_py.run(folder, *options)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +84,7 @@ def test_a_schedule_s_bundle_takes_its_place(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.skipif(gpu.IS_HERE, reason="there is a GPU")
 def test_run_py_says_that_it_needs_a_gpu(bundle: pathlib.Path) -> None:
-    done = _run(bundle)
+    done = run_py.run(bundle)
     assert done.returncode == 1 and "needs a cuda device" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -105,19 +99,11 @@ def test_without_nvrtc_there_is_a_note(
     manifest = _manifest(_export(tmp_path, programs.boxes()))
     assert manifest["library"] is None and "no library: NVRTC was not found" in manifest["notes"]
     assert (tmp_path / "source" / "kernel.cu").exists()
-    done = _run(tmp_path)
+    done = run_py.run(tmp_path)
     assert done.returncode == 1 and "no compiled library" in done.stderr
 
 
 # ---------------------------------------------------------------- on a fake driver
-
-
-def _doubled(more: float) -> fakes.Kernel:
-    def kernel(args: Sequence[int]) -> None:
-        a, c = (fakes.array(fakes.word(at), programs.ROWS * programs.COLUMNS) for at in args)
-        c[:] = 2 * a + np.float32(more)
-
-    return kernel
 
 
 @pytest.fixture
@@ -125,36 +111,27 @@ def script(
     bundle: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., dict[str, Any]]]:
     """Calls the bundle's run.py in this process, on a fake driver; gives its report."""
-    loaded = ("driver", "launch_plan", "player", "oracle")
 
-    def run(more: float = 0.0, refused: str = "") -> dict[str, Any]:
-        def of_boxes(args: Sequence[int]) -> None:
-            count = programs.ROWS * programs.COLUMNS
-            read, written = (fakes.array(driver.map_of(at).address, count) for at in args)
-            written[:] = 2 * read + np.float32(more)
-
-        driver = fakes.Driver({"doubled": of_boxes, "main_kernel": _doubled(0.0)})
+    def run(refused: str = "", **changed: fakes.Kernel) -> dict[str, Any]:
+        kernels = {**programs.kernels(lambda: driver), "main_kernel": programs.DOUBLES, **changed}
+        driver = fakes.Driver(kernels)
         driver.durations_us["doubled"] = 12.0
         driver.refused.add(refused)
         monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-        spec = importlib.util.spec_from_file_location("bundle_run", bundle / "run.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(module, "_module", _without_warming(module._module))
-        report: dict[str, Any] = module.run(module.manifest(), 40)
-        return report
+        module = run_py.module(bundle / "run.py")
+        load = module._module
 
-    def _without_warming(load: Callable[[str], Any]) -> Callable[[str], Any]:
-        def module(name: str) -> Any:
+        def without_warming(name: str) -> Any:
             made = load(name)
             made.WARM_S = 0.0
             return made
 
-        return module
+        monkeypatch.setattr(module, "_module", without_warming)
+        report: dict[str, Any] = module.run(module.manifest(), 40)
+        return report
 
     yield run
-    for name in loaded:
+    for name in ("driver", "launch_plan", "player", "oracle"):
         sys.modules.pop(name, None)
 
 
@@ -166,7 +143,7 @@ def test_run_py_checks_and_times(script: Callable[..., dict[str, Any]]) -> None:
 
 def test_run_py_finds_a_wrong_kernel(script: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(Exception, match="output c differs from the unscheduled program"):
-        script(more=1.0)
+        script(doubled=lambda args: None)
 
 
 def test_run_py_tells_what_the_driver_refuses(script: Callable[..., dict[str, Any]]) -> None:
@@ -178,19 +155,12 @@ def test_run_py_tells_what_the_driver_refuses(script: Callable[..., dict[str, An
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("func", "make"),
-    [
-        (programs.square_sum, programs.plain),
-        (programs.double, programs.boxes),
-        (programs.swap, programs.clusters),
-    ],
-)
+@pytest.mark.parametrize(("func", "make"), programs.CASES)
 def test_run_py_runs_on_a_gpu(
     func: Any, make: Callable[[], GeneratedProgram], tmp_path: pathlib.Path
 ) -> None:
     _export(tmp_path, make(), func)
-    done = _run(tmp_path, "--json", "--repeats", "20")
+    done = run_py.run(tmp_path, "--json", "--repeats", "20")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert "the unscheduled program" in report["checked_against"]

@@ -108,6 +108,19 @@ def array(address: int, count: int, dtype: Any = np.float32) -> np.ndarray[Any, 
     return np.frombuffer(raw, dtype=dtype)
 
 
+def computing(
+    function: Callable[..., Any], shape: int | tuple[int, ...], dtype: Any = np.float32
+) -> Kernel:
+    """Writes to the last of its tensors, all of one shape, what a function makes of the others."""
+
+    def kernel(args: Sequence[int]) -> None:
+        flat = (array(word(at), int(np.prod(shape)), dtype) for at in args)
+        *read, written = (each.reshape(shape) for each in flat)
+        written[...] = function(*read)
+
+    return kernel
+
+
 class Driver:
     """See the module docstring; `capacity` is in bytes, `durations_us` are by kernel."""
 
@@ -190,53 +203,35 @@ class Driver:
         function._obj.value = 1 + self._names.index(name.decode())
         return self._noted("cuModuleGetFunction")
 
-    def cuTensorMapEncodeTiled(
+    def cuTensorMapEncodeTiled(self, *args: Any) -> int:
+        *tensor, box, steps, interleave, swizzle, promotion, outside = args
+        count = tensor[2].value
+        rest = tuple(box[:count]), swizzle, (*steps[:count], interleave, promotion, outside)
+        return self._encoded("cuTensorMapEncodeTiled", *tensor, *rest)
+
+    def cuTensorMapEncodeIm2col(self, *args: Any) -> int:
+        *tensor, lower, upper, channels, pixels, steps = args[:11]
+        interleave, swizzle, promotion, outside = args[11:]
+        count, box = tensor[2].value, (channels.value, pixels.value)
+        others = (*steps[:count], interleave, promotion, outside)
+        corners = (tuple(lower[: count - 2]), tuple(upper[: count - 2]))
+        return self._encoded("cuTensorMapEncodeIm2col", *tensor, box, swizzle, others, corners)
+
+    def _encoded(
         self,
+        call: str,
         descriptor: Any,
         dtype: int,
         rank: Any,
         address: Any,
         extents: Any,
         strides: Any,
-        box: Any,
-        steps: Any,
-        interleave: int,
-        swizzle: int,
-        promotion: int,
-        outside: int,
+        *rest: Any,
     ) -> int:
-        count = rank.value
-        fields = EncodedMap(
-            dtype,
-            address.value,
-            tuple(extents[:count]),
-            tuple(strides[: count - 1]),
-            tuple(box[:count]),
-            swizzle,
-            (*steps[:count], interleave, promotion, outside),
-        )
-        return self._encoded("cuTensorMapEncodeTiled", descriptor, fields)
-
-    def cuTensorMapEncodeIm2col(
-        self, descriptor: Any, dtype: int, rank: Any, address: Any, extents: Any, strides: Any,
-        lower: Any, upper: Any, channels: Any, pixels: Any, steps: Any, interleave: int,
-        swizzle: int, promotion: int, outside: int,
-    ) -> int:  # fmt: skip
-        count = rank.value
-        fields = EncodedMap(
-            dtype,
-            address.value,
-            tuple(extents[:count]),
-            tuple(strides[: count - 1]),
-            (channels.value, pixels.value),
-            swizzle,
-            (*steps[:count], interleave, promotion, outside),
-            (tuple(lower[: count - 2]), tuple(upper[: count - 2])),
-        )
-        return self._encoded("cuTensorMapEncodeIm2col", descriptor, fields)
-
-    def _encoded(self, call: str, descriptor: Any, fields: EncodedMap) -> int:
+        """`rest` are the last fields of an `EncodedMap`."""
         self.log.append(call)
+        extents, strides = tuple(extents[: rank.value]), tuple(strides[: rank.value - 1])
+        fields = EncodedMap(dtype, address.value, extents, strides, *rest)
         room = descriptor._obj
         if ctypes.sizeof(room) != 128 or ctypes.addressof(room) % 64 or not fields.is_legal:
             return 1

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm.script import tirx as T
@@ -15,6 +16,7 @@ from felix.launch_plan import Launch, LaunchPlan, TensorMap
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 from tests.support import tir_programs
+from tests.support.cuda import fakes
 
 ARCH = "sm_90a"
 N = 1000
@@ -117,6 +119,23 @@ def swap(a: T.Buffer((6, 2, 128), "float32"), c: T.Buffer((6, 2, 128), "float32"
             c[vp, vh, vt] = a[vp, 1 - vh, vt]
 
 
+DOUBLES = fakes.computing(lambda a: 2 * a, ROWS * COLUMNS)
+SWAPS = fakes.computing(lambda a: a[:, ::-1], (PAIRS, 2, THREADS))
+
+
+def kernels(driver: Callable[[], fakes.Driver]) -> dict[str, fakes.Kernel]:
+    """Those of the programs here, for a fake driver."""
+
+    def doubled(args: Sequence[int]) -> None:
+        count = ROWS * COLUMNS
+        read, written = (fakes.array(driver().map_of(at).address, count) for at in args)
+        written[:] = 2 * read
+
+    squares = fakes.computing(lambda a: a * a, N)
+    sums = fakes.computing(lambda squared, b: squared + b, N)
+    return {"squares": squares, "sums": sums, "doubled": doubled, "swapped": SWAPS}
+
+
 def task(func: Any, target: Any = "h200") -> Task:
     """The task of one of the functions here."""
     return Task.from_prim_func(func, target, name="generated")
@@ -155,3 +174,12 @@ def clusters(size: int = 2) -> GeneratedProgram:
     """What `swap` computes in clusters of two blocks."""
     launch = Launch("swapped", (2 * PAIRS, 1, 1, THREADS, 1, 1), 0, (0, 1), (size, 1, 1))
     return GeneratedProgram(_CLUSTERS, ARCH, LaunchPlan(2, (), (launch,)))
+
+
+#: A function, and what makes the program that computes it.
+CASES: list[tuple[Any, Callable[[], GeneratedProgram]]] = [
+    (square_sum, plain),
+    (double, boxes),
+    (double, lambda: boxes(0)),
+    (swap, clusters),
+]

@@ -6,7 +6,6 @@ import ctypes
 import pathlib
 import re
 import subprocess
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -77,23 +76,13 @@ def test_float8_is_decoded_as_it_is_meant(tmp_path: pathlib.Path) -> None:
 def test_only_outputs_that_differ_leave_the_device(
     dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    def copied(args: Sequence[int], more: int = 0) -> None:
-        a, c = (fakes.array(fakes.word(at), N, reference.np_dtype(dtype)) for at in args)
-        c[:] = (a.astype(np.float32) + more).astype(c.dtype)
+    def copying(more: int) -> fakes.Kernel:
+        kind = reference.np_dtype(dtype)
+        return fakes.computing(lambda a: (a.astype(np.float32) + more).astype(kind), N, kind)
 
-    kernels = {"main_kernel": copied, "right": copied, "wrong": lambda args: copied(args, 100)}
+    kernels = {"main_kernel": copying(0), "right": copying(0), "wrong": copying(100)}
     made = bench.Bench.make(monkeypatch, tmp_path, kernels)
-    func = tir_programs.function(
-        f"""
-for i in range({N}):
-    with T.sblock("C"):
-        vi = T.axis.spatial({N}, i)
-        C[vi] = A[vi]
-""",
-        f'A: T.Buffer(({N},), "{dtype}")',
-        f'C: T.Buffer(({N},), "{dtype}")',
-    )
-    folder = made.prepare(func)
+    folder = made.prepare(tir_programs.mapped(lambda a: a, (N,), dtype, names="a"))
 
     def downloads() -> int:
         return made.driver.log.count("cuMemcpyDtoH_v2")

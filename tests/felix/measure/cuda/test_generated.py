@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ H200 = target.parse("h200")
 def test_a_payload_holds_a_program_of_either_kind() -> None:
     generated = programs.boxes()
     assert payloads.read(payloads.of(generated, H200)) == generated
+    assert payloads.fingerprint(generated) == generated.fingerprint
     task = programs.task(programs.double)
     text = payloads.of(task.mod, task.target)
     read = payloads.read(text)
@@ -66,9 +67,7 @@ def _built(program: GeneratedProgram, stem: pathlib.Path, **changed: Any) -> dic
     return cuda_build.handle(payloads.of(program, H200), str(stem), **options)
 
 
-@pytest.mark.parametrize(
-    "make", [programs.plain, programs.boxes, lambda: programs.boxes(0), programs.clusters]
-)
+@pytest.mark.parametrize("make", [make for _, make in programs.CASES])
 def test_a_generated_program_is_built(
     make: Callable[[], GeneratedProgram], tmp_path: pathlib.Path
 ) -> None:
@@ -106,27 +105,8 @@ def test_headers_are_there_for_those_who_include_them(tmp_path: pathlib.Path) ->
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> benches.Bench:
     """Its kernels are those of `generated_programs`."""
-
-    def squares(args: Sequence[int]) -> None:
-        a, out = (fakes.array(fakes.word(address), programs.N) for address in args)
-        out[:] = a * a
-
-    def sums(args: Sequence[int]) -> None:
-        squared, b, out = (fakes.array(fakes.word(address), programs.N) for address in args)
-        out[:] = squared + b
-
-    def doubled(args: Sequence[int]) -> None:
-        count = programs.ROWS * programs.COLUMNS
-        read, written = (fakes.array(made.driver.map_of(at).address, count) for at in args)
-        written[:] = 2 * read
-
-    def swapped(args: Sequence[int]) -> None:
-        shape = programs.PAIRS, 2, programs.THREADS
-        a, out = (fakes.array(fakes.word(at), int(np.prod(shape))).reshape(shape) for at in args)
-        out[:] = a[:, ::-1]
-
-    kernels = {"squares": squares, "sums": sums, "doubled": doubled, "swapped": swapped}
-    kernels["main_kernel"] = swapped  # what TVM calls that of a reference
+    kernels = programs.kernels(lambda: made.driver)
+    kernels["main_kernel"] = programs.SWAPS  # what TVM calls that of a reference
     made = benches.Bench.make(monkeypatch, tmp_path, kernels)
     return made
 
@@ -134,12 +114,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> benches.Be
 @pytest.fixture
 def doubling(bench: benches.Bench) -> str:
     """The folder of a task that its reference has run for."""
-
-    def double(args: Sequence[int]) -> None:
-        a, c = (fakes.array(fakes.word(at), programs.ROWS * programs.COLUMNS) for at in args)
-        c[:] = 2 * a
-
-    bench.driver.kernels["main_kernel"] = double
+    bench.driver.kernels["main_kernel"] = programs.DOUBLES
     return bench.prepare(programs.task(programs.double).func)
 
 
@@ -281,14 +256,12 @@ def test_workspaces_that_a_tensor_map_reads_are_no_others_memory() -> None:
     assert sum(map(int, taken)) >= 3 * size, taken
 
 
-@pytest.mark.parametrize("make", [programs.boxes, programs.clusters, programs.plain])
+@pytest.mark.parametrize(("func", "make"), programs.CASES)
 def test_tvm_is_given_the_cubin_in_place_of_what_it_would_compile(
-    make: Callable[[], GeneratedProgram], monkeypatch: pytest.MonkeyPatch
+    func: Any, make: Callable[[], GeneratedProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU TVM keeps the source and asks no compiler, so here a fake of it does."""
-    program = make()
-    funcs = {"doubled": programs.double, "swapped": programs.swap, "squares": programs.square_sum}
-    task = programs.task(funcs[program.plan.launches[0].kernel])
+    program, task = make(), programs.task(func)
     get = tvm.get_global_func
     cubins: list[bytes] = []
 
@@ -326,12 +299,6 @@ def test_a_module_of_a_generated_program_needs_a_driver() -> None:
 # ---------------------------------------------------------------- on a GPU
 
 OPTIONS = local.LocalOptions(builders=2, run_timeout_s=5.0, build_timeout_s=20.0)
-CASES = [
-    (programs.square_sum, programs.plain),
-    (programs.double, programs.boxes),
-    (programs.double, lambda: programs.boxes(0)),
-    (programs.swap, programs.clusters),
-]
 
 
 class TestOnGpu:
@@ -339,7 +306,7 @@ class TestOnGpu:
 
     pytestmark = pytest.mark.gpu
 
-    @pytest.mark.parametrize(("func", "make"), CASES)
+    @pytest.mark.parametrize(("func", "make"), programs.CASES)
     def test_it_is_checked_and_timed(
         self, func: Any, make: Callable[[], GeneratedProgram]
     ) -> None:
@@ -366,7 +333,7 @@ class TestOnGpu:
             bad_cluster, good = pool.measure([programs.clusters(5), programs.clusters()])
         assert bad_cluster.error == protocol.ErrorClass.LAUNCH and good.ok, bad_cluster.message
 
-    @pytest.mark.parametrize(("func", "make"), CASES)
+    @pytest.mark.parametrize(("func", "make"), programs.CASES)
     def test_tvm_calls_it(self, func: Any, make: Callable[[], GeneratedProgram]) -> None:
         task = programs.task(func, "cuda")
         module = measure_build.module_of_task(make(), task)

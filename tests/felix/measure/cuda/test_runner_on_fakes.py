@@ -18,7 +18,7 @@ from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import reference as cuda_reference
 from tests.support import tir_programs
 from tests.support.cuda.bench import Bench
-from tests.support.cuda.fakes import array, word
+from tests.support.cuda.fakes import array, computing, word
 
 N = 64
 _N_BYTES = N * 4
@@ -47,15 +47,12 @@ def _accumulate(args: Sequence[int]) -> None:
     c += a
 
 
-def _root(args: Sequence[int]) -> None:
-    a, c = (array(word(address), N) for address in args)
+def _square_root(a: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        c[:] = np.sqrt(a)
+        return np.sqrt(a)
 
 
-def _both(args: Sequence[int]) -> None:
-    a, c = (array(word(address), N, np.int32) for address in args)
-    c[:] = a + a
+_root, _both = computing(_square_root, N), computing(lambda a: a + a, N, np.int32)
 
 
 KERNELS = {
