@@ -23,15 +23,23 @@ def Square() -> T.Buffer:
     return T.Buffer((N, N), "float32")
 
 
-@tir_programs.prim_func(s_tir=True)
-def gemm(a: Square, b: Square, c: Square):
-    T.func_attr({"tirx.noalias": True})
-    for i, j, k in T.grid(N, N, N):
-        with T.sblock("c"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                c[vi, vj] = T.float32(0)
-            c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
+def _first_rows(rows: int) -> tvm.tirx.PrimFunc:
+    """Writes so many rows of a product."""
+
+    @tir_programs.prim_func(s_tir=True)
+    def gemm(a: Square, b: Square, c: Square):
+        T.func_attr({"tirx.noalias": True})
+        for i, j, k in T.grid(rows, N, N):
+            with T.sblock("c"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    c[vi, vj] = T.float32(0)
+                c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
+
+    return gemm
+
+
+gemm, unwritten_row = _first_rows(N), _first_rows(N - 1)
 
 
 @tir_programs.prim_func(s_tir=True)
@@ -44,34 +52,24 @@ def other_sum(a: Square, b: Square, c: Square):
             c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vj, vk]
 
 
-@tir_programs.prim_func(s_tir=True)
-def unwritten_row(a: Square, b: Square, c: Square):
-    for i, j, k in T.grid(N - 1, N, N):
-        with T.sblock("c"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                c[vi, vj] = T.float32(0)
-            c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
+def _calling(call: tvm.ir.Call) -> tvm.tirx.PrimFunc:
+    """A program that calls a function of the C library."""
+
+    @tir_programs.prim_func(s_tir=True)
+    def calling(a: Square, b: Square, c: Square):
+        for _i in T.serial(1):
+            with T.sblock("c"):
+                T.reads()
+                T.writes(c[0, 0])
+                T.evaluate(call)
+                c[0, 0] = a[0, 0] + b[0, 0]
+
+    return calling
 
 
-@tir_programs.prim_func(s_tir=True)
-def null_pointer(a: Square, b: Square, c: Square):
-    for _i in T.serial(1):
-        with T.sblock("c"):
-            T.reads()
-            T.writes(c[0, 0])
-            T.evaluate(T.call_extern("int32", "puts", T.reinterpret("handle", T.int64(0))))
-            c[0, 0] = a[0, 0] + b[0, 0]
-
-
-@tir_programs.prim_func(s_tir=True)
-def abort(a: Square, b: Square, c: Square):
-    for _i in T.serial(1):
-        with T.sblock("c"):
-            T.reads()
-            T.writes(c[0, 0])
-            T.evaluate(T.call_extern("int32", "abort"))
-            c[0, 0] = a[0, 0] + b[0, 0]
+null_pointer = _calling(T.call_extern("int32", "puts", T.reinterpret("handle", T.int64(0))))
+abort = _calling(T.call_extern("int32", "abort"))
+unknown_function = _calling(T.call_extern("int32", "no_such_function_anywhere"))
 
 
 @tir_programs.prim_func(s_tir=True)
@@ -84,16 +82,6 @@ def hang(a: Square, b: Square, c: Square):
             while c[0, 0] > T.float32(0):
                 T.evaluate(T.call_extern("int32", "sleep", 1))
                 c[0, 0] = c[0, 0] + a[0, 0] * a[0, 0] + b[0, 0] * b[0, 0]
-
-
-@tir_programs.prim_func(s_tir=True)
-def unknown_function(a: Square, b: Square, c: Square):
-    for _i in T.serial(1):
-        with T.sblock("c"):
-            T.reads()
-            T.writes(c[0, 0])
-            T.evaluate(T.call_extern("int32", "no_such_function_anywhere"))
-            c[0, 0] = a[0, 0] + b[0, 0]
 
 
 def module(func: tvm.tirx.PrimFunc) -> tvm.IRModule:

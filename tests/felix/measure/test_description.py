@@ -17,7 +17,6 @@ from felix.measure.checking import reference
 from felix.measure.checking.reference import Argument
 from felix.measure.cpu import preparation
 from felix.measure.cuda import reference as cuda_reference
-from felix.measure.cuda.building import nvrtc
 from felix.measure.description import Description
 from felix.task import Task
 
@@ -135,8 +134,6 @@ def test_expected_outputs_go_through_a_file(tmp_path: pathlib.Path) -> None:
 
 # What a builder makes of a task: a description without a program, and a reference.
 
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
-
 
 def _made(task: Task, folder: pathlib.Path, **changed: Any) -> tuple[Description, str]:
     text = payload.of(task.mod, task.target)
@@ -165,14 +162,6 @@ def test_a_library_computes_what_the_program_does(text: str, tmp_path: pathlib.P
     wanted = task_program.on_cpu(task.mod, task.target, described.arguments)(3, False)
     for index, output in run(3, False).items():
         np.testing.assert_array_equal(output, wanted[index])
-
-
-@needs_nvrtc
-def test_a_gpu_gets_plan_and_cubin(tmp_path: pathlib.Path) -> None:
-    described, library = _made(workloads.gemm(16, 16, 16, target="h200"), tmp_path)
-    plan, cubin = description.read_program(library)
-    assert library.endswith(".cubin") and cubin.startswith(b"\x7fELF")
-    assert plan.n_params == len(described.arguments) == 3
 
 
 def test_what_no_thread_can_compute_is_computed_by_the_builder(tmp_path: pathlib.Path) -> None:

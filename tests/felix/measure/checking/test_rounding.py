@@ -94,8 +94,10 @@ def test_a_right_kernel_passes_and_one_that_leaves_out_a_slice_does_not(
     assert message is not None and int(message.split()[0]) > 0.3 * M * N
 
 
-@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", "float32"), ("float16", "float32")])
-def test_one_term_that_is_missing_is_found_in_a_wide_output(dtype: str, out_dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("bfloat16", "float32"), ("float32", None)])
+def test_one_term_that_is_missing_is_found_in_a_wide_output(
+    dtype: str, out_dtype: str | None
+) -> None:
     (a, b), relative = _factors(dtype), _tolerance(dtype, out_dtype)
     expected = _in_order(a, b)
     missing = expected - a[:, 5:6].astype(np.float32) * b[5].astype(np.float32)

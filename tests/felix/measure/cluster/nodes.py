@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,11 +20,14 @@ class Link:
         #: whether a link that is cut mends itself as soon as somebody waits for it
         self.mends = False
         self.calls: list[str] = []
+        #: arguments of calls as text, by method
+        self.said: dict[str, list[str]] = collections.defaultdict(list)
         self.before: Callable[[str], None] = lambda method: None
 
     def call(self, method: str, *args: Any) -> Any:
         """Call the node."""
         self.calls.append(method)
+        self.said[method] += map(str, args)
         self.before(method)
         if self.cut.is_set() or self.dead.is_set():
             raise candidates.WorkerGone("nobody answers")

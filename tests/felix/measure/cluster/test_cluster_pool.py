@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from felix.measure import protocol
 from felix.measure.cluster import messages, node, pool, remote
 from felix.measure.description import Description
 from felix.measure.pool import candidates, local
-from felix.measure.pool.stages import device_stage, dispatch
+from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.support import pool_programs as programs
@@ -82,18 +81,6 @@ def test_a_node_that_is_lost_loses_no_candidate(
     lost.cut.clear()
     waiting.until(lambda: over.n_devices == 2)
     assert all(each.ok for each in _results(over, 4))
-
-
-def test_what_waits_for_the_only_node_waits_until_it_is_back(cluster: nodes.Cluster) -> None:
-    alone = cluster.part("builds", "first")
-    with pool.ClusterPool(contract.task(), alone, QUICK) as over:
-        assert _results(over, 1)[0].ok
-        alone.links["first"].cut.set()
-        futures = [over.submit(GEMM) for _ in range(4)]
-        time.sleep(0.5)
-        assert not any(future.done() for future in futures)
-        alone.links["first"].cut.clear()
-        assert all(future.result(60).ok for future in futures)
 
 
 def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) -> None:
@@ -267,32 +254,14 @@ def test_a_reference_comes_as_data(tmp_path: Any) -> None:
 
 
 def test_devices_get_descriptions_and_no_programs(cluster: nodes.Cluster) -> None:
-    said: dict[str, list[str]] = {}
-
-    def heard(name: str, link: nodes.Link) -> None:
-        call = link.call
-
-        def noted(method: str, *args: Any) -> Any:
-            said.setdefault(f"{name} {method}", []).extend(map(str, args))
-            return call(method, *args)
-
-        link.call = noted  # type: ignore[method-assign]
-
     alone = cluster.part("builds", "first")
-    made_link = alone.link
-
-    def link(member: pool.Member, closed: threading.Event) -> nodes.Link:
-        made = made_link(member, closed)
-        heard(member.name, made)
-        return made
-
-    alone.link = link  # type: ignore[method-assign]
     with pool.ClusterPool(contract.task(), alone, QUICK) as over:
         assert _results(over, 1)[0].checked
-    assert said.keys() >= {"builds build", "builds reference", "first prepare", "first run"}
-    assert len(said["builds reference"]) == 1
-    of_device = [text for key, texts in said.items() if key.startswith("first") for text in texts]
-    assert not any("payload" in text or "tirx" in text for text in of_device)
+    of_builder, of_device = (alone.links[name].said for name in ("builds", "first"))
+    assert of_builder.keys() >= {"build", "reference"} and of_device.keys() >= {"prepare", "run"}
+    assert len(of_builder["reference"]) == 1
+    texts = [text for every in of_device.values() for text in every]
+    assert not any("payload" in text or "tirx" in text for text in texts)
 
 
 def test_what_is_too_large_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,14 +326,3 @@ def test_kinds_are_names_of_devices() -> None:
     assert messages.slug("NVIDIA GeForce RTX 4090 (AD102)") == "nvidia-geforce-rtx-4090-ad102"
     assert messages.of(tvm.target.Target("llvm")) == messages.of(contract.task().target)
     assert messages.resource("nvidia-h200") == "felix-device:nvidia-h200"
-
-
-def test_one_batch_takes_a_share_of_what_waits() -> None:
-    queues = dispatch.Dispatch(2)
-    device = candidates.Device("cpu", "", 0)
-    state = candidates.TaskState(device, "", candidates.Reference())
-    task = candidates.PoolTask(0, [state, state])
-    for number in range(9):
-        queues.put(candidates.Candidate(task, "", str(number), Future()))
-    assert [each.name for each in queues.take_more(0, 7)] == ["0", "1", "2", "3", "4"]
-    assert len(queues.take_more(0, 1)) == 1

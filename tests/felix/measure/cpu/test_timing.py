@@ -66,11 +66,6 @@ def test_an_early_stopped_slow_candidate_is_its_first_call() -> None:
     assert times_us == [50_000.0] and not library.settings
 
 
-def test_an_early_stopped_fast_candidate_gets_few_repeats() -> None:
-    times_us, _ = _time(itertools.repeat(60.0), best_us=10.0)
-    assert times_us == pytest.approx([60.0] * OPTIONS.early_stop_repeats)
-
-
 def test_one_slow_call_does_not_stop_a_candidate_early() -> None:
     disturbed = itertools.chain([70_000.0], itertools.repeat(12.0))
     times_us, _ = _time(disturbed, timing.GPU, first_us=70_000.0, best_us=10.0)
@@ -115,9 +110,6 @@ def test_min_and_max_repeats() -> None:
     options = dataclasses.replace(OPTIONS, min_total_s=1.0, max_repeats=12, max_total_s=1e3)
     times_us, _ = _time(itertools.repeat(30.0), options)
     assert len(times_us) == 12
-
-
-def test_min_total_asks_for_that_much_kernel_time() -> None:
     options = dataclasses.replace(OPTIONS, min_total_s=300e-6, max_total_s=1e3)
     times_us, _ = _time(itertools.repeat(10.0), options)
     assert sum(times_us) == pytest.approx(300.0)
@@ -258,16 +250,19 @@ def test_at_full_speed_nothing_waits() -> None:
     assert cores.pauses == []
 
 
-def test_a_moment_is_no_phase() -> None:
-    cores, guard = _guarded(100.0, 50.0, 100.0, 100.0, 50.0)
-    assert guard.measure_stable(_measure([])) == [1.0]
-    assert guard.pause_s not in cores.pauses
-
-
-def test_timing_waits_for_a_slow_phase_to_end() -> None:
-    cores, guard = _guarded(*6 * [100.0], 50.0)
-    assert guard.measure_stable(_measure([])) == [2.0]
-    assert cores.pauses.count(guard.pause_s) == 1
+@pytest.mark.parametrize(
+    ("script", "n_measured"),
+    [
+        ((100.0, 50.0, 100.0, 100.0, 50.0), 1),
+        ((*6 * [100.0], 50.0), 2),
+        ((50.0, *6 * [100.0], 50.0), 2),
+    ],
+    ids=["a moment is no phase", "its end is waited for", "what it slowed is timed again"],
+)
+def test_timing_waits_for_a_slow_phase(script: tuple[float, ...], n_measured: int) -> None:
+    cores, guard = _guarded(*script)
+    assert guard.measure_stable(_measure([])) == [n_measured]
+    assert cores.pauses.count(guard.pause_s) == n_measured - 1
 
 
 def test_what_cannot_lead_waits_for_nothing() -> None:
@@ -280,12 +275,6 @@ def test_what_cannot_lead_waits_for_nothing() -> None:
 
     assert guard.measure_stable(_measure([]), decides) == [1.0]
     assert decided_on == [[1.0]] and guard.pause_s not in cores.pauses
-
-
-def test_what_was_slowed_meanwhile_is_timed_again() -> None:
-    cores, guard = _guarded(50.0, *6 * [100.0], 50.0)
-    assert guard.measure_stable(_measure([])) == [2.0]
-    assert cores.pauses.count(guard.pause_s) == 1
 
 
 def test_what_lasts_is_no_disturbance() -> None:

@@ -9,11 +9,13 @@ import tvm
 
 from felix.measure import protocol
 from felix.measure.pool import candidates, local
-from felix.measure.pool.stages import canary, device_stage
+from felix.measure.pool.stages import canary
 from tests.felix.measure import contract
 from tests.felix.measure.pool import test_several_devices as several
 from tests.support import pool_programs as programs
 from tests.support import waiting
+
+Make = Callable[..., several.Pool]
 
 
 @pytest.fixture(autouse=True)
@@ -22,23 +24,14 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(canary, name, 0.01)
 
 
-class Pool(several.Pool):
-    """Stages with a canary, which is armed."""
-
-    def __init__(self, *runs: several.Runs) -> None:
-        super().__init__(*runs)
-        self.watch = canary.Canary("cuda")
-        self.stages = [
-            device_stage.DeviceStage(i, each, self.queues, self._settle, "", self.watch)  # type: ignore[arg-type]
-            for i, each in enumerate(runs)
-        ]
-        self.watch.arm(self.task(), "canary.so")
-
-
 @pytest.fixture
-def make(ends: several.Ends) -> Callable[..., Pool]:
-    def made(*runs: several.Runs) -> Pool:
-        pool = Pool(*runs)
+def make(ends: several.Ends) -> Make:
+    """Makes stages with a canary, which is armed."""
+
+    def made(*runs: several.Runs) -> several.Pool:
+        watch = canary.Canary("cuda")
+        pool = several.Pool(*runs, watch=watch)
+        watch.arm(pool.task(), "canary.so")
         pool.start()
         ends.callback(pool.close)
         return pool
@@ -46,7 +39,7 @@ def make(ends: several.Ends) -> Callable[..., Pool]:
     return made
 
 
-def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Callable[..., Pool]) -> None:
+def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Make) -> None:
     good, throttled = several.Runs(), several.Runs()
     pool = make(good, throttled)
     waiting.until(lambda: "canary" in good.ran and "canary" in throttled.ran)
@@ -66,7 +59,7 @@ def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Callable[..., Po
     waiting.until(lambda: pool.queues.away == {})
 
 
-def test_a_device_that_is_slower_than_its_kind_never_measures(make: Callable[..., Pool]) -> None:
+def test_a_device_that_is_slower_than_its_kind_never_measures(make: Make) -> None:
     runs = [several.Runs(1.0), several.Runs(1.1), several.Runs(1.9)]
     pool = make(*runs)
     waiting.until(lambda: 2 in pool.queues.away)
@@ -75,7 +68,7 @@ def test_a_device_that_is_slower_than_its_kind_never_measures(make: Callable[...
     assert set(pool.queues.away) == {2}
 
 
-def test_what_waits_for_the_only_device_waits_until_it_is_well(make: Callable[..., Pool]) -> None:
+def test_what_waits_for_the_only_device_waits_until_it_is_well(make: Make) -> None:
     only = several.Runs()
     pool = make(only)
     waiting.until(lambda: "canary" in only.ran)
@@ -91,7 +84,7 @@ def test_what_waits_for_the_only_device_waits_until_it_is_well(make: Callable[..
 
 
 def test_busy_devices_are_looked_at_after_some_candidates(
-    make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canary, "IDLE_S", 1e6)
     monkeypatch.setattr(canary, "EVERY_N", 5)

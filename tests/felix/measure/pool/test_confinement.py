@@ -27,7 +27,7 @@ from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
 from felix.tir.design_space import default_schedule
-from tests.support import tir_programs
+from tests.support import tir_programs, waiting
 from tests.support.cuda import library
 from tests.support.hostile import besieged
 
@@ -347,17 +347,12 @@ def test_a_fork_bomb_is_bounded(pool: local.LocalPool) -> None:
     error = take(pool._builders[0].worker, code)
     assert "started more than" in str(error)
     assert time.monotonic() - begun < 10
-    assert _soon_empty(pool._folders.builds)
+    _await_nobody_in(pool._folders.builds)
 
 
-def _soon_empty(folder: pathlib.Path) -> bool:
-    """Whether the last process that works in a folder ends within seconds."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        if not any(_works_in(process, folder) for process in psutil.process_iter()):
-            return True
-        time.sleep(0.05)
-    return False
+def _await_nobody_in(folder: pathlib.Path) -> None:
+    """Until the last process that works in a folder has ended, which takes seconds."""
+    waiting.until(lambda: not any(_works_in(each, folder) for each in psutil.process_iter()), 5)
 
 
 def _works_in(process: psutil.Process, folder: pathlib.Path) -> bool:
@@ -382,4 +377,4 @@ def test_what_a_builder_started_ends_with_it(pool: local.LocalPool) -> None:
     begun = time.monotonic()
     take(pool._builders[0].worker, code)
     assert time.monotonic() - begun < 10  # though what it started holds its pipe
-    assert _soon_empty(pool._folders.builds)
+    _await_nobody_in(pool._folders.builds)

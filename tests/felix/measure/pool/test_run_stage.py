@@ -79,36 +79,28 @@ def state() -> candidates.TaskState:
     )
 
 
+@pytest.mark.parametrize(
+    ("answers", "kills", "message"),
+    [
+        ([BROKEN, {"seconds": 0.1}, GOOD, GOOD], 1, ""),
+        ([BROKEN, BROKEN], 2, "no reference: broken"),
+        ([pool_worker.WorkerTimeout("no answer within 120 s", 0.0)], 0, "no answer within 120 s"),
+    ],
+    ids=["it fails once", "it fails twice", "it takes too long"],
+)
 def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(
-    state: candidates.TaskState,
+    state: candidates.TaskState, answers: list[Any], kills: int, message: str
 ) -> None:
-    scripted = Worker(BROKEN, {"seconds": 0.1}, GOOD, GOOD)
+    """And not for every candidate."""
+    scripted = Worker(*answers)
     runs = _runs(scripted)
     runs.prepare(state)
-    assert scripted.kills == 1
     results = [runs.run(_candidate(state), state) for _ in range(2)]
-    assert all(result.ok and result.latency_us == 3.0 for result in results)
-    assert scripted.verbs == ["prepare", "prepare", "run", "run"]
-
-
-def test_a_reference_that_fails_twice_is_not_tried_for_every_candidate(
-    state: candidates.TaskState,
-) -> None:
-    scripted = Worker(BROKEN, BROKEN)
-    runs = _runs(scripted)
-    runs.prepare(state)
-    results = [runs.run(_candidate(state), state) for _ in range(5)]
-    assert {result.error for result in results} == {protocol.ErrorClass.INFRASTRUCTURE}
-    assert all("no reference: broken" in result.message for result in results)
-    assert scripted.verbs == ["prepare", "prepare"] and scripted.kills == 2
-
-
-def test_a_reference_that_takes_too_long_is_not_tried_again(state: candidates.TaskState) -> None:
-    scripted = Worker(pool_worker.WorkerTimeout("no answer within 120 s", 0.0))
-    runs = _runs(scripted)
-    runs.prepare(state)
-    assert runs.run(_candidate(state), state).error is protocol.ErrorClass.INFRASTRUCTURE
-    assert scripted.verbs == ["prepare"]
+    error, latency_us = (protocol.ErrorClass.INFRASTRUCTURE, None) if message else (None, 3.0)
+    assert {(each.error, each.latency_us) for each in results} == {(error, latency_us)}
+    assert all(message in each.message for each in results)
+    assert scripted.verbs == ["prepare", "prepare", "run", "run"][: len(answers)]
+    assert scripted.kills == kills
 
 
 @pytest.mark.parametrize(

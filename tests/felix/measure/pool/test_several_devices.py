@@ -17,7 +17,7 @@ from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import devices
 from felix.measure.pool import candidates, local
-from felix.measure.pool.stages import device_stage, dispatch
+from felix.measure.pool.stages import canary, device_stage, dispatch
 from tests.support import waiting
 
 TARGET = tvm.target.Target("llvm")
@@ -59,10 +59,10 @@ class Runs:
 class Pool:
     """Stages over run workers, without builders."""
 
-    def __init__(self, *runs: Runs) -> None:
+    def __init__(self, *runs: Runs, watch: canary.Canary | None = None) -> None:
         self.queues = dispatch.Dispatch(len(runs))
         self.stages = [
-            device_stage.DeviceStage(i, each, self.queues, self._settle, "")  # type: ignore[arg-type]
+            device_stage.DeviceStage(i, each, self.queues, self._settle, "", watch)  # type: ignore[arg-type]
             for i, each in enumerate(runs)
         ]
         self.n_devices = len(runs)
@@ -126,20 +126,12 @@ def move(pool: Pool, task: candidates.PoolTask) -> None:
     task.move_to(1)
 
 
-def test_tasks_are_spread_over_devices() -> None:
-    pool = Pool(Runs(), Runs(), Runs())
-    assert [pool.task().home for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
 @pytest.mark.parametrize("n_devices", [2, 4])
 def test_all_devices_run_candidates_of_one_task_at_the_same_time(
     ends: Ends, n_devices: int
 ) -> None:
     runs = [Runs() for _ in range(n_devices)]
-    pool = made(ends, *runs)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)  # the yardstick
+    pool, task = begun(ends, *runs)
     together = threading.Barrier(n_devices)
     for each in runs:
         each.together = together
@@ -150,10 +142,7 @@ def test_all_devices_run_candidates_of_one_task_at_the_same_time(
 
 def test_latencies_of_a_helper_are_those_of_the_home(ends: Ends) -> None:
     home, helper = Runs(1.0), Runs(1.1)
-    pool = made(ends, home, helper)
-    task = pool.task()
-    pool.start()
-    pool.submit(task, "first").result(10)
+    pool, task = begun(ends, home, helper)
     home.held.clear()
     futures = [pool.submit(task, str(number)) for number in range(6)]
     helped = _results(futures[1:4])  # while the home is held up by another one
@@ -168,18 +157,6 @@ def test_finals_run_at_home_alone(ends: Ends) -> None:
     pool, task = begun(ends, home, helper)
     _results([pool.submit(task, "final", thorough=True) for _ in range(8)])
     assert home.ran.count("final") == 8 and "final" not in helper.ran
-
-
-def test_nobody_helps_before_there_is_a_yardstick(ends: Ends) -> None:
-    home, helper = Runs(), Runs()
-    pool = made(ends, home, helper)
-    task = pool.task()
-    home.held.clear()
-    pool.start()
-    futures = [pool.submit(task) for _ in range(4)]
-    assert not any(future.done() for future in futures) and not helper.ran
-    home.held.set()
-    _results(futures)
 
 
 def test_a_throttled_device_measures_nothing_of_a_task(
@@ -232,14 +209,7 @@ def test_the_last_device_stays_and_says_what_is_wrong() -> None:
 
 
 def test_a_task_that_moves_is_calibrated_against_its_first_home(ends: Ends) -> None:
-    first, second = Runs(1.0), Runs(1.1)
-    pool, task = begun(ends, first, second)
-    move(pool, task)
-    again = pool.submit(task, "c", thorough=True).result(10)
-    assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
-
-
-def test_a_new_home_may_differ_by_more_than_a_helper(ends: Ends) -> None:
+    """By more than a helper may differ."""
     first, second = Runs(1.0), Runs(2.0)
     pool, task = begun(ends, first, second)
     task.refused[1] = "it differed when it was to help"
@@ -257,8 +227,7 @@ def test_a_helper_that_becomes_the_home_while_it_is_compared(ends: Ends) -> None
         candidate: candidates.Candidate, state: candidates.TaskState
     ) -> protocol.Measurement:
         if candidate.name == "yardstick" and task.home == 0:
-            pool.queues.retire(0, "gone")
-            task.move_to(1)
+            move(pool, task)
         return run(candidate, state)
 
     second.run = moved  # type: ignore[method-assign]
@@ -289,10 +258,7 @@ def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy(ends: Ends) -> 
 
 def test_devices_are_compared_by_the_fastest_candidate(ends: Ends) -> None:
     first, second = Runs(8.0), Runs(1.0)
-    pool = made(ends, first, second)
-    task = pool.task()
-    pool.start()
-    pool.submit(task, "while it was busy").result(10)
+    pool, task = begun(ends, first, second)  # while it was busy
     first.slowness = 1.0
     pool.submit(task, "later", thorough=True).result(10)
     assert task.yardstick == candidates.Yardstick("library", 10.0)
@@ -332,6 +298,13 @@ def test_a_helper_takes_its_share_and_leaves_the_home_something() -> None:
     assert [each.name for each in queues.take_more(1, 7)] == ["4"]
     assert queues.take_more(1, 7) == []
     assert isinstance(queues.take(0), candidates.Candidate) and queues.is_empty
+
+
+def test_one_batch_takes_a_share_of_what_waits() -> None:
+    queues = dispatch.Dispatch(2)
+    _queued(queues, 9)
+    assert [each.name for each in queues.take_more(0, 7)] == ["0", "1", "2", "3", "4"]
+    assert len(queues.take_more(0, 1)) == 1
 
 
 def test_one_candidate_that_comes_wakes_as_many_helpers_as_have_something_to_do() -> None:
@@ -416,7 +389,9 @@ def test_gpus_of_two_models_are_refused(gpus: list[str]) -> None:
     assert len(local.chosen(TARGET, (0, 2))) == 2
 
 
-def test_homes_are_balanced_after_a_device_is_out() -> None:
+def test_homes_are_balanced() -> None:
+    """After a device is out, too."""
     queues = dispatch.Dispatch(3)
+    assert [queues.home_of_next_task() for _ in range(6)] == [0, 1, 2, 0, 1, 2]
     assert queues.retire(1, "gone")
     assert Counter(queues.home_of_next_task() for _ in range(6)) == {0: 3, 2: 3}
