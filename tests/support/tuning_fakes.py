@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import pathlib
-import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich import console
 
 import felix
 from benchmarks.support.searches import baselines
 from felix import errors, records, workloads
+from felix.cli import report
 from felix.measure import protocol, testing
 from felix.measure.pool import locks
 from felix.search import cost_model, gradient
 from felix.task import Task
 from felix.tuning import options, pacing, results
 from felix.tuning.opening import task_search
-from tests.support import synthetic, warm
+from tests.support import synthetic, waiting, warm
 
 UNSCHEDULED_US = 5000.0
 
@@ -198,6 +200,15 @@ def record(
     return records.Record(decisions=decisions, measurement=measurement, **(fields | more))
 
 
+def report_text(
+    tasks: Sequence[results.TuneResult], compared: Sequence[report.Compared] | None = None
+) -> str:
+    """What a command prints of results."""
+    out, of_each = io.StringIO(), compared or [{}] * len(tasks)
+    report.show(console.Console(file=out, width=200), tasks, of_each, tasks[0].breakdown)
+    return out.getvalue()
+
+
 def keys(result: results.TuneResult) -> list[records.Key]:
     """Of the measured candidates, in their order."""
     return [record.key for record in result.records]
@@ -213,12 +224,8 @@ def killed(script: str, out: pathlib.Path) -> list[records.Record]:
         env=os.environ | {"PYTHONPATH": str(root)},
     )
     log = out / "tuning" / "records.jsonl"
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and victim.poll() is None:
-        if log.exists() and log.read_bytes().count(b"\n") >= 21:
-            break
-        time.sleep(0.02)
+    waiting.until(lambda: log.exists() and log.read_bytes().count(b"\n") >= 21)
     assert victim.poll() is None, "the victim ended by itself"
-    os.kill(victim.pid, signal.SIGKILL)
+    victim.kill()
     victim.wait()
     return list(records.read(log))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich import console
 
 from felix import workloads
 from felix.cli import main, report
@@ -24,7 +23,7 @@ from felix.measure import protocol
 from felix.measure.calls import cpu_calls, cuda_calls
 from felix.measure.pool import locks
 from felix.tuning import pacing, results
-from felix.workloads import torch_forms
+from tests.support import tuning_fakes as fakes
 
 CONV = "conv2d:1,6,6,4,8,3,padding=1,epilogue=bias"
 GEMM = "gemm:16,16,16"
@@ -146,25 +145,10 @@ def test_pytorch_is_timed_on_the_cpu(
     task = workloads.parse(text, CPU)
     libraries.measure(task, text, ["torch"])
     ((_, request, _, _),) = requests
-    shapes: list[Any] = []
-    form_of = torch_forms.form
-
-    def form(*operator: Any) -> torch_forms.Form:
-        made = form_of(*operator)
-
-        def call(*inputs: torch.Tensor) -> torch.Tensor:
-            output = made.call(*inputs)
-            shapes.append(tuple(output.shape))
-            return output
-
-        return torch_forms.Form(call, made.memory_order, made.note)
-
-    monkeypatch.setattr(torch_forms, "form", form)
     answer = _answer(torch_child.main, request, monkeypatch, capsys)
     assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
     assert answer.note.startswith(f"{torch.__version__} (") and "thread" in answer.note
     assert ("channels last" in answer.note) == (text == CONV)
-    assert shapes == [tuple(int(n) for n in task.func.params[-1].ty.shape)] * 3  # one warms up
 
 
 def test_numpy_is_timed_on_the_same_inputs(
@@ -219,7 +203,7 @@ def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     device = types.SimpleNamespace(L2_cache_size=1024)
     monkeypatch.setattr(torch, "zeros", zeros)
-    fakes = {
+    calls = {
         "_sleep": lambda cycles: log.append(f"delay {cycles}"),
         "Event": Event,
         "current_device": lambda: 0,
@@ -228,7 +212,7 @@ def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "is_available": lambda: True,
         "synchronize": lambda: log.append("wait"),
     }
-    for name, fake in fakes.items():
+    for name, fake in calls.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     return log
 
@@ -330,12 +314,6 @@ def _result(text: str, target: str, best_us: float | None) -> results.TuneResult
     )
 
 
-def _report_text(tasks: list[results.TuneResult], compared: list[report.Compared]) -> str:
-    out = io.StringIO()
-    report.show(console.Console(file=out, width=200), tasks, compared, pacing.Breakdown())
-    return out.getvalue()
-
-
 def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
     tasks = [_result(GEMM, CPU, 2.0), _result(CONV, CPU, 4.0), _result(GEMM, CPU, None)]
     numpy, torch_time = libraries.LibraryTime(3.0, "3 threads"), libraries.LibraryTime(7.0, "how")
@@ -344,7 +322,8 @@ def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
         {"numpy": libraries.LibraryTime(None, "no form"), "torch": torch_time},
         {},
     ]
-    lines = [line.strip() for line in _report_text(tasks, compared).splitlines() if line.strip()]
+    text = fakes.report_text(tasks, compared)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     head, _, *rows = lines
     assert head.split("   ")[-2:] == ["vs numpy", "vs PyTorch"]
     cells = [row.split()[-2:] for row in rows[:3]]
@@ -363,7 +342,6 @@ def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
 
 
 def test_the_report_of_a_gpu_has_no_column_for_numpy() -> None:
-    text = _report_text(
-        [_result(CONV, "h100", 2.0)], [{"torch": libraries.LibraryTime(None, "why")}]
-    )
+    compared = [{"torch": libraries.LibraryTime(None, "why")}]
+    text = fakes.report_text([_result(CONV, "h100", 2.0)], compared)
     assert "vs PyTorch" in text and "numpy" not in text and "PyTorch: why" in text

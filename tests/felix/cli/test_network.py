@@ -34,12 +34,16 @@ def pool(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> networks.Po
     return pool
 
 
+def _exported(folder: pathlib.Path) -> pathlib.Path:
+    model, path = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), folder / "net.pt2"
+    torch.export.save(torch.export.export(model, (torch.randn(2, 8),)), path)
+    return path
+
+
 def test_exported_program(
     tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.randn(2, 8)
-    path = tmp_path / "net.pt2"
-    torch.export.save(torch.export.export(model, (x,)), path)
+    path = _exported(tmp_path)
     out = tmp_path / "out"
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet", "--json"]
     assert main.main([*arguments, "--devices", "0,1"]) == 0
@@ -85,15 +89,12 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
 ) -> None:
     monkeypatch.setattr(measuring, "require_ray", lambda address: None)
     monkeypatch.setattr(measuring, "pool_of_cluster", lambda address: lambda task: pool)
-    path, out = tmp_path / "net.pt2", tmp_path / "out"
-    torch.export.save(torch.export.export(nn.Linear(8, 4), (torch.randn(2, 8),)), path)
+    path, out = _exported(tmp_path), tmp_path / "out"
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]
     assert main.main([*arguments, "--cluster", "head:6379"]) == 0
     told = capsys.readouterr().out
-    assert (
-        "a call runs: not run where it was built" in told
-        and "run it where its device is: python" in told
-    )
+    assert "a call runs: not run where it was built" in told
+    assert "run it where its device is: python" in told
     assert pool.n_measured >= 2 and "largest error" not in told
     assert json.loads((out / "manifest.json").read_text())["report"]["timing"] is None
 

@@ -95,28 +95,29 @@ class Threaded(fakes.Pool):
         return Measurer()
 
 
-def _overlap(lookahead: float) -> tuple[int, Any]:
-    """Most candidates that were pending when a later round was submitted."""
-    most, submitted, done = 0, 0, 0
+def _overlap(
+    lookahead: float, tasks: Any = None, seconds: float = 0.02, trials: int = 32
+) -> tuple[list[tuple[int, int]], Any]:
+    """The task of each round, and how many candidates were pending when it began."""
+    submitted, done, pending = 0, 0, []
 
     def count(event: events.Event) -> None:
-        nonlocal most, submitted, done
+        nonlocal submitted, done
         if isinstance(event, events.RoundStarted):
-            most = max(most, submitted - done)
+            pending.append((event.task_index, submitted - done))
             submitted += event.n_candidates
         done += isinstance(event, events.Trial)
 
-    pool, options = Threaded(seconds=0.02), {"lookahead": lookahead}
-    result = fakes.tune(pool=pool, options=options, on_event=count)
-    return most, result
+    pool, options = Threaded(seconds=seconds), {"lookahead": lookahead}
+    result = fakes.tune(tasks, pool=pool, trials=trials, options=options, on_event=count)
+    return pending, result
 
 
 def test_search_overlaps_with_measuring() -> None:
-    n_pending, result = _overlap(0.5)
-    assert n_pending == 4
+    pending, result = _overlap(0.5)
+    assert max(n for _, n in pending) == 4
     assert len(result.records) == 32
-    n_pending, _ = _overlap(0.0)
-    assert n_pending == 0
+    assert all(n == 0 for _, n in _overlap(0.0)[0])
     assert result.breakdown.measure_s > 0
 
 
@@ -159,28 +160,12 @@ def test_overlapping_runs_are_deterministic() -> None:
     assert keys[0] == keys[1]
 
 
-def _pending_before_rounds(lookahead: float) -> list[tuple[int, int]]:
-    """The task of each round, and how many candidates were pending when it began."""
-    submitted, done, pending = 0, 0, []
-
-    def count(event: events.Event) -> None:
-        nonlocal submitted, done
-        if isinstance(event, events.RoundStarted):
-            pending.append((event.task_index, submitted - done))
-            submitted += event.n_candidates
-        done += isinstance(event, events.Trial)
-
-    tasks = [fakes.task(m) for m in (32, 64, 96, 128)]
-    pool, options = Threaded(seconds=0.05), {"lookahead": lookahead}
-    result = fakes.tune(tasks, pool=pool, trials=64, options=options, on_event=count)
-    assert all(each.best_or_none is not None for each in result.results)
-    assert sum(len(each.records) for each in result.results) == 64
-    return pending
-
-
 def test_first_rounds_of_several_tasks_overlap() -> None:
-    pending = _pending_before_rounds(0.5)
+    tasks = [fakes.task(m) for m in (32, 64, 96, 128)]
+    pending, network = _overlap(0.5, tasks, seconds=0.05, trials=64)
+    assert all(each.best_or_none is not None for each in network.results)
+    assert sum(len(each.records) for each in network.results) == 64
     assert [task for task, _ in pending[:4]] == [3, 2, 1, 0]  # the largest first
     first, later = [n for _, n in pending[:4]], [n for _, n in pending[4:]]
     assert max(first) > max(later) > 0
-    assert all(n == 0 for _, n in _pending_before_rounds(0.0))
+    assert all(n == 0 for _, n in _overlap(0.0, tasks, seconds=0.05, trials=64)[0])

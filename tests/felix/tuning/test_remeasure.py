@@ -161,18 +161,6 @@ def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None
     assert {k[1][0]: r.measurement.latency_us for k, r in effective.items()} == {1: 4.0, 2: 9.0}
 
 
-def test_finalists_are_timed_in_turns() -> None:
-    pool = _Noisy()
-    fakes.tune(trials=24, pool=pool, options={"n_finalists": 3, "final_turns": 4})
-    order, sizes = [program.decisions for program in pool.thorough], []
-    while order:
-        sizes.append(order.index(order[0], 1))
-        wave, order = order[: sizes[-1]], order[sizes[-1] :]
-        assert order[: 3 * len(wave)] == 3 * wave
-        order = order[3 * len(wave) :]
-    assert 2 <= max(sizes) <= 3
-
-
 def test_finalists_of_all_tasks_are_timed_in_the_same_turns() -> None:
     """So that every device has those of its own tasks to time."""
     pool = _Noisy()

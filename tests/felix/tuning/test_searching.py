@@ -65,16 +65,8 @@ def latency_us(program: Any) -> float:
 
 
 def small(pool: fakes.Pool | None = None, **changes: Any) -> options_module.TuneOptions:
-    sizes: dict[str, Any] = {
-        "round_size": 8,
-        "first_round_size": 4,
-        "n_finalists": 0,
-        "baseline": False,
-        "search_processes": 2,
-        "search": SIZES,
-        "pool": lambda task: pool or fakes.Pool(latency_us),
-    }
-    return options_module.TuneOptions(**{**sizes, **changes})
+    sizes = {"first_round_size": 4, "baseline": False, "search_processes": 2, "search": SIZES}
+    return fakes.small(pool or fakes.Pool(latency_us), **{**sizes, **changes})
 
 
 @pytest.fixture(scope="module", autouse=True)
