@@ -90,10 +90,8 @@ class Runner(ms.runner.PyRunner):
         return futures
 
 
-def space() -> Any:
-    return ms.space_generator.PostOrderApply(
-        sch_rules="llvm", postprocs="llvm", mutator_probs="llvm"
-    )
+def space(kind: str = "llvm") -> Any:
+    return ms.space_generator.PostOrderApply(sch_rules=kind, postprocs=kind, mutator_probs=kind)
 
 
 def tune(task: felix.Task, folder: pathlib.Path, **options: Any) -> Any:
@@ -125,7 +123,7 @@ def proposed(
 
 @pytest.fixture(scope="module")
 def task() -> felix.Task:
-    return felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu")
+    return TRACED[0]()
 
 
 def context_of(task: felix.Task, strategy: Any = None) -> Any:
@@ -198,25 +196,23 @@ def test_tunes_with_tvms_own_builder_and_runner(task: felix.Task, tmp_path: path
     assert best is not None and not best.mod["main"].body.same_as(task.mod["main"].body)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_both_plug_ins_learn_once(shared: bool, task: felix.Task, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("shared", "random"),
+    [(True, False), (False, False), (True, True)],
+    ids=["one model", "two models", "the strategy's model beside TVM's"],
+)
+def test_both_plug_ins_learn_once(
+    shared: bool, random: bool, task: felix.Task, tmp_path: pathlib.Path
+) -> None:
     model, runner = cost_model.MLPCostModel(), Runner()
     strategy = search_strategy.GradientSearch(model if shared else None, options=SMALL)
-    database = tune(task, tmp_path, strategy=strategy, cost_model=model, runner=runner)
+    of_tvm = "random" if random else model
+    database = tune(task, tmp_path, strategy=strategy, cost_model=of_tvm, runner=runner)
     n_ran = sum(s is not None for s in runner.seconds)
     assert len(runner.seconds) == 8 and n_ran < 8  # some failed
     assert len(model.online._network.tuner) == n_ran
     traces = {"\n".join(r.trace.as_python(True)) for r in database.get_all_tuning_records()}
     assert len(traces) == 8
-
-
-def test_strategy_learns_itself_when_tvm_has_another_cost_model(
-    task: felix.Task, tmp_path: pathlib.Path
-) -> None:
-    model, runner = cost_model.MLPCostModel(), Runner()
-    strategy = search_strategy.GradientSearch(model, options=SMALL)
-    tune(task, tmp_path, strategy=strategy, cost_model="random", runner=runner)
-    assert len(model.online._network.tuner) == sum(s is not None for s in runner.seconds)
 
 
 def test_cost_model_serves_tvms_evolutionary_search(
@@ -249,16 +245,13 @@ def test_same_seed_same_candidates(
 def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
     gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
     builder, model = Builder(), cost_model.MLPCostModel()
-    rules = ms.space_generator.PostOrderApply(
-        sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"
-    )
     tune(
         gpu,
         tmp_path,
         strategy=search_strategy.GradientSearch(model, options=SMALL),
         cost_model=model,
         builder=builder,
-        space=rules,
+        space=space("cuda"),
     )
     assert len({str(mod) for mod in builder.mods}) == 8
     assert all("threadIdx.x" in str(mod) for mod in builder.mods)
@@ -418,8 +411,7 @@ def test_traces_after_postprocessors_give_their_decisions(
 
 
 def test_a_trace_of_no_sketch_is_unknown() -> None:
-    task = felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu")
-    sketches = felix.trace_sketches(task)
+    sketches = felix.trace_sketches(TRACED[0]())
     scorer = trace_scorer(sketches[:1])
     other = sketches[1].schedule(sketches[1].sample(1, seed=1)[0]).trace
     known = sketches[0].schedule(sketches[0].sample(1, seed=1)[0]).trace

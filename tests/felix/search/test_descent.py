@@ -119,6 +119,19 @@ def test_warm_up_rounds_do_not_descend(n_warm_rounds: int) -> None:
     assert descended == [number >= n_warm_rounds for number in range(3)]
 
 
+def noted(monkeypatch: pytest.MonkeyPatch, search: gradient.GradientSearch) -> list[descent.Entry]:
+    """The entries that descend from now on."""
+    run = search._descent.run
+    descended: list[descent.Entry] = []
+
+    def noting(entries: Any) -> Any:
+        descended.extend(entries)
+        return run(entries)
+
+    monkeypatch.setattr(search._descent, "run", noting)
+    return descended
+
+
 @pytest.mark.parametrize(("n_structures", "n_seeds"), [(1, 3), (2, 4), (3, 2)])
 def test_a_late_descent_has_few_structures_of_all_sketches(
     n_structures: int, n_seeds: int, monkeypatch: pytest.MonkeyPatch
@@ -131,19 +144,14 @@ def test_a_late_descent_has_few_structures_of_all_sketches(
         n_structures=n_structures, n_seeds=n_seeds, n_warm_rounds=0, n_new_structures=3
     )
     search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
-    descended: list[descent.Entry] = []
+    descended = noted(monkeypatch, search)
     best: list[Any] = []
-    run, seeds = search._descent.run, search._best
-
-    def note(entries: Any) -> Any:
-        descended.extend(entries)
-        return run(entries)
+    seeds = search._best
 
     def before(pool: Any) -> Any:
         best.extend(pool.apart(2 * n_seeds, search.options.n_moves_apart))
         return seeds(pool)
 
-    monkeypatch.setattr(search._descent, "run", note)
     monkeypatch.setattr(search, "_best", before)
     search.suggest(8)
     assert 1 <= len(descended) <= n_structures
@@ -179,19 +187,14 @@ def test_a_late_descent_starts_from_the_best_that_polishing_found(
     search = gradient_search(
         [synthetic.FakeSketch(extents=(512, 512))], n_before=2, n_seeds=4, n_warm_rounds=0
     )
-    starts: list[Any] = []
+    starts = noted(monkeypatch, search)
     polished: list[Any] = []
-    run, polish = search._descent.run, search._polish
-
-    def note(entries: Any) -> Any:
-        starts.extend(entries)
-        return run(entries)
+    polish = search._polish
 
     def before(pool: Any, generations: int) -> None:
         polish(pool, generations)
         polished.append((generations, [c.decisions for c in pool.apart(4, 2)]))
 
-    monkeypatch.setattr(search._descent, "run", note)
     monkeypatch.setattr(search, "_polish", before)
     search.suggest(4)
     (entry,) = starts

@@ -310,19 +310,27 @@ def test_structures_that_tvm_refuses_are_not_proposed() -> None:
     assert sketch.calls.count("is_applicable") <= 2 + scoring.CHECKED_ROWS
 
 
-def test_polishing_finds_what_rounding_missed() -> None:
-    def best(n_polish: int) -> float:
-        options = gradient.GradientOptions(
-            n_before=0,
-            n_polish=n_polish,
-            n_seeds=2,
-            n_roundings=1,
-            n_warm_rounds=0,
-            descent=dataclasses.replace(LONG, steps=4, record_every=4),
-        )
+#: Descents that leave much to polish.
+SHORT = gradient.GradientOptions(
+    n_before=0,
+    n_seeds=2,
+    n_roundings=1,
+    n_warm_rounds=0,
+    descent=dataclasses.replace(LONG, steps=4, record_every=4),
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "others"), [("n_polish", SHORT), ("n_warm_polish", gradient.GradientOptions())]
+)
+def test_polishing_finds_what_others_missed(option: str, others: gradient.GradientOptions) -> None:
+    """What rounding missed, and in a first round what samples did."""
+
+    def best(generations: int) -> float:
+        options = dataclasses.replace(others, **{option: generations})
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))
         search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
-        return search.suggest(1)[0].predicted_us
+        return min(each.predicted_us or math.inf for each in search.suggest(8))
 
     assert best(8) < 0.5 * best(0)
 
@@ -335,16 +343,6 @@ def test_warm_up_has_its_own_selection() -> None:
         return float(np.std([math.log(s.predicted_us or 1.0) for s in suggestions]))
 
     assert spread(1.0) > 2 * spread(0.0)
-
-
-def test_a_first_round_can_be_polished() -> None:
-    def best(n_warm_polish: int) -> float:
-        sketch = synthetic.FakeSketch(extents=(512, 512, 512))
-        options = gradient.GradientOptions(n_warm_polish=n_warm_polish)
-        search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
-        return min(suggestion.predicted_us or math.inf for suggestion in search.suggest(8))
-
-    assert best(8) < 0.5 * best(0)
 
 
 def test_only_a_few_sketches_are_sampled_again_and_a_resumed_search_has_the_rest() -> None:

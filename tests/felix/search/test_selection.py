@@ -64,9 +64,7 @@ def test_candidates_apart_are_the_best_with_few_values_in_common() -> None:
     scored(pool, 4, structure=0, first=2.0)  # differ in four values from each other
     for i in range(3):  # differ in one value from the best, and in two from each other
         near = (0, *(i + 1 if j == i else 0 for j in range(4)))
-        pool.candidates[0, near] = dataclasses.replace(
-            pool.candidates[0, (0, 0, 0, 0, 0)], decisions=near, acquisition=2.1 + 0.1 * i
-        )
+        put(pool, near, (0,), 2.1 + 0.1 * i)
     apart = pool.apart(3, 1)
     assert [c.acquisition for c in apart] == [2.0, 3.0, 4.0]
     assert pool.apart(3, 0) == pool.best(3)
@@ -174,12 +172,22 @@ def test_failures_are_remembered_without_a_latency() -> None:
     assert not past.pending
 
 
-def scored(pool: selection.Pool, n: int, structure: int, first: float) -> None:
+def put(
+    pool: selection.Pool,
+    decisions: tuple[int, ...],
+    structure: tuple[int, ...],
+    score: float,
+    sketch: int = 0,
+    source: selection.Source = selection.Source.DESCENT,
+) -> selection.Candidate:
+    made = selection.Candidate(sketch, decisions, structure, score, source, score)
+    pool.candidates[made.key] = made
+    return made
+
+
+def scored(pool: selection.Pool, n: int, structure: int, first: float, sketch: int = 0) -> None:
     for i in range(n):
-        decisions = (structure, *[i] * 4)
-        pool.candidates[(0, decisions)] = selection.Candidate(
-            0, decisions, (structure,), first + i, selection.Source.DESCENT, first + i
-        )
+        put(pool, (structure, *[i] * 4), (structure,), first + i, sketch)
 
 
 def empty_pool() -> selection.Pool:
@@ -205,8 +213,7 @@ def test_selection_leaves_room_for_other_structures_and_chance() -> None:
 def test_selection_has_a_share_for_neighbours() -> None:
     pool = empty_pool()
     scored(pool, 50, 0, 0.0)
-    near = selection.Candidate(0, (7,) * 5, (0,), 999.0, selection.Source.NEIGHBOUR, 999.0)
-    pool.candidates[near.key] = near
+    near = put(pool, (7,) * 5, (0,), 999.0, source=selection.Source.NEIGHBOUR)
     options = selection.SelectionOptions(random_share=0.0)
     assert near in selection.select(pool, 10, options, np.random.default_rng(0))
     options = selection.SelectionOptions(random_share=0.0, neighbour_share=0.0)
@@ -245,17 +252,9 @@ def test_a_structure_whose_candidates_fail_takes_less() -> None:
 def test_near_copies_of_picks_wait() -> None:
     pool = empty_pool()
     for i in range(20):  # alike, and the best
-        decisions = (0, 0, 0, i)
-        pool.candidates[(0, decisions)] = selection.Candidate(
-            0, decisions, (), float(i), selection.Source.DESCENT, float(i)
-        )
-    scored(pool, 20, 5, 100.0)
+        put(pool, (0, 0, 0, i), (), float(i))
+    scored(pool, 20, 5, 100.0, sketch=1)
     options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, max_similar=3)
-    pool.candidates = {k: v for k, v in pool.candidates.items() if len(k[1]) == 4} | {
-        (1, k[1]): dataclasses.replace(v, sketch_index=1)
-        for k, v in pool.candidates.items()
-        if len(k[1]) == 5
-    }
     picks = selection.select(pool, 10, options, np.random.default_rng(0))
     assert sum(c.sketch_index == 0 for c in picks) == 3
     options = dataclasses.replace(options, max_similar=100)
@@ -271,10 +270,7 @@ def test_no_variant_takes_all_picks() -> None:
     )
     for index, first in ((0, 0.0), (1, 0.5), (2, 500.0)):
         for i in range(40):
-            score = first + i
-            pool.candidates[(index, (i,) * 5)] = selection.Candidate(
-                index, (i,) * 5, (), score, selection.Source.DESCENT, score
-            )
+            put(pool, (i,) * 5, (), first + i, index)
     options = selection.SelectionOptions(random_share=0.0)
     picks = selection.select(pool, 20, options, np.random.default_rng(0))
     assert [c.sketch_index for c in picks].count(2) == 3

@@ -123,14 +123,20 @@ def test_a_template_is_descended_to_its_optimum() -> None:
     assert best == pytest.approx(raw.min(), rel=1e-9)
 
 
+def sampled(search: base.BaseSearch, n: int) -> selection.Pool:
+    """A pool of n samples of each sketch."""
+    pool = selection.Pool(search.scorer, history_module.History())  # type: ignore[attr-defined]
+    for index, sketch in enumerate(search.sketches):
+        pool.add(index, sketch.sample(n, 3).tolist(), selection.Source.SAMPLE)
+    return pool
+
+
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
 def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float) -> None:
     search = MAKE["gradient"]([*TRACES, TEMPLATE], models(shift), 1)
     first = [s.sketch_index == 2 for s in search.suggest(8)]
     assert 1 <= sum(first) <= 7
-    pool = selection.Pool(search.scorer, history_module.History())  # type: ignore[attr-defined]
-    for index, sketch in enumerate(search.sketches):
-        pool.add(index, sketch.sample(40, 3).tolist(), selection.Source.SAMPLE)
+    pool = sampled(search, 40)
     shares = {"max_similar": 99, "random_share": 0.0, "structure_share": 1.0, "variant_share": 1.0}
     options = selection.SelectionOptions(**shares, kind_share=0.0)
     picked = selection.select(pool, 16, options, np.random.default_rng(0))
@@ -170,9 +176,7 @@ def test_more_samples_of_a_template_are_considered() -> None:
 
 def test_a_template_need_not_leave_picks_to_other_structures() -> None:
     search = MAKE["gradient"]([*TRACES, TEMPLATE], models(60.0), 1)
-    pool = selection.Pool(search.scorer, history_module.History())  # type: ignore[attr-defined]
-    for index, sketch in enumerate(search.sketches):
-        pool.add(index, sketch.sample(100, 3).tolist(), selection.Source.SAMPLE)
+    pool = sampled(search, 100)
     options = selection.SelectionOptions(
         random_share=0.0, structure_share=0.5, max_similar=99, kind_share=0.0
     )

@@ -69,9 +69,6 @@ def test_a_row_is_legal_where_all_constraints_hold() -> None:
     over = 2 * legality.TOLERANCE
     values = np.asarray([[-1.0, 0.0], [-1.0, legality.TOLERANCE], [over, -1.0], [-1.0, over]])
     assert legality.is_legal(values).tolist() == [True, True, False, False]
-
-
-def test_rows_without_constraints_are_legal() -> None:
     assert legality.is_legal(np.zeros((3, 0))).tolist() == [True] * 3
 
 

@@ -270,24 +270,3 @@ def test_a_reduction_that_tvm_cannot_spread_over_threads_is_left_out() -> None:
     assert "sketch 1 left out: TVM cannot spread the reduction over threads" in line
     total = felix.Task.from_te([b, topi.sum(b.astype("int32"), axis=1)], target="cuda")
     assert len(sketching.trace_sketches(total)) == 2
-
-
-def test_a_sketch_that_cannot_be_modelled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_trace = variables.of_trace
-    refused: list[int] = []
-
-    def refuse_some(program: Any, instructions: Any) -> Any:
-        refused.append(len(refused))
-        if refused[-1] in unknown:
-            raise KeyError("a form nobody thought of")
-        return of_trace(program, instructions)
-
-    monkeypatch.setattr(variables, "of_trace", refuse_some)
-    task = workloads.gemm(64, 48, 32, target="llvm")
-    unknown, reasons = {1}, list[str]()
-    assert [s.index for s in sketching.trace_sketches(task, on_left_out=reasons.append)] == [0, 2]
-    assert [reason.split(":")[1] for reason in reasons] == [" sketch 1 left out"]
-    assert "a form nobody thought of" in reasons[0]
-    unknown = set(range(99))
-    with pytest.raises(errors.UnsupportedSchedule, match=rf"^{task.name}: .*nobody thought of"):
-        sketching.trace_sketches(task)

@@ -123,6 +123,7 @@ def test_clients_may_set_less(text: str) -> None:
     "text",
     [
         "llvm",
+        target.describe(target.parse("llvm")),
         "llvm -num-cores 2",
         "llvm -mcpu haswell",
         "cuda",
@@ -135,11 +136,6 @@ def test_clients_may_set_less(text: str) -> None:
 )
 def test_what_clients_may_set_means_the_same(text: str) -> None:
     assert target.describe(target.parse_of_client(text)) == target.describe(target.parse(text))
-
-
-def test_a_client_may_send_the_target_of_a_device() -> None:
-    text = target.describe(target.parse("llvm"))
-    assert target.describe(target.parse_of_client(text)) == text
 
 
 @pytest.fixture

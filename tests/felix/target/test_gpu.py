@@ -300,6 +300,7 @@ def test_options_come_before_what_the_device_reports(plug: Any) -> None:
     plug(rtx_4070(), RTX_4070)
     made = target.parse("cuda -max_threads_per_block 512")
     assert (made.attrs["max_threads_per_block"], made.attrs["model"]) == (512, "rtx-4070")
+    assert target.parse("cuda -arch sm_80").attrs["arch"] == "sm_80"
 
 
 def test_features_of_a_card_outside_the_table_are_finite(plug: Any) -> None:
