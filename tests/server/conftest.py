@@ -15,7 +15,6 @@ import os
 import pathlib
 import uuid
 import warnings
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ from server import settings as service_settings
 from server.database import columns, database, models, schema
 from server.parsing import parser as parsing
 from server.store import blobs, keys, projects
-from tests.support import live_service, service_fakes, share
+from tests.support import live_service, service_fakes
 from tests.support.live_service import Served, Shell
 
 with warnings.catch_warnings():
@@ -39,20 +38,10 @@ with warnings.catch_warnings():
 on_both_databases = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
 
-#: Of the store: what is about locks, constraints or revisions.
-_ALWAYS_ON_BOTH = ("test_leases.py", "test_schema.py", "test_states.py")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of the store are on both databases; `make test` takes one or the other for most."""
-    path = metafunc.definition.path
-    if "url" not in metafunc.fixturenames or "store" not in path.parts:
-        return
-    chosen = ["sqlite", "postgresql"]
-    if not share.ALL and path.name not in _ALWAYS_ON_BOTH:
-        number = zlib.crc32(metafunc.definition.name.encode())
-        chosen = chosen[:1] if postgres_problem() else [chosen[number % 2]]
-    metafunc.parametrize("url", chosen, indirect=True)
+    """Tests of the store are on both databases."""
+    if "url" in metafunc.fixturenames and "store" in metafunc.definition.path.parts:
+        metafunc.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
 
 DEFAULT_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
