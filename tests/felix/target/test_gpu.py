@@ -73,16 +73,14 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Any:
         def library(name: str | None, **options: Any) -> Any:
             if name is None:  # the C library
                 return real(name, **options)
-            return no_library() if not attributes else driver
+            if not attributes:
+                raise OSError("libcuda.so.1: cannot open shared object file")
+            return driver
 
         monkeypatch.setattr(ctypes, "CDLL", library)
         return driver
 
     return one
-
-
-def no_library() -> Any:
-    raise OSError("libcuda.so.1: cannot open shared object file")
 
 
 def rtx_4070() -> Any:

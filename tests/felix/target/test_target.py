@@ -157,22 +157,12 @@ def test_cpu_vector_lanes(mcpu, lanes):
 
 
 def test_local_cpu_caches_come_from_the_system(tmp_path, monkeypatch):
-    for number, (level, kind, size) in enumerate(
-        [
-            ("1", "Data", "48K"),
-            ("1", "Instruction", "32K"),
-            ("2", "Unified", "2048K"),
-            ("3", "Unified", "30M"),
-        ]
-    ):
+    caches = ("1 Data 48K", "1 Instruction 32K", "2 Unified 2048K", "3 Unified 30M")
+    for number, texts in enumerate(caches):
         folder = tmp_path / f"index{number}"
         folder.mkdir()
-        for name, text in {
-            "level": level,
-            "type": kind,
-            "size": size,
-            "coherency_line_size": "128",
-        }.items():
+        (folder / "coherency_line_size").write_text("128\n")
+        for name, text in zip(("level", "type", "size"), texts.split(), strict=True):
             (folder / name).write_text(text + "\n")
     monkeypatch.setattr(cpu, "CACHE_FOLDER", tmp_path)
     rates = target.hardware("llvm")

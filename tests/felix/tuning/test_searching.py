@@ -282,16 +282,6 @@ def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(ready: Rea
     assert isinstance(answer, messages.Failed) and "a search process ended" in answer.message
 
 
-class Unsendable(fakes.Model):
-    """A model whose own code refuses to be pickled, as PyTorch's parametrized modules do."""
-
-    def __reduce__(self) -> Any:
-        raise RuntimeError("not to be serialised")
-
-    def __deepcopy__(self, _: Any) -> Unsendable:
-        return self
-
-
 class Unreadable(fakes.Model):
     """A model that a process cannot read."""
 
@@ -300,6 +290,13 @@ class Unreadable(fakes.Model):
 
     def __deepcopy__(self, _: Any) -> Unreadable:
         return self
+
+
+class Unsendable(Unreadable):
+    """A model whose own code refuses to be pickled, as PyTorch's parametrized modules do."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be serialised")
 
 
 @pytest.mark.parametrize(

@@ -75,16 +75,15 @@ def test_index_tensors_stay_inside_what_they_index() -> None:
     assert reference.inputs(args, 0, positive=False)[0].min() < 0
 
 
-@pytest.mark.parametrize("n", [7, 64])
-def test_scheduled_reference_equals_the_unscheduled_program(n: int) -> None:
-    mod = _gemm(n)
+@pytest.mark.parametrize("text", ["gemm:7,7,7", "gemm:64,64,64", "softmax:16x33"])
+def test_scheduled_reference_equals_the_unscheduled_program(text: str) -> None:
+    mod = workloads.parse(text).mod
     before = mod.script()
     arrays = reference.inputs(task_program.arguments(mod), 0, positive=False)
     fast = task_program.scheduled(mod)
     assert mod.script() == before and "T.parallel" in fast.script()
-    want = _run(mod, arrays)[2]
-    assert reference.mismatch(_run(fast, arrays)[2], want, 1e-6) is None
-    assert reference.mismatch(want, arrays[0] @ arrays[1], task_program.tolerance(mod)) is None
+    want = _run(mod, arrays)[-1]
+    assert reference.mismatch(_run(fast, arrays)[-1], want, 1e-6) is None
 
 
 @pytest.mark.parametrize("n", [30, 64])
@@ -98,15 +97,6 @@ def test_a_transposed_matrix_is_read_a_few_rows_at_a_time(n: int) -> None:
     sch = s_tir.Schedule(fast)
     innermost = sch.get(sch.get_loops(sch.get_sblock("c_update"))[-1])
     assert int(innermost.extent) == 4
-
-
-def test_scheduled_reference_of_a_chain() -> None:
-    x = te.placeholder((16, 33), name="x")
-    mod = _mod(x, topi.nn.softmax(x, axis=1))
-    arrays = reference.inputs(task_program.arguments(mod), 0, positive=False)
-    got = _run(task_program.scheduled(mod), arrays)[1]
-    exp = np.exp(arrays[0] - arrays[0].max(1, keepdims=True))
-    assert np.allclose(got, exp / exp.sum(1, keepdims=True), rtol=1e-5)
 
 
 def test_mismatch_says_where_and_handles_special_values() -> None:

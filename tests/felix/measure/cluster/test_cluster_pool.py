@@ -123,14 +123,7 @@ def test_what_a_node_fails_another_one_tries(
 ) -> None:
     """As when its processes end one after another because the machine goes down."""
     assert _results(over, 1)[0].ok
-    said = {
-        "latencies_us": [],
-        "error": "infrastructure",
-        "message": "the worker died",
-        "run_s": 0.1,
-        "checked": False,
-        "device": "",
-    }
+    said = GOOD | {"latencies_us": [], "error": "infrastructure", "message": "the worker died"}
 
     def fail(text: str, binaries: list[bytes]) -> str:
         return messages.write(results=[said] * len(binaries))

@@ -265,7 +265,6 @@ def test_a_program_without_bindings_stays() -> None:
 
 
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
-NAME = "felix.PreparedForCPU"
 
 
 def program() -> tvm.IRModule:
@@ -278,10 +277,10 @@ def program() -> tvm.IRModule:
     return tvm.IRModule({"main": te.create_prim_func([n, d, x, out])})
 
 
-def test_networks_prepare_theirs_on_a_cpu_alone() -> None:
-    names = [each.info.name for each in executable._pipeline(TARGET).passes]
-    assert names.count(NAME) == 1
-    assert NAME not in [each.info.name for each in executable._pipeline(GPU).passes]
+def test_networks_prepare_theirs_for_their_device() -> None:
+    for target, expected in ((TARGET, "felix.PreparedForCPU"), (GPU, "felix.PreparedForCUDA")):
+        names = [each.info.name for each in executable._pipeline(target).passes]
+        assert [name for name in names if name.startswith("felix.PreparedFor")] == [expected]
 
 
 def test_all_is_done_and_as_a_pass_as_well() -> None:

@@ -75,11 +75,12 @@ def test_kernels_that_are_kept_as_source_are_named() -> None:
     assert int.from_bytes(changed[:8], "little") == len(changed) - 8
 
 
+def _no_kernel(names: list[str], source: str) -> bytes:
+    raise AssertionError("there are no kernels")
+
+
 @without_driver
 def test_an_unknown_layout_is_refused() -> None:
-    def cubin_of(names: list[str], source: str) -> bytes:
-        raise AssertionError("nothing could be read")
-
     content = embedded._text(b"cuda") + (1).to_bytes(8, "little") + b"x" * 40
     for broken in (
         b"",
@@ -88,15 +89,12 @@ def test_an_unknown_layout_is_refused() -> None:
         embedded._text(embedded._text(b"cuda") + embedded._text(content)[:-4]),
     ):
         with pytest.raises(errors.MeasureError, match="on a machine with a GPU's driver"):
-            embedded.with_cubins(broken, cubin_of)
+            embedded.with_cubins(broken, _no_kernel)
 
 
 def test_other_bytes_that_look_like_kernels_stay() -> None:
-    def cubin_of(names: list[str], source: str) -> bytes:
-        raise AssertionError("there are no kernels")
-
     blob = embedded._text(b"constants: " + embedded._text(b"cuda") + b" and no module")
-    assert embedded.with_cubins(blob, cubin_of) == blob
+    assert embedded.with_cubins(blob, _no_kernel) == blob
 
 
 @pytest.mark.parametrize("device", ["h200", "a100"])

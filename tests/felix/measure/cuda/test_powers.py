@@ -14,11 +14,9 @@ import felix
 from felix.measure import build, description, payload
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import launches, nvrtc
-from felix.network import executable
 from felix.task import Task
 from tests.support import share
 
-GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 BASE = np.array([-3.0, -1.5, -1.0, -0.25, 0.5, 2.0])
 
 
@@ -76,14 +74,6 @@ def test_candidates_and_what_ships_have_products(tmp_path: pathlib.Path) -> None
         script = build.prepared(mod, task.target).script()
         again = cuda_build.lower(tvm.script.from_source(script), task.target).source
         assert cubin == nvrtc.compile_cubin(again.text, "sm_90", headers=again.headers)
-
-
-def test_networks_have_products_on_a_gpu_alone() -> None:
-    def names(target: tvm.target.Target) -> list[str]:
-        return [each.info.name for each in executable._pipeline(target).passes]
-
-    assert names(GPU).count("felix.PreparedForCUDA") == 1
-    assert "felix.PreparedForCUDA" not in names(tvm.target.Target("llvm"))
 
 
 # Sampled schedules of 8-bit types build; no GPU is needed for that.
