@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import cpu_tuning
 from benchmarks.support import subgraphs
 from costmodel.cli import collect
 from costmodel.collect import collector, descent, proposals
 from costmodel.collect import collector as collecting
 from costmodel.data import dataset, felix_bridge, workloads_cpu, workloads_gpu
-from felix import errors
+from felix import errors, workloads
 from felix.measure import protocol
 from felix.workloads import catalogue
 from tests.support.collect_fakes import Bench, FakeSketch, speed, workload
@@ -166,11 +167,6 @@ def test_neighbours_are_new_legal_and_one_decision_away() -> None:
 
 
 def test_builtin_workloads_build_are_small_and_cover_every_operator() -> None:
-    from benchmarks import cpu_tuning
-    from costmodel.data import felix_bridge
-    from felix import workloads
-    from felix.workloads import catalogue
-
     made = [felix_bridge.workload(line) for line in workloads_cpu.builtin()[::3]]
     assert len(made) >= 100 and len({w.key for w in made}) == len(made)
     assert {w.operator for w in made} == set(workloads.OPERATORS)

@@ -41,6 +41,15 @@ def _error(model: nn.Module, seed: int) -> float:
     return float(np.sqrt(np.mean((predicted - y) ** 2)))
 
 
+def _corrected(
+    n: int, options: gaussian_process.CorrectionOptions | None = None
+) -> gaussian_process.Corrector:
+    """A correction after n programs of task 0."""
+    corrector = gaussian_process.Corrector(Sum(), *([] if options is None else [options]))
+    corrector.update(*_programs(n, 1), np.zeros(n, np.int64))
+    return corrector
+
+
 def test_correction_learns_shift_and_shape() -> None:
     corrector = gaussian_process.Corrector(Sum())
     before = _error(corrector.for_task(0), 9)
@@ -66,9 +75,8 @@ def test_failures_are_ignored_and_no_records_change_nothing() -> None:
 
 
 def test_a_new_task_gets_the_shift_of_the_others_and_nothing_else() -> None:
-    corrector = gaussian_process.Corrector(Sum())
-    rows, mask, y = _programs(64, 1)
-    corrector.update(rows, mask, y, np.zeros(64, np.int64))
+    corrector = _corrected(64)
+    rows, mask, _ = _programs(64, 1)
     with torch.no_grad():
         programs = torch.from_numpy(rows), torch.from_numpy(mask)
         shift = corrector.for_task(7)(*programs) - Sum()(*programs)
@@ -78,8 +86,7 @@ def test_a_new_task_gets_the_shift_of_the_others_and_nothing_else() -> None:
 
 def test_tasks_do_not_mix() -> None:
     rows, mask, y = _programs(40, 1)
-    alone, both = gaussian_process.Corrector(Sum()), gaussian_process.Corrector(Sum())
-    alone.update(rows, mask, y, np.zeros(40, np.int64))
+    alone, both = _corrected(40), gaussian_process.Corrector(Sum())
     both.update(
         np.tile(rows, (2, 1, 1)),
         np.tile(mask, (2, 1)),
@@ -90,10 +97,8 @@ def test_tasks_do_not_mix() -> None:
 
 
 def test_gradient_agrees_with_differences() -> None:
-    corrector = gaussian_process.Corrector(Sum())
-    rows, mask, y = _programs(32, 1)
-    corrector.update(rows, mask, y, np.zeros(32, np.int64))
-    model = corrector.for_task(0)
+    rows, mask, _ = _programs(32, 1)
+    model = _corrected(32).for_task(0)
     x = torch.from_numpy(rows[:3]).double().requires_grad_(True)
     ones = torch.from_numpy(mask[:3]).double()
     # the third point is a measured one moved a little: the kernel has a peak at its points
@@ -127,13 +132,8 @@ def test_state_is_exact_and_checked() -> None:
     ids=["lengths", "amplitudes", "noises", "shift", "stretch", "max_records"],
 )
 def test_every_option_matters(options: gaussian_process.CorrectionOptions) -> None:
-    rows, mask, y = _programs(48, 1)
-    errors_of = []
-    for chosen in (gaussian_process.CorrectionOptions(), options):
-        corrector = gaussian_process.Corrector(Sum(), chosen)
-        corrector.update(rows, mask, y, np.zeros(48, np.int64))
-        errors_of.append(_error(corrector.for_task(0), 9))
-    assert abs(errors_of[0] - errors_of[1]) > 1e-4
+    usual, other = (_error(_corrected(48, each).for_task(0), 9) for each in (None, options))
+    assert abs(usual - other) > 1e-4
 
 
 def test_limited_records_keep_the_fastest_and_the_latest() -> None:
@@ -143,25 +143,9 @@ def test_limited_records_keep_the_fastest_and_the_latest() -> None:
     assert records.limited(6) is records
 
 
-def _predicted(options: gaussian_process.CorrectionOptions, n: int, shown: Floats) -> Floats:
-    """Predictions [B] of shown programs [B, 2, 3] after n records."""
-    corrector = gaussian_process.Corrector(Sum(), options)
-    rows, mask, y = _programs(n, 1)
-    corrector.update(rows, mask, y, np.zeros(n, np.int64))
-    rows = torch.from_numpy(shown.astype(np.float32))
-    with torch.no_grad():
-        predicted: Floats = (
-            corrector.for_task(0)(rows, torch.ones(rows.shape[:2])).double().numpy()
-        )
-    return predicted
-
-
 def _deviations(n: int, shown: Floats) -> Floats:
     """Posterior standard deviations [B]."""
-    corrector = gaussian_process.Corrector(Sum())
-    rows, mask, y = _programs(n, 1)
-    corrector.update(rows, mask, y, np.zeros(n, np.int64))
-    model = corrector.for_task(0)
+    model = _corrected(n).for_task(0)
     assert isinstance(model, interface.ProbabilisticModel)
     every = torch.from_numpy(shown.astype(np.float32))
     root = model.deviations(every, torch.ones(every.shape[:2]), torch.eye(len(every)))
@@ -174,7 +158,10 @@ def test_a_prediction_is_surer_near_measurements() -> None:
     unseen, _, truth = _programs(400, 9)
     deviation, far = _deviations(48, unseen), _deviations(48, unseen + 40.0)
     assert 0 < _deviations(48, measured).mean() < deviation.mean() < far.min()
-    off = np.abs(_predicted(gaussian_process.CorrectionOptions(), 48, unseen) - truth)
+    with torch.no_grad():
+        shown = torch.from_numpy(unseen)
+        predicted = _corrected(48).for_task(0)(shown, torch.ones(shown.shape[:2]))
+    off = np.abs(predicted.double().numpy() - truth)
     assert (off / deviation < 2).mean() > 0.9
     surest = deviation < np.median(deviation)
     assert off[surest].mean() < off[~surest].mean()
@@ -201,11 +188,8 @@ def _posterior(shown: NDArray[np.float32], n: int = 6) -> Floats:
 def test_draws_have_the_covariance_of_the_posterior() -> None:
     """Of unit vectors as the random numbers, they are a root of it."""
     one = gaussian_process.CorrectionOptions(lengths=(1.0,), amplitudes=(0.2,), noises=(0.04,))
-    corrector = gaussian_process.Corrector(Sum(), one)
-    rows, mask, y = _programs(6, 1)
-    corrector.update(rows, mask, y, np.zeros(6, np.int64))
     shown, real, _ = _programs(5, 9)
-    model = corrector.for_task(0)
+    model = _corrected(6, one).for_task(0)
     assert isinstance(model, interface.ProbabilisticModel)
     root = model.deviations(torch.from_numpy(shown), torch.from_numpy(real), torch.eye(5)).numpy()
     np.testing.assert_allclose(root @ root.T, _posterior(shown), rtol=1e-3, atol=1e-5)

@@ -60,14 +60,6 @@ def test_order_of_rows_does_not_matter() -> None:
     torch.testing.assert_close(module(rows.flip(1), mask.flip(1)), module(rows, mask))
 
 
-@pytest.mark.parametrize("prior", [None, "roofline_us"])
-def test_gradient_in_rows_agrees_with_finite_differences(prior: str | None) -> None:
-    module = fitted(segment_mlp.ModelOptions(hidden=16, prior=prior)).double()
-    rows, mask = batch(3)
-    rows = rows.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: module(x, mask), (rows,), eps=1e-6, atol=1e-5)
-
-
 def test_gradient_is_finite_at_zero_features() -> None:
     module = fitted(segment_mlp.ModelOptions(hidden=16, prior="roofline_us"))
     rows = torch.zeros(2, 3, len(NAMES), requires_grad=True)
@@ -159,10 +151,19 @@ def test_analytic_model_follows_its_formula() -> None:
     assert latency_us == pytest.approx((compute**4 + memory**4) ** 0.25 + 2.0, rel=1e-4)
 
 
-def test_analytic_gradient_agrees_with_finite_differences() -> None:
-    module = analytic.AnalyticModel(NAMES, options()).double()
+@pytest.mark.parametrize(
+    "module",
+    [
+        fitted(),
+        fitted(segment_mlp.ModelOptions(hidden=16, prior="roofline_us")),
+        analytic.AnalyticModel(NAMES, options()),
+    ],
+    ids=["network", "prior", "analytic"],
+)
+def test_gradient_in_rows_agrees_with_finite_differences(module: torch.nn.Module) -> None:
     rows, mask = batch(3)
     rows = rows.double().requires_grad_()
+    module = module.double()
     assert torch.autograd.gradcheck(lambda x: module(x, mask), (rows,), eps=1e-6, atol=1e-5)
 
 
