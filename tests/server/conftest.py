@@ -192,6 +192,12 @@ class Service:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def submit(self, job: dict[str, Any], **changes: Any) -> Any:
+        """The new job of a request."""
+        response = self.client.post("/v1/jobs", json=job | changes)
+        assert response.status_code == 201, response.text
+        return response.json()
+
     def upload(self, name: str, content: bytes, job: str = "{}") -> Any:
         """The response to a file."""
         files = {"file": (name, content)}

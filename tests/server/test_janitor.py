@@ -82,13 +82,10 @@ def test_a_content_goes_with_its_last_file(db: database.Database, store: blobs.L
 
 
 def test_jobs_that_have_not_ended_keep_their_files(
-    db: database.Database, store: blobs.LocalStore, tmp_path: pathlib.Path
+    db: database.Database, store: blobs.LocalStore
 ) -> None:
     job = service_fakes.create(db)
-    path = tmp_path / "input"
-    path.write_bytes(b"a model")
-    content = store.put(path)
-    new = service_fakes.artifact(content, "input", "input")
+    new = service_fakes.artifact(service_fakes.put(store, b"a model"), "input", "input")
     with db.write() as tx:
         artifacts.attach(tx, job.id, new)
         tx.execute(

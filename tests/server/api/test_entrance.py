@@ -197,18 +197,23 @@ def test_names_of_tasks_in_programs_are_names(service: Service, name: str) -> No
     refused(service.client.post("/v1/jobs", json=body), "a task's name")
 
 
-@pytest.mark.parametrize(
-    "name", ['x\n#include "/etc/passwd"\n', 'a; asm("trap;");', "x" * 201, "\u202e"]
-)
-def test_names_in_programs_are_no_code(service: Service, name: str) -> None:
-    """TVM writes a buffer's name into CUDA source, whose compiler quotes the lines of a file."""
+def program_of_a_buffer(service: Service, name: str) -> Any:
+    """The response to a program whose input has that name."""
     import tvm
     from tvm import te
 
     a = te.placeholder((8,), name=name)
     func = te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, name="b")])
     body = {"workload": {"kind": "tir", "program": tvm.ir.save_json(func)}, "target": "h100"}
-    response = service.client.post("/v1/jobs", json=body)
+    return service.client.post("/v1/jobs", json=body)
+
+
+@pytest.mark.parametrize(
+    "name", ['x\n#include "/etc/passwd"\n', 'a; asm("trap;");', "x" * 201, "\u202e"]
+)
+def test_names_in_programs_are_no_code(service: Service, name: str) -> None:
+    """TVM writes a buffer's name into CUDA source, whose compiler quotes the lines of a file."""
+    response = program_of_a_buffer(service, name)
     assert response.status_code == 201, response.text
     (program,) = service_fakes.read(service.db, jobs.programs, response.json()["id"])
     assert name not in program and json.dumps(name)[1:-1] not in program
@@ -217,13 +222,7 @@ def test_names_in_programs_are_no_code(service: Service, name: str) -> None:
 
 
 def test_names_that_begin_with_a_digit_are_refused(service: Service) -> None:
-    import tvm
-    from tvm import te
-
-    a = te.placeholder((8,), name="1x")
-    func = te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, name="b")])
-    body = {"workload": {"kind": "tir", "program": tvm.ir.save_json(func)}, "target": "h100"}
-    refused(service.client.post("/v1/jobs", json=body), "a name has letters")
+    refused(program_of_a_buffer(service, "1x"), "a name has letters")
 
 
 def test_a_list_of_many_stages_is_refused(service: Service) -> None:

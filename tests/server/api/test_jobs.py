@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import pytest
@@ -18,15 +17,10 @@ GEMM: dict[str, Any] = {
 }
 
 
-def _submit(service: Service, **changes: Any) -> dict[str, Any]:
-    response = service.client.post("/v1/jobs", json=GEMM | changes)
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    return made
-
-
 def test_an_operator_becomes_a_queued_job(service: Service) -> None:
-    made = _submit(service, tags=["b", "a", "b"], priority=3, options={"round_size": 4}, seed=5)
+    made = service.submit(
+        GEMM, tags=["b", "a", "b"], priority=3, options={"round_size": 4}, seed=5
+    )
     assert made["state"] == "queued" and made["op"] == "gemm" and made["kind"] == "operator"
     assert made["tags"] == ["a", "b"] and made["priority"] == 3 and made["seed"] == 5
     assert made["options"] == {"round_size": 4} and made["target_key"] == "llvm"
@@ -39,9 +33,9 @@ def test_an_operator_becomes_a_queued_job(service: Service) -> None:
 
 
 def test_without_a_budget_there_is_one(service: Service) -> None:
-    made = _submit(service, trials=None)
+    made = service.submit(GEMM, trials=None)
     assert made["trials"] == 64
-    made = _submit(service, trials=None, seconds=30.5)
+    made = service.submit(GEMM, trials=None, seconds=30.5)
     assert made["seconds"] == 30.5 and made["trials"] == service.settings.max_trials
 
 
@@ -56,7 +50,7 @@ def test_without_a_budget_there_is_one(service: Service) -> None:
 def test_without_a_strategy_a_job_has_its_target_s(
     service: Service, asked: dict[str, str], strategy: str
 ) -> None:
-    assert _submit(service, **asked)["strategy"] == strategy
+    assert service.submit(GEMM, **asked)["strategy"] == strategy
 
 
 def test_a_program_becomes_a_job(service: Service) -> None:
@@ -75,20 +69,14 @@ def test_a_program_becomes_a_job(service: Service) -> None:
     assert content == program.encode()
 
 
-def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -> None:
+def test_an_onnx_model_becomes_a_job_with_a_network_unless_it_is_refused(service: Service) -> None:
     content = onnx_models.matmul_relu()
     response = service.upload("net.onnx", content)
     assert response.status_code == 201, response.text
     made = response.json()
     assert made["kind"] == "onnx" and made["op"] == "net.onnx" and made["n_tasks"] >= 1
     assert made["trials"] == 64 * made["n_tasks"]
-    assert made["workload"]["size_bytes"] == len(content)
-    assert len(service.files()) == 1
-
-
-def test_an_onnx_model_has_a_network_unless_it_is_refused(service: Service) -> None:
-    content = onnx_models.matmul_relu()
-    made = service.upload("net.onnx", content).json()
+    assert made["workload"]["size_bytes"] == len(content) and len(service.files()) == 1
     network = service.client.get(f"/v1/jobs/{made['id']}").json()["network"]
     assert network["name"] == "net" and network["failure"] is None
     assert network["latency_us"] is None and network["call_us"] is None  # nothing was measured
@@ -121,21 +109,6 @@ def test_a_repeated_request_makes_one_job(service: Service) -> None:
     admin = service.client.post("/v1/jobs", json=GEMM, headers=headers | service.auth("admin"))
     assert admin.status_code == 201  # keys do not share theirs
     assert len(service.client.get("/v1/jobs").json()["items"]) == 2
-
-
-def test_repeated_uploads_make_one_job(service: Service) -> None:
-    program = workloads.build("softmax", {"shape": [8, 16]}).to_json().encode()
-    responses = [
-        service.client.post(
-            "/v1/jobs/upload",
-            files={"file": ("a.json", program)},
-            data={"job": '{"kind": "tir"}'},
-            headers={"Idempotency-Key": "u"},
-        )
-        for _ in range(2)
-    ]
-    assert [response.status_code for response in responses] == [201, 200]
-    assert len(service.files()) == 1
 
 
 def test_quotas_hold_before_anything_is_parsed(service: Service) -> None:
@@ -217,7 +190,7 @@ def test_verbs_move_jobs_or_are_conflicts(service: Service) -> None:
 
 
 def test_changes_of_the_owner(service: Service) -> None:
-    made = _submit(service, tags=["a"])
+    made = service.submit(GEMM, tags=["a"])
     where = f"/v1/jobs/{made['id']}"
     ask = {"name": "other", "note": "two\nlines", "priority": -5, "tags": ["n"]}
     changed = service.client.patch(where, json=ask).json()

@@ -39,13 +39,7 @@ GEMM: dict[str, Any] = {
     "target": TARGET,
     "trials": 8,
 }
-
-
-def _submit(service: Service, scope: str = "submit", **changes: Any) -> dict[str, Any]:
-    response = service.client.post("/v1/jobs", json=GEMM | changes, headers=service.auth(scope))
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    return made
+LARGER = GEMM["workload"] | {"params": {"m": 64, "n": 32, "k": 32}}
 
 
 def _tune(service: Service, bundle: bytes = service_fakes.bundle(), n_trials: int = 8) -> int:
@@ -68,10 +62,10 @@ def _tune(service: Service, bundle: bytes = service_fakes.bundle(), n_trials: in
 
 
 def test_a_tuned_workload_submitted_again_is_answered_at_once(service: Service) -> None:
-    first = _submit(service)
+    first = service.submit(GEMM)
     assert first["state"] == "queued" and first["reused_from"] is None
     assert _tune(service) == first["id"]
-    again = _submit(service)
+    again = service.submit(GEMM)
     (bundle,) = service.client.get(f"/v1/jobs/{again['id']}/artifacts").json()["items"]
     content = service.client.get(f"/v1/jobs/{again['id']}/artifacts/{bundle['name']}").content
     assert (again["state"], again["reason"]) == ("succeeded", "reused")
@@ -84,21 +78,20 @@ def test_a_tuned_workload_submitted_again_is_answered_at_once(service: Service) 
 
 
 def test_reuse_can_be_refused_and_is_not_blind(service: Service) -> None:
-    _submit(service)
+    service.submit(GEMM)
     _tune(service)
-    assert _submit(service, reuse=False)["state"] == "queued"
-    assert _submit(service, seed=1)["state"] == "queued"
-    other = GEMM["workload"] | {"params": {"m": 32, "n": 32, "k": 64}}
-    assert _submit(service, workload=other)["state"] == "queued"
-    assert _submit(service, trials=9)["state"] == "queued"
+    assert service.submit(GEMM, reuse=False)["state"] == "queued"
+    assert service.submit(GEMM, seed=1)["state"] == "queued"
+    assert service.submit(GEMM, workload=LARGER)["state"] == "queued"
+    assert service.submit(GEMM, trials=9)["state"] == "queued"
     program = workloads.gemm(32, 32, 32, target=TARGET).to_json()
-    same = _submit(service, workload={"kind": "tir", "program": program})
+    same = service.submit(GEMM, workload={"kind": "tir", "program": program})
     assert same["state"] == "succeeded"  # the same program, however it was written
 
 
 def test_jobs_are_searched_by_program_and_similar_ones_shown(service: Service) -> None:
-    first = _submit(service)
-    larger = _submit(service, workload=GEMM["workload"] | {"params": {"m": 64, "n": 32, "k": 32}})
+    first = service.submit(GEMM)
+    larger = service.submit(GEMM, workload=LARGER)
     (task,) = service.client.get(f"/v1/jobs/{first['id']}/tasks").json()["items"]
     key = workloads.gemm(32, 32, 32, target=TARGET).program_key
     assert task["program_key"] == key and task["task_key"] is None
@@ -220,13 +213,13 @@ def test_a_strategy_that_left_is_shown_and_refused(service: Service) -> None:
 
 
 def test_queued_jobs_say_when_they_begin(service: Service) -> None:
-    done = _submit(service)
+    done = service.submit(GEMM)
     assert done["estimate"]["position"] == 1 and done["estimate"]["trials_per_s"] is None
     _tune(service)  # 8 trials in 8 s
     with service.db.write() as tx:
         tx.get_one(reuse.models.Job, done["id"]).elapsed_s = 4.0
-    first, second = (_submit(service, trials=100, reuse=False, seed=n) for n in (1, 2))
-    urgent = _submit(service, trials=20, reuse=False, seed=3, priority=5)
+    first, second = (service.submit(GEMM, trials=100, reuse=False, seed=n) for n in (1, 2))
+    urgent = service.submit(GEMM, trials=20, reuse=False, seed=3, priority=5)
     assert [j["estimate"]["position"] for j in (first, second, urgent)] == [1, 2, 1]
     assert urgent["estimate"]["trials_per_s"] == 2.0
     assert urgent["estimate"]["duration_s"] == 10.0
@@ -248,11 +241,11 @@ def test_queued_jobs_say_when_they_begin(service: Service) -> None:
 def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
     service: Service, tmp_path: pathlib.Path
 ) -> None:
-    first = _submit(service)
+    first = service.submit(GEMM)
     _tune(service, api_rows.tuned_zip(latency_us=3.0))
-    second = _submit(service, reuse=False)
+    second = service.submit(GEMM, reuse=False)
     _tune(service, api_rows.tuned_zip(latency_us=3.0))
-    third = _submit(service, workload=GEMM["workload"] | {"params": {"m": 64, "n": 32, "k": 32}})
+    third = service.submit(GEMM, workload=LARGER)
     _tune(service, api_rows.tuned_zip(64, 5.0))
     ids = [first["id"], second["id"], third["id"]]
     response = service.client.get("/v1/database", params={"job": ids})
@@ -271,7 +264,7 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
     by_filter = service.client.get("/v1/database", params={"op": "gemm", "mine": True})
     assert by_filter.content == response.content or len(by_filter.content) > 100
     assert service.client.get("/v1/database", params={"op": "softmax"}).status_code == 404
-    queued = _submit(service, reuse=False)
+    queued = service.submit(GEMM, reuse=False)
     refused = service.client.get("/v1/database", params={"job": [first["id"], queued["id"]]})
     assert refused.status_code == 409 and f"job {queued['id']}" in refused.json()["detail"]
 
@@ -280,7 +273,7 @@ def test_a_database_says_which_jobs_have_generated_kernels_alone(service: Servic
     def export(*numbers: int) -> Any:
         return service.client.get("/v1/database", params={"job": numbers})
 
-    first, second = _submit(service), _submit(service, reuse=False)
+    first, second = service.submit(GEMM), service.submit(GEMM, reuse=False)
     _tune(service, api_rows.tuned_zip())
     _tune(service)  # a bundle without a database
     refused = export(second["id"])
@@ -295,7 +288,7 @@ def test_a_database_says_which_jobs_have_generated_kernels_alone(service: Servic
 
 
 def test_imported_databases_are_part_of_the_export(service: Service) -> None:
-    _submit(service)
+    service.submit(GEMM)
     _tune(service, api_rows.tuned_zip(latency_us=3.0))
 
     def imported(content: bytes, headers: dict[str, str]) -> int:
@@ -335,7 +328,7 @@ def test_an_imported_database_is_a_start(service: Service) -> None:
     assert imported["best_us"] == pytest.approx(3.0) and imported["workload"]["n_records"] == 1
     (of_import,) = service.client.get(f"/v1/jobs/{imported['id']}/tasks").json()["items"]
     assert of_import["program_key"] == task.program_key
-    job = _submit(service)
+    job = service.submit(GEMM)
     assert (job["state"], job["n_trials"]) == ("queued", 0)  # latencies of elsewhere do not count
     (row,) = service.client.get(f"/v1/jobs/{job['id']}/tasks").json()["items"]
     assert row["reused_from"] == imported["id"]
