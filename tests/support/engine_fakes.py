@@ -86,24 +86,8 @@ class Engine:
     def build_network(
         self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
-        """See `engine.Engine`; the option `network` says what goes wrong."""
+        """See `engine.Engine`."""
         claimed.begin_step("building the network")
-        match claimed.job.options.get("network"):
-            case "deaf":
-                path.with_name(BEGUN).touch()
-                be_deaf()
-            case "die":
-                os.kill(os.getpid(), signal.SIGSEGV)
-            case "hoard":
-                hoard = [os.urandom(1) * BLOCK_BYTES for _ in range(64)]
-                time.sleep(60 + len(hoard))
-            case "differs":
-                raise errors.TuningError("output 0 differs")
-            case "false report":
-                path.write_bytes(b"network")
-                built = {"call_us": "fast", "max_error": 0.0, "groups": []}
-                messages.send(claimed._connection, messages.Verb.BUILT, built)  # type: ignore[attr-defined]
-                be_deaf()
         path.write_bytes(b"network")
         return service_fakes.built_network()
 

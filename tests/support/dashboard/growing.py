@@ -210,7 +210,7 @@ def tuner(db: database.Database, **of_device: str) -> int:
     return service_fakes.write(db, tuners.register, new)
 
 
-def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, int]:
+def teams(db: database.Database, key_id: int, job_ids: list[int]) -> None:
     """Projects, notifications in each state, a batch of these jobs and one refused, templates."""
     refused = {
         "title": "Invalid request",
@@ -225,7 +225,7 @@ def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, i
         projects.create(tx, "vision", limits)
         projects.change(tx, "default", projects.Limits(max_running_jobs=40, max_bytes=10**6))
         keys.create(tx, keys.NewKey(name="vision ci", project="vision", can_submit=True))
-        batch = requests.create_batch(tx, key_id, [*items, {"problem": refused}], None)
+        requests.create_batch(tx, key_id, [*items, {"problem": refused}], None)
         for name, more in (
             ("nightly", {"trials": 256, "tags": ["nightly"], "reuse": False}),
             ("quick-look", {"seconds": 20.0}),
@@ -244,4 +244,3 @@ def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, i
             (due,) = webhooks.lease(tx, 1, 60.0)
             webhooks.note(tx, due, reply, retry_s)
         webhooks.send_test(tx, webhook.id)
-    return {"batch": batch.id, "webhook": webhook.id}
