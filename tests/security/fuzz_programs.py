@@ -49,34 +49,16 @@ NUMBERS = (0, 1, -1, 2, 3, 7, 15, 16, 17, 31, 64, 1000, 2**15, 2**31 - 1, -(2**3
            2**62, 2**63 - 1, -(2**63), 2**63, 10**30)  # fmt: skip
 OPERATORS = (
     *grammar.FUNCTIONS,
-    "tirx.call_extern",
-    "tirx.cuda.func_call",
-    "tirx.ptx.sqrt",
-    "tirx.address_of",
-    "tirx.reinterpret",
-    "tirx.tvm_access_ptr",
-    "prim.nothing",
-    "tirx.ret",
-    "tirx.assume",
-    "tirx.vscale",
+    *"tirx.call_extern tirx.cuda.func_call tirx.ptx.sqrt tirx.address_of tirx.reinterpret".split(),
+    *"tirx.tvm_access_ptr prim.nothing tirx.ret tirx.assume tirx.vscale".split(),
 )
 TYPES = (*(f"prim.{name}" for name in (*grammar.ARITHMETIC, *grammar.COMPARISONS, *grammar.LOGIC)),
          "prim.Not", "prim.Cast", "prim.Select", "prim.Let", "prim.Ramp", "prim.LShift", "ir.Call",
          "ir.Tuple", "ir.Var", "ir.GlobalVar", "ir.StringImm", "tirx.For", "tirx.While",
          "tirx.Evaluate", "tirx.AllocBuffer", "tirx.AttrStmt", "ffi.Module", "ffi.Function",
          "ffi.Tensor", "ffi.Shape", "None", "int", "ffi.Array", "ffi.Map", "nothing")  # fmt: skip
-DTYPES = (
-    *grammar.DTYPES,
-    "int32x4",
-    "handle",
-    "void",
-    "float32x2",
-    "int1",
-    "int4",
-    "uint128",
-    "float8_e4m3fn",
-    "",
-)
+_OTHER_DTYPES = "int32x4 handle void float32x2 int1 int4 uint128 float8_e4m3fn".split()
+DTYPES = (*grammar.DTYPES, *_OTHER_DTYPES, "")
 COUNTED = (
     "refused",
     "accepted",
@@ -90,15 +72,8 @@ COUNTED = (
 
 def seeds() -> list[str]:
     """JSON of right programs of every kind of access."""
-    names = (
-        "gemm_primes",
-        "conv2d_dilation2",
-        "conv_transpose2d",
-        "max_pool2d_padded",
-        "softmax_middle",
-        "layer_norm_plain",
-        "elementwise_broadcast_row",
-    )
+    names = """gemm_primes conv2d_dilation2 conv_transpose2d max_pool2d_padded softmax_middle
+        layer_norm_plain elementwise_broadcast_row""".split()
     programs = [CHECK_SUITE[name]().func for name in names]
     programs += [
         tir_programs.copy("T.if_then_else(T.And(v >= 1, v < 15), A[v - 1], T.float32(0))"),
