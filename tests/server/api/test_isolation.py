@@ -60,7 +60,6 @@ class Two:
     webhook: rows.Webhook
     delivery: rows.Delivery
     batch: rows.Batch
-    key: rows.Key
     our_job: rows.Job
 
 
@@ -121,7 +120,6 @@ def two(service: Service) -> Iterator[Two]:
             hook.webhook,
             delivery,
             batch,
-            a.key,
             our_job,
         )
 

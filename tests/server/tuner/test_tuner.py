@@ -108,14 +108,6 @@ def test_a_job_to_end_early_waits_for_a_tuner(at: Bench) -> None:
     assert after.n_trials < 100
 
 
-def test_errors_of_the_workload_end_the_job(at: Bench) -> None:
-    job = service_fakes.create(at.db)
-    at.engine.error = engine_errors.WorkloadError("it cannot be scheduled")
-    after = at.worked(job.id)
-    assert (after.state, after.error) == (State.FAILED, "WorkloadError")
-    assert after.message == "it cannot be scheduled"
-
-
 def test_errors_of_the_machine_are_tried_again_and_end(
     at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
