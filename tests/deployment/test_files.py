@@ -181,14 +181,8 @@ def test_the_image_has_what_the_package_needs() -> None:
     packages = {
         name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     }
-    files = {
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "requirements.lock",
-        "deployment/requirements.py",
-    }
-    assert copied == packages | files
+    files = "pyproject.toml README.md LICENSE requirements.lock deployment/requirements.py".split()
+    assert copied == packages | {*files}
     ignored = (ROOT / ".dockerignore").read_text().split()
     for source in copied:
         assert (ROOT / source).exists() and source.split("/")[0] not in ignored
@@ -219,7 +213,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
     from fastapi import testclient
 
-FOLDER = deployment.ROOT / "deployment"
+FOLDER = ROOT / "deployment"
 PROMETHEUS = FOLDER / "prometheus"
 ALERTS: dict[str, Any] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())
 RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
@@ -301,10 +295,9 @@ def test_states_in_queries_exist() -> None:
 
 
 def test_the_guide_names_every_metric(exported: Exported) -> None:
-    guide = (deployment.ROOT / "docs" / "guide" / "deployment.md").read_text()
     stated = {
         name: set(re.findall(r"\w+", labels))
-        for name, labels in re.findall(r"^\| `(felix_\w+)` \| ([^|]*)\|", guide, re.M)
+        for name, labels in re.findall(r"^\| `(felix_\w+)` \| ([^|]*)\|", GUIDE, re.M)
     }
     suffix = re.compile(r"_(bucket|count|sum|created)$")
     families = {suffix.sub("", name): labels - {"le"} for name, labels in exported.items()}
@@ -332,8 +325,8 @@ def test_prometheus_loads_the_rules_and_sends_a_key() -> None:
     (scraped,) = chosen["scrape_configs"]
     assert "credentials" not in scraped["authorization"]
     key_file = PROMETHEUS / scraped["authorization"]["credentials_file"]
-    ignored = (deployment.ROOT / ".gitignore").read_text().split()
-    assert key_file.relative_to(deployment.ROOT).as_posix() in ignored
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert key_file.relative_to(ROOT).as_posix() in ignored
     assert scraped.get("metrics_path", "/metrics") == "/metrics"
 
 
