@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from felix import errors, records
 from felix.measure import protocol
 from tests.support import tuning_fakes as fakes
+from tests.support import warm
 
 
 def _record(number: int = 0, **changes: object) -> records.Record:
@@ -99,13 +104,40 @@ def test_missing_file_and_unwritable_folder(tmp_path: pathlib.Path) -> None:
         records.Writer(tmp_path / "file" / "records.jsonl")
 
 
+_WRITER = """
+from tests.felix.tuning import test_records as t
+from felix import records
+with records.Writer({path!r}) as writer:
+    number = 0
+    while True:
+        writer.append(t._record(number))
+        number += 1
+        print(number, flush=True)
+"""
+
+
 def test_records_survive_kill_9(tmp_path: pathlib.Path) -> None:
-    """What is appended is the system's at once, which writes it whatever comes of the process."""
     path = tmp_path / "records.jsonl"
-    with records.Writer(path) as writer:
-        for number in range(3):
-            writer.append(_record(number))
-            assert len(records.read(path)) == number + 1
+    script = _WRITER.format(path=str(path))
+    root = str(pathlib.Path(__file__).parents[3])
+    writer = warm.Popen(
+        [sys.executable, "-c", script],
+        warm=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert writer.stdout is not None
+    for line in writer.stdout:
+        n_written = int(line)
+        if n_written == 50:
+            break
+    writer.send_signal(signal.SIGKILL)
+    n_written = int((writer.stdout.read().split("\n")[:-1] or ["50"])[-1])
+    writer.wait()
+    stored = records.read(path)
+    assert len(stored) >= n_written
+    assert [record.decisions[2] for record in stored] == list(range(len(stored)))
 
 
 def test_stock_tvm_applies_an_exported_database(tmp_path: pathlib.Path) -> None:
