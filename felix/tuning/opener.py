@@ -8,43 +8,36 @@ from typing import TYPE_CHECKING
 from felix import errors, events
 from felix.features.kind import FeatureKind
 from felix.measure import limits
-from felix.search import allocate
 from felix.sketch import legality, variables
+from felix.tuning import checkpoint, pacing
 from felix.tuning import options as options_module
-from felix.tuning import pacing
 from felix.tuning.opening import task_search
 from felix.tuning.task_run import TaskRun
 from felix.tuning.trials import pending
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
-    from felix.tuning import online_model
 
 
 class Opener:
     """Opens tasks, each once.
 
     Args:
-        request: of the run.
-        learner: the cost model.
-        allocator: told of tasks that cannot be tuned.
+        request, compute_guard: of the run.
+        run: its parts; the allocator is told of tasks that cannot be tuned.
         baselines: measures the unscheduled programs.
-        compute_guard, breakdown: of the run.
     """
 
     def __init__(
         self,
         request: options_module.Request,
-        learner: online_model.Learner,
-        allocator: allocate.Allocator,
+        run: checkpoint.Parts,
         baselines: pending.Baselines,
         compute_guard: pacing.ComputeGuard,
-        breakdown: pacing.Breakdown,
     ) -> None:
         self._options, self._budget = request.options, request.budget
         self._on_event, self._n_tasks = request.on_event, len(request.tasks)
-        self._learner, self._allocator, self._baselines = learner, allocator, baselines
-        self._compute_guard, self._breakdown = compute_guard, breakdown
+        self._run, self._baselines, self._compute_guard = run, baselines, compute_guard
         #: indices of tasks that `begin` has begun
         self._begun: set[int] = set()
 
@@ -105,11 +98,11 @@ class Opener:
             WorkloadError: it is too large to be measured here.
         """
         self.begin(task_run, is_resumed)
-        before_s = self._breakdown.extract_s
+        before_s = self._run.breakdown.extract_s
         with self._compute_guard.computing("extract"):
             left_out = task_run.open(
                 self._options.maker(self._budget.strategy),
-                self._learner.models_for(task_run.index),
+                self._run.learner.models_for(task_run.index),
                 self._budget.seed,
                 self._compute_guard.yield_to_timing,
                 has_templates=self._options.templates,
@@ -126,7 +119,7 @@ class Opener:
                 task=task_run.task.name,
                 task_index=task_run.index,
                 n_sketches=len(every),
-                extract_s=self._breakdown.extract_s - before_s + elsewhere_s,
+                extract_s=self._run.breakdown.extract_s - before_s + elsewhere_s,
                 decisions={s.index: _labels(s) for s in every},
             )
         )
@@ -156,7 +149,7 @@ class Opener:
             if self._n_tasks == 1:
                 raise
             task_run.skipped = str(error)
-            self._allocator.settle(task_run.index)
+            self._run.allocator.settle(task_run.index)
             self._on_event(
                 events.Skipped(
                     task=task_run.task.name, task_index=task_run.index, reason=str(error)

@@ -19,7 +19,7 @@ from felix.tuning import options as options_module
 from felix.tuning import task_run as task_run_module
 from felix.tuning.opening import ahead, first_rounds
 from felix.tuning.task_run import TaskRun
-from felix.tuning.trials import pending, recorder, remeasure
+from felix.tuning.trials import pending, remeasure
 
 
 class Run:
@@ -86,14 +86,6 @@ class Run:
             self._clock, self._compute_guard, self.breakdown, self._budget.seconds
         )
         self._baselines = pending.Baselines(self._on_event)
-        self.opener = opener.Opener(
-            request,
-            self.learner,
-            self._allocator,
-            self._baselines,
-            self._compute_guard,
-            self.breakdown,
-        )
         self._parts = checkpoint.Parts(
             task_runs=self.task_runs,
             allocator=self._allocator,
@@ -101,7 +93,8 @@ class Run:
             clock=self._clock,
             breakdown=self.breakdown,
         )
-        self._recorder = recorder.Recorder(self._parts, self._journal, self._on_event)
+        self.opener = opener.Opener(request, self._parts, self._baselines, self._compute_guard)
+        self._recorder = pending.Recorder(self._parts, self._journal, self._on_event)
         fresh = [tasks[index] for index in self._allocator.order if self._allocator.is_open(index)]
         made_ahead = ahead.Ahead(fresh, ahead.n_processes(fresh))
         stack.callback(made_ahead.close)
@@ -149,9 +142,8 @@ class Run:
 
     def may_begin_late(self, n_fresh: int) -> bool:
         """Whether first rounds of so many tasks may be measured although time is up."""
-        return first_rounds.may_overrun(
-            self._budget.seconds, self._clock.elapsed_s, n_fresh, len(self.task_runs)
-        )
+        until_s = first_rounds.OVERRUN * (self._budget.seconds or 0.0)
+        return len(self.task_runs) > 1 and n_fresh > 0 and self._clock.elapsed_s < until_s
 
     def next_task(self) -> TaskRun | None:
         """The task of the next round, opened; None if no task can improve.
@@ -283,7 +275,7 @@ class Run:
 
     def take_measured(self) -> None:
         """Record what is measured by now; when time is up, cancel what has not begun."""
-        self._pending.cancel_late()
+        self._pending.until_cancelling_s()
         self._pending.take_measured(self._record)
 
     def collect(self, leave: int = 0) -> None:

@@ -145,7 +145,9 @@ class TaskRun(task_search.TaskSearch):
             Whether a trial is the new best.
         """
         if record.repeat:
-            self._add_repeat(record)
+            self.repeats.append(record)
+            records.add_effective(self.effective, record)
+            self.best = records.fastest(self.effective, is_remeasured=True)
             return False
         measurement = record.measurement
         self.records.append(record)
@@ -166,11 +168,6 @@ class TaskRun(task_search.TaskSearch):
         self.best = record
         self._curve.append((len(self.records), record.elapsed_s, latency_us))
         return True
-
-    def _add_repeat(self, record: records.Record) -> None:
-        self.repeats.append(record)
-        records.add_effective(self.effective, record)
-        self.best = records.fastest(self.effective, is_remeasured=True)
 
     def replay(self, record: records.Record) -> None:
         """Take in a record of an earlier session."""
@@ -240,15 +237,10 @@ class TaskRun(task_search.TaskSearch):
             reason=reason,
             breakdown=breakdown,
             skipped=self.skipped,
-            rejection=self._rejection,
+            rejection=f"TVM rejected {self._n_rejected} candidates: {self._first_rejection}"
+            if self._n_rejected
+            else None,
         )
-
-    @property
-    def _rejection(self) -> str | None:
-        """What TVM says of candidates that it rejected."""
-        if not self._n_rejected:
-            return None
-        return f"TVM rejected {self._n_rejected} candidates: {self._first_rejection}"
 
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint's part of this task."""

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from felix import errors
 from felix.processes import child
+from felix.sketch import legality
 from felix.target import cpu
-
-if TYPE_CHECKING:
-    from felix.task import Task
+from felix.task import Task
 
 #: Processes at most, and cores for each: builders have the others.
 MAX_PROCESSES, CORES_EACH = 6, 2
-_MODULE = "felix.tuning.opening.ahead_main"
+_MODULE = "felix.tuning.opening.ahead"
+#: Builders and the run itself come first.
+NICE = 5
 
 
 def n_processes(tasks: Sequence[Task], n_cores: int | None = None) -> int:
@@ -68,3 +71,25 @@ class Ahead:
                 process.kill()
             process.wait()
         self._folder.cleanup()
+
+
+def main(path: pathlib.Path) -> None:
+    """Make the formulas of the tasks in a file, the first one first: what a process does."""
+    from felix.sketch import diversity
+    from felix.sketch import sketch as sketching
+
+    os.nice(NICE)
+    parent = os.getppid()
+    for text in json.loads(path.read_text()):
+        try:
+            sketches = sketching.trace_sketches(Task.from_json(text, trusted=True))
+        except errors.FelixError:
+            continue  # the run says why
+        for sketch in diversity.searched(sketches):
+            if os.getppid() != parent:  # it was killed
+                return
+            legality.make_formulas(sketch)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

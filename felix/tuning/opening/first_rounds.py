@@ -35,8 +35,3 @@ def size(whole: int, left_s: float | None, n_fresh: int) -> int:
 def size_of_trials(whole: int, trials: int, n_tasks: int) -> int:
     """Candidates of a first round of tasks that share so many trials: each task gets its round."""
     return max(1, min(whole, trials // n_tasks))
-
-
-def may_overrun(seconds: float | None, elapsed_s: float, n_fresh: int, n_tasks: int) -> bool:
-    """Whether a first round may begin although time is up."""
-    return n_tasks > 1 and n_fresh > 0 and elapsed_s < OVERRUN * (seconds or 0.0)

@@ -26,7 +26,7 @@ from felix.measure import protocol
 from felix.tuning import options as options_module
 from felix.tuning import pacing, results
 from felix.tuning.task_run import TaskRun
-from felix.tuning.trials import recorder as recorder_module
+from felix.tuning.trials import pending
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Program
@@ -46,7 +46,7 @@ class Finals:
     options: options_module.TuneOptions
     compute_guard: pacing.ComputeGuard
     breakdown: pacing.Breakdown
-    recorder: recorder_module.Recorder
+    recorder: pending.Recorder
 
     def run(self, task_runs: Sequence[TaskRun]) -> None:
         """Measure the fastest candidates of every task again, longer.
