@@ -421,7 +421,7 @@ _COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]]
     "compile": ("build the best schedule of an earlier run", "commands.compile.run", _compile),
     "known": (
         "write what is known of networks as a MetaSchedule database",
-        "commands.queued.known",
+        "commands.network.known",
         _known,
     ),
     "worker": (
@@ -435,7 +435,7 @@ _COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]]
     "db": ("look after the service's database", "commands.service.run_db", _db),
     "submit": ("give the service a job", "remote.jobs.submit", _submit),
     "ls": ("list jobs of the service", "remote.jobs.ls", _ls),
-    "watch": ("show the progress of a job", "remote.watch.run", _watch),
+    "watch": ("show the progress of a job", "remote.jobs.watch", _watch),
     "pause": ("put jobs down; they keep everything measured", "remote.jobs.control", _control),
     "resume": ("go on with paused jobs", "remote.jobs.control", _control),
     "cancel": ("drop jobs", "remote.jobs.control", _control),

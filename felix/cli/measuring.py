@@ -57,13 +57,12 @@ def pool_of_boards(arguments: argparse.Namespace) -> Callable[[Task], options.Po
         raise errors.MeasureError("boards are named by --tracker HOST:PORT and --key KEY together")
     if arguments.tracker is None:
         return None
-    from felix.measure.boards import board_runs, tracker
+    from felix.measure.boards import pool, tracker
     from felix.measure.boards import pool as board_pool
 
     where = tracker.Tracker.parse(arguments.tracker)
     boards = [
-        board_runs.Board(tracker=where, key=key, priority=arguments.priority)
-        for key in arguments.key
+        pool.Board(tracker=where, key=key, priority=arguments.priority) for key in arguments.key
     ]
     return lambda task: board_pool.BoardPool(task, boards)
 

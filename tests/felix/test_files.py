@@ -14,7 +14,7 @@ import torch
 
 from felix import client, display, errors, files, names, tensorfile
 from felix.cli import main
-from felix.cli.remote import jobs, watch
+from felix.cli.remote import jobs
 from felix.client import rows
 from server import logs
 from server.api import examples
@@ -241,7 +241,7 @@ def test_lists_and_lines_of_the_command_line(
         from_state=None,
         to_state=None,
     )
-    texts = [capsys.readouterr().out, watch.summary(job), watch.line(event) or ""]
+    texts = [capsys.readouterr().out, jobs.summary(job), jobs.line(event) or ""]
 
     def refuse(_: object) -> int:
         raise errors.RemoteError(HOSTILE)

@@ -1,4 +1,5 @@
-"""`felix tune net.onnx` and `felix tune net.pt2`: a whole network."""
+"""`felix tune net.onnx` and `felix tune net.pt2`: a whole network; `felix tune --queued`: what
+`torch.compile(..., backend="felix")` met unknown; `felix known`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from felix.cli import interrupts, measuring, progress, values
 from felix.cli.commands import inputs
 
 if TYPE_CHECKING:
+    from felix.network.backend.queued import Summary
     from felix.network.report import Report
 
 _Shapes: TypeAlias = Mapping[str, list[int]] | None
@@ -39,20 +41,13 @@ def is_network(workloads: Sequence[str]) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Optimize the network, write its artifact and report; the exit code."""
-    if arguments.strategy is not None or arguments.model is not None:
-        raise errors.TuningError(
-            "a network is tuned by the default strategy with the shipped "
-            "model: leave out --strategy and --model"
-        )
+    _check_default(arguments, "a network")
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)
     summary = _written(path, arguments, out)
-    if arguments.json:
-        print(json.dumps({**summary.to_json(), "out": str(out)}, indent=1))
-    if not arguments.quiet or not arguments.json:
-        human = sys.stderr if arguments.json else sys.stdout
-        there = " where its device is" if arguments.cluster else ""
-        print(f"{summary}\nrun it{there}: python {out / 'run.py'}", file=human)
+    there = " where its device is" if arguments.cluster else ""
+    text = f"{summary}\nrun it{there}: python {out / 'run.py'}"
+    _report(arguments, {**summary.to_json(), "out": str(out)}, text)
     return interrupts.EXIT_CODE if summary.reason == "interrupted" else 0
 
 
@@ -110,3 +105,78 @@ def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, _Shapes]:
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise errors.WorkloadError(f"cannot read {path}: {line}") from error
+
+
+def _check_default(arguments: argparse.Namespace, what: str) -> None:
+    if arguments.strategy is not None or arguments.model is not None:
+        raise errors.TuningError(
+            f"{what} is tuned by the default strategy with the shipped "
+            f"model: leave out --strategy and --model"
+        )
+
+
+def _report(arguments: argparse.Namespace, content: Any, text: str) -> None:
+    """Show a result as JSON, as text, or as both."""
+    if arguments.json:
+        print(json.dumps(content, indent=1))
+    if not arguments.quiet or not arguments.json:
+        print(text, file=sys.stderr if arguments.json else sys.stdout)
+
+
+def run_queued(arguments: argparse.Namespace) -> int:
+    """Tune what is queued and report; the exit code."""
+    if arguments.target is not None or arguments.shape:
+        raise errors.TargetError("queued tasks have their targets and shapes: leave them out")
+    if arguments.allow_tf32:
+        raise errors.TuningError(
+            "queued tasks say themselves whether TF32 is allowed (the option "
+            "allow_tf32 of the backend): leave out --allow-tf32"
+        )
+    _check_default(arguments, "the queue")
+    from felix.known_results import store
+    from felix.network import outcomes
+    from felix.network.backend import queued
+
+    with progress.tuning(arguments) as (chosen, on_event):
+        request = outcomes.Request(
+            trials=arguments.trials,
+            seconds=arguments.seconds,
+            seed=arguments.seed,
+            options=chosen,
+            on_event=on_event,
+        )
+        summary = queued.work_off(store.Store(), request)
+    _report(arguments, queued.to_json(summary), _text(summary))
+    if summary.reason == "interrupted":
+        return interrupts.EXIT_CODE
+    if summary.left and not summary.done:
+        name, reason = summary.left[0]
+        raise errors.TuningError(f"no queued task was tuned: {name}: {reason}")
+    return 0
+
+
+def _text(summary: Summary) -> str:
+    if not summary.done and not summary.left:
+        return "nothing is queued"
+    lines = [
+        f"{each.name} ({each.n_requests} requests): {each.shipped.contender}: "
+        f"{each.shipped.untuned or each.shipped.reason}"
+        for each in summary.done
+    ]
+    lines += [f"{name}: still queued: {reason}" for name, reason in summary.left]
+    return "\n".join(lines)
+
+
+def known(arguments: argparse.Namespace) -> int:
+    """`felix known`: what is known of networks, as a MetaSchedule database; the exit code."""
+    from felix.known_results import databases, store
+
+    results = store.Store(arguments.known_results)
+    if not results.path.exists():
+        raise errors.RecordError(f"nothing is known: there is no file {results.path}")
+    count = databases.export(results, arguments.out)
+    if arguments.json:
+        print(json.dumps({"schedules": count, "out": arguments.out}, indent=1))
+    else:
+        print(f"{count} schedules in {arguments.out}; generated kernels are not among them")
+    return 0

@@ -7,20 +7,16 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, measuring, progress, report
-from felix.cli.commands import inputs, queued
+from felix.cli.commands import inputs
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
-from felix.tuning import options, results
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from felix.task import Task
+from felix.task import Task
+from felix.tuning import results
 
 #: Trials a workload when neither trials nor seconds are given.
 DEFAULT_TRIALS = 64
@@ -33,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.devices is None:
         arguments.devices = (0,)
     if arguments.queued:
-        return queued.run(arguments)
+        return network_command.run_queued(arguments)
     if is_network:
         return network_command.run(arguments)
     tasks = [inputs.task(text, arguments.target) for text in arguments.workload]
@@ -45,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = _compared(network, arguments)
     human = sys.stderr if arguments.json else sys.stdout
     if not arguments.quiet or not arguments.json:
-        _show(_console(human), network, compared, artifacts)
+        _show(human, network, compared, artifacts)
     if arguments.json:
         content = {**report.to_json(network, compared, artifacts), "out": str(out)}
         print(json.dumps(content, indent=1))
@@ -89,7 +85,11 @@ def _tune(
     if trials is None and arguments.seconds is None:
         trials = DEFAULT_TRIALS * len(tasks)
     pool = measuring.pool_of_boards(arguments) or measuring.pool_of_cluster(arguments.cluster)
-    first = _first_schedules(arguments.database)
+    first = None
+    if arguments.database is not None:
+        from felix.known_results import databases
+
+        first = databases.Database(arguments.database).schedules
     with progress.tuning(arguments, pool=pool, first_schedules=first) as (chosen, on_event):
         return tune.tune(
             tasks,
@@ -103,14 +103,6 @@ def _tune(
             resume=arguments.resume,
             on_event=on_event,
         )
-
-
-def _first_schedules(database: str | None) -> options.FirstSchedules | None:
-    if database is None:
-        return None
-    from felix.known_results import databases
-
-    return databases.Database(database).schedules
 
 
 def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Path | None]:
@@ -142,11 +134,14 @@ def _compared(
 
 
 def _show(
-    console: Console,
+    stream: TextIO,
     network: results.NetworkResult,
     compared: Sequence[report.Compared],
     artifacts: Sequence[pathlib.Path | None],
 ) -> None:
+    from rich.console import Console
+
+    console = Console(file=stream, width=None if stream.isatty() else 120)
     report.show(console, network.results, compared, network.breakdown)
     if len(network.results) > 1 and network.latency_us is not None:
         total = report.duration(network.latency_us)
@@ -160,9 +155,3 @@ def _show(
                 soft_wrap=True,
                 highlight=False,
             )
-
-
-def _console(stream: TextIO) -> Console:
-    from rich.console import Console
-
-    return Console(file=stream, width=None if stream.isatty() else 120)

@@ -16,7 +16,6 @@ import felix
 from felix import frontend, target, workloads
 from felix.cli import main
 from felix.cli.commands import network as network_command
-from felix.cli.commands import queued as queued_command
 from felix.cli.commands import tune as tune_command
 from felix.known_results import outcome, store
 from felix.network import agreement, groups, imported, judging, optimize
@@ -205,4 +204,4 @@ def test_the_command_allows_it(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
     assert of_network == [False, True]
     arguments = main._parser().parse_args(["tune", "--queued", "--allow-tf32"])
     with pytest.raises(felix.errors.TuningError, match="leave out --allow-tf32"):
-        queued_command.run(arguments)
+        network_command.run_queued(arguments)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from felix import client, errors, workloads
-from felix.cli.remote import watch
+from felix.cli.remote import jobs
 from felix.client import _http
 from server.api import events
 from server.store import leases
@@ -209,10 +209,10 @@ def test_streams_are_parsed() -> None:
 
 
 def test_sparklines() -> None:
-    assert watch.sparkline([]) == "" and watch.sparkline([1.0, 1.0]) == "▁▁"
-    assert watch.sparkline([8.0, 1.0]) == "█▁"
-    drawn = watch.sparkline([float(v) for v in range(100, 0, -1)])
-    assert len(drawn) == watch.WIDTH and drawn[0] == "█" and drawn[-1] == "▁"
+    assert jobs.sparkline([]) == "" and jobs.sparkline([1.0, 1.0]) == "▁▁"
+    assert jobs.sparkline([8.0, 1.0]) == "█▁"
+    drawn = jobs.sparkline([float(v) for v in range(100, 0, -1)])
+    assert len(drawn) == jobs.WIDTH and drawn[0] == "█" and drawn[-1] == "▁"
 
 
 def test_commands_from_submit_to_get(served: Served, shell: Shell, tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from felix import client, errors
 from felix.cli import main
 from felix.cli.remote import jobs as job_commands
-from felix.cli.remote import watch
 from felix.client import rows
 from server.store import jobs, keys
 from tests.server import conftest
@@ -92,7 +91,7 @@ def test_the_command_line_says_what_is_reused(
     assert f"job 3 has tuned it; get it: felix get {done.id}" in job_commands._line(
         felix.job(done.id)
     )
-    text = watch.summary(felix.job(done.id))
+    text = job_commands.summary(felix.job(done.id))
     assert "answered by job 3" in text and "it is what ships" in text
 
 
