@@ -7,6 +7,10 @@ Structural decisions (compute locations) choose the program, so there is one `St
 per combination of them, made on first use and cached on disk. The key of the cache is the
 sketch, the target, the structure and the version of the code that makes formulas.
 
+Modelling raises UnsupportedSchedule for what it deliberately leaves out. Any other error is a
+defect of it: a rule met a form that nobody thought of. Such an error costs the sketch, not the run
+of all tasks: `reported` logs it with its traceback.
+
 Notation
     B    batch; R rows (stores, or kernels of a template; the same list for every structure of a
          sketch); F features
@@ -17,7 +21,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,10 +31,11 @@ import sympy
 from numpy.typing import NDArray
 
 from felix.autodiff import program as autodiff_program
+from felix.errors import UnforeseenForm, UnsupportedSchedule
 from felix.features import spec, table
 from felix.features.kind import FeatureKind
 from felix.features.stores import RowName
-from felix.sketch import coordinates, formula_cache, unmodelled
+from felix.sketch import coordinates, formula_cache
 from felix.sketch.coordinates import Structure
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, kernels
@@ -37,6 +44,8 @@ from felix.target import Hardware
 
 if TYPE_CHECKING:
     import torch
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ class Formulas:
             key = f"{self._source.key}-{structure}"
             stored = formula_cache.load(key, self._source.code)
             if stored is None:
-                with unmodelled.reported():
+                with reported():
                     stored = self._compile(structure)
                 formula_cache.store(key, stored, self._source.code)
             rows, names, programs = stored
@@ -301,3 +310,25 @@ class TraceSource(Source):
         made = table.build(program, self.hardware)
         limits = kernels.constraints(program, self.max_threads, self.max_shared_bytes)
         return Extracted(made.rows, made.values, limits)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Errors that modelling does not raise on purpose as UnforeseenForm.
+
+    Raises:
+        UnsupportedSchedule, MemoryError: as they are.
+        UnforeseenForm: any other error was raised.
+    """
+    try:
+        yield
+    except (UnsupportedSchedule, MemoryError):
+        raise
+    except Exception as error:  # the edge of modelling: a defect costs one sketch, by name
+        action = {"action": "unforeseen_form"}
+        _LOGGER.warning("a form that no rule was written for", exc_info=True, extra=action)
+        lines = str(error).strip().splitlines()
+        raise UnforeseenForm(
+            f"the schedule has a form that no rule was written for ({type(error).__name__}"
+            f"{': ' + lines[-1].strip() if lines else ''}); please report it with the program"
+        ) from error

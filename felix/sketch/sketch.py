@@ -16,7 +16,7 @@ import tvm
 from tvm.s_tir.schedule import Trace
 
 from felix.errors import UnforeseenForm, UnsupportedSchedule
-from felix.sketch import diversity, unmodelled
+from felix.sketch import diversity, formulas
 from felix.sketch.template_sketch import TemplateSketch
 from felix.sketch.trace_sketch import TraceSketch
 from felix.symbolic import interpret
@@ -101,7 +101,7 @@ def of_templates(
     """
     machine = machine or hardware(task.target)
     try:
-        with unmodelled.reported():
+        with formulas.reported():
             matching = registry.templates_of(task.mod, task.target, machine)
     except UnsupportedSchedule as error:
         matching = template.Matching(reasons=(str(error),))
@@ -126,7 +126,7 @@ def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _
     for index, schedule, space in _schedules(spaces):
         try:
             schedule_rules.check_reductions(schedule.mod)
-            with unmodelled.reported():
+            with formulas.reported():
                 modelled.append(
                     TraceSketch(
                         task,
@@ -158,7 +158,7 @@ def _spaces(
     limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
     spaces = [design_space.generate(task.mod, task.target, name=task.name)]
     try:
-        with unmodelled.reported():
+        with formulas.reported():
             spaces.extend(
                 design_space.generate_variants(task.mod, task.target, limits, name=task.name)
             )

@@ -251,7 +251,9 @@ def _names(where: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(value, Iterable):
         raise _must_be(where, "a list of names", value)
     items = _bounded(where, value)
-    return tuple(one_of(where, item, choices) if choices else _word(where, item) for item in items)
+    if choices:
+        return tuple(one_of(where, item, choices) for item in items)
+    return tuple(names.check(where, str(item)) for item in items)
 
 
 def _bounded(where: str, value: Iterable[Any]) -> list[Any]:
@@ -259,10 +261,6 @@ def _bounded(where: str, value: Iterable[Any]) -> list[Any]:
     if len(items) > MAX_ITEMS:
         raise errors.WorkloadError(f"{where} has {len(items)} items; {MAX_ITEMS} are allowed")
     return items
-
-
-def _word(where: str, item: Any) -> str:
-    return names.check(where, str(item))
 
 
 def one_of(where: str, value: Any, choices: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common, dtypes, epilogues
+from felix.workloads import common, dtypes, pointwise
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _convolve(conv: Convolution, epilogue: Sequence[str], target: common.TargetL
     out_shape = place(conv.layout, conv.n, conv.co, conv.window.outputs)
     result = common.compute(conv.kind, out_shape, _products(conv, padded, kernel))
     channel_axis = len(out_shape) - 1 if conv.channels_last else 1
-    extra, output = epilogues.add(result, epilogue, channel_axis, out_dtype)
+    extra, output = pointwise.add(result, epilogue, channel_axis, out_dtype)
     name = conv.task_name(epilogue, out_dtype)
     return common.finish(name, [data, kernel, *extra, output], target)
 

@@ -72,9 +72,9 @@ def output(owner: str, dtype: str, requested: str | None, epilogue: Sequence[str
             f"{owner}: gelu needs floats, and sums of {dtype} are int32: put a scale before it, "
             "like epilogue=scale+gelu"
         )
-    possible = _possible(dtype, epilogue)
+    is_scaled = scaled < len(epilogue)
+    possible = _SCALED if is_scaled and is_integer else _OUTPUTS[dtype]
     if requested is not None and requested not in possible:
-        is_scaled = scaled < len(epilogue)
         hint = f"; with a scale (epilogue=scale) it is {' or '.join(_SCALED)}"
         raise errors.WorkloadError(
             f"{owner}: out_dtype of dtype={dtype}{' with a scale' if is_scaled else ''} must be "
@@ -84,14 +84,9 @@ def output(owner: str, dtype: str, requested: str | None, epilogue: Sequence[str
     return requested or possible[0]
 
 
-def default_output(dtype: str, epilogue: Sequence[str] = ()) -> str:
-    """The output's type for factors of a type and an epilogue, where none is requested."""
-    return _possible(dtype, epilogue)[0]
-
-
-def _possible(dtype: str, epilogue: Sequence[str]) -> tuple[str, ...]:
-    is_scaled = any(stage in SCALES for stage in epilogue)
-    return _SCALED if is_scaled and wide(dtype) == "int32" else _OUTPUTS[dtype]
+def default_output(dtype: str) -> str:
+    """The output's type for factors of a type without a scale, where none is requested."""
+    return _OUTPUTS[dtype][0]
 
 
 def check_reduced(owner: str, kind: str, dtype: str) -> None:

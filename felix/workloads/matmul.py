@@ -10,7 +10,7 @@ from typing import Any
 from tvm import te
 
 from felix import errors, task
-from felix.workloads import common, dtypes, epilogues
+from felix.workloads import common, dtypes, pointwise
 
 
 @common.operator
@@ -62,7 +62,7 @@ def gemm(
         return te.sum(common.wide(x) * common.wide(y), axis=rk)
 
     result = common.compute("matmul", (*lead, m, n), product)
-    extra, output = epilogues.add(result, epilogue, len(lead) + 1, out)
+    extra, output = pointwise.add(result, epilogue, len(lead) + 1, out)
     layout = ("t" if transpose_a else "n") + ("t" if transpose_b else "n")
     tags = ["" if layout == "nn" else layout, *epilogue, dtypes.tag(dtype, out)]
     name = common.name_of("gemm", (*lead, m, n, k), *tags, "tf32" if allow_tf32 else "")

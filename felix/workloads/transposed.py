@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common, convolution, dtypes, epilogues
+from felix.workloads import common, convolution, dtypes, pointwise
 
 
 @common.operator
@@ -71,7 +71,7 @@ def conv_transpose2d(
         return te.sum(value, axis=[rc, *taps])
 
     result = common.compute(owner, convolution.place(layout, n, co, outputs), body)
-    extra, output = epilogues.add(result, epilogue, 3 if channels_last else 1, out)
+    extra, output = pointwise.add(result, epilogue, 3 if channels_last else 1, out)
     name = common.name_of(
         owner,
         (n, h, w, ci, co),

@@ -15,8 +15,8 @@ from tvm import te
 
 from felix import errors
 from felix import target as target_module
+from felix.sketch import formulas
 from felix.sketch import sketch as sketching
-from felix.sketch import unmodelled
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 from felix.tir import design_space, grammar
@@ -164,7 +164,7 @@ class _Noting(logging.Handler):
 def logged(name: str) -> Iterator[list[str]]:
     """What a logger warns of meanwhile.
 
-    `felix.sketch.unmodelled` warns of forms that no rule was written for, which cost a sketch or
+    `felix.sketch.formulas` warns of forms that no rule was written for, which cost a sketch or
     a structure, with their tracebacks; `felix.frontend` of tasks that the import leaves out.
     """
     handler, logger = _Noting(), logging.getLogger(name)
@@ -176,7 +176,7 @@ def logged(name: str) -> Iterator[list[str]]:
 
 
 def _checked(name: str, target: str, task: Task, rows: int, most: int) -> Outcome:
-    with logged(unmodelled.__name__) as forms:
+    with logged(formulas.__name__) as forms:
         result = _compared(name, target, task, rows, most)
     return dataclasses.replace(result, kind=Kind.ERROR, message=forms[0]) if forms else result
 

@@ -18,7 +18,7 @@ from tvm import te, topi
 import felix
 from felix import errors, workloads
 from felix.features import spec, table
-from felix.sketch import formula_cache, formulas, sketch, unmodelled
+from felix.sketch import formula_cache, formulas, sketch
 from felix.sketch import sketch as sketching
 from felix.symbolic import interpret
 from tests.support import sketches, warm
@@ -243,7 +243,7 @@ def test_a_defect_costs_the_sketch_it_is_met_in(
 
     monkeypatch.setattr(sketch.interpret, "parse", broken)
     notes: list[str] = []
-    with caplog.at_level(logging.WARNING, unmodelled.__name__):
+    with caplog.at_level(logging.WARNING, formulas.__name__):
         rest = sketch.sketches(task, on_left_out=notes.append)
     assert [each.index for each in rest] == [i for i in range(n_sketches) if i != 1]
     (note,) = notes
@@ -263,6 +263,6 @@ def test_where_all_are_defects_the_error_says_so(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("error", [errors.UnsupportedSchedule("left out"), MemoryError()])
 def test_what_is_no_defect_passes(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, unmodelled.reported():
+    with pytest.raises(type(error)) as caught, formulas.reported():
         raise error
     assert caught.value is error

@@ -15,7 +15,7 @@ from tvm import s_tir, te, topi
 
 from felix import errors
 from felix.task import Task
-from felix.tir import windows
+from felix.tir import validate
 from tests.support import tir_programs
 
 ROWS = te.placeholder((12, 20), name="x")
@@ -144,4 +144,4 @@ def test_the_result_is_that_of_the_uneven_windows(kind: str) -> None:
 def test_a_program_without_such_windows_stays_as_it_is() -> None:
     x = te.placeholder((6, 8), name="x")
     func = te.create_prim_func([x, topi.sum(x, axis=1)])
-    assert windows.even(func).same_as(func)
+    assert validate.even(func).same_as(func)

@@ -15,7 +15,7 @@ from felix import errors
 from felix.sketch import sketch as sketching
 from felix.sketch import trace_sketch
 from felix.task import Task
-from felix.verify import accesses, compare, touched, tvm_schedule
+from felix.verify import compare, touched, tvm_schedule
 from tests.support import legal_rows, share
 
 
@@ -50,7 +50,7 @@ def visited(module: tvm.IRModule, label: str, dimension: int) -> int:
         keep = np.broadcast_to(
             tvm_schedule.evaluate(stage.realize.predicate, grid), places[0].shape
         )
-        for index in accesses.indices(stage, buffer, dimension):
+        for index in touched.indices(stage, buffer, dimension):
             values = np.broadcast_to(tvm_schedule.evaluate(index, iterators), keep.shape)[
                 keep == 1
             ]

@@ -108,7 +108,9 @@ def _generate(design: designs.Design) -> GeneratedProgram:
     if design.is_split:
         parts.append(helpers.reduce_source(design))
         launches.append(helpers.reduce_launch(design))
-        workspaces.append(_partial_bytes(design))
+        partial = design.partial.output
+        size_bytes = instructions.size_bytes(partial.dtype)
+        workspaces.append(design.partial.batches * partial.strides[0] * size_bytes)
     plan = LaunchPlan(design.problem.n_params, tuple(workspaces), tuple(launches))
     return GeneratedProgram("".join(parts), ARCH, plan)
 
@@ -125,12 +127,6 @@ def _product_launch(design: designs.Design) -> Launch:
     blocks = design.grid.clusters * cluster
     extents = (blocks, 1, 1, int(d.threads), 1, 1)
     return Launch(kernel.NAME, extents, design.shared.total, args, (cluster, 1, 1))
-
-
-def _partial_bytes(design: designs.Design) -> int:
-    """Of the workspace of partial sums."""
-    partial = design.partial.output
-    return design.partial.batches * partial.strides[0] * instructions.size_bytes(partial.dtype)
 
 
 def runs_on(arch: str) -> bool:

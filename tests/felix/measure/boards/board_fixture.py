@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from felix import errors
-from felix.measure.boards import board_runs, tracker
+from felix.measure.boards import pool, tracker
 from tests.support import cluster_machines, waiting
 
 
@@ -23,13 +23,13 @@ class Boards(cluster_machines.Processes):
         self.start(*command)
         waiting.until(self._answers)
 
-    def add(self, key: str) -> board_runs.Board:
+    def add(self, key: str) -> pool.Board:
         """Start a board as a user does, and wait until it is to be had."""
         options = (f"--tracker={self.tracker}", f"--key={key}", "--host=127.0.0.1")
         port = f"--port={cluster_machines.free_port()}"
         self.boards[key] = self.start(sys.executable, "-m", "felix", "worker", *options, port)
         waiting.until(lambda: key in self.tracker.keys())
-        return board_runs.Board(tracker=self.tracker, key=key, lease_s=1.0)
+        return pool.Board(tracker=self.tracker, key=key, lease_s=1.0)
 
     def kill(self, key: str) -> None:
         """End a board as a power cut does."""

@@ -14,7 +14,7 @@ import tvm
 from felix import errors, workloads
 from felix.cli import main
 from felix.measure import build, protocol
-from felix.measure.boards import board_runs, pool, tracker
+from felix.measure.boards import pool, tracker
 from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
@@ -37,12 +37,12 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[board_fixture.B
 
 
 @pytest.fixture(scope="module")
-def board(boards: board_fixture.Boards) -> board_runs.Board:
+def board(boards: board_fixture.Boards) -> pool.Board:
     return boards.add("first")
 
 
 @pytest.mark.parametrize("holds", contract.EVERY)
-def test_contract(holds: Callable[[protocol.Measurer], None], board: board_runs.Board) -> None:
+def test_contract(holds: Callable[[protocol.Measurer], None], board: pool.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         holds(measurer)
 
@@ -77,7 +77,7 @@ def test_sessions_end_with_their_board(boards: board_fixture.Boards) -> None:
         waiting.until(lambda: not pathlib.Path(f"/proc/{session}").exists())
 
 
-def test_a_session_is_given_back_in_time(board: board_runs.Board) -> None:
+def test_a_session_is_given_back_in_time(board: pool.Board) -> None:
     """Two pools share a board: each has it for at most `lease_s` while the other waits."""
     with (
         pool.BoardPool(contract.task(), [board], programs.OPTIONS) as one,
@@ -87,7 +87,7 @@ def test_a_session_is_given_back_in_time(board: board_runs.Board) -> None:
         assert all(future.result(120).ok for future in futures)
 
 
-def test_interrupting_ends_what_runs(board: board_runs.Board) -> None:
+def test_interrupting_ends_what_runs(board: pool.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         assert measurer.submit(GEMM).result(60).ok
         hangs = measurer.submit(tvm.IRModule({"main": programs.hang}))
@@ -97,7 +97,7 @@ def test_interrupting_ends_what_runs(board: board_runs.Board) -> None:
         assert measurer.submit(GEMM).result(60).ok
 
 
-def test_a_run_measures_on_a_board(board: board_runs.Board, tmp_path: pathlib.Path) -> None:
+def test_a_run_measures_on_a_board(board: pool.Board, tmp_path: pathlib.Path) -> None:
     where = ["--trials=4", "--round=4", f"--out={tmp_path}"]
     options = [f"--tracker={board.tracker}", f"--key={board.key}", "--strategy=local", *where]
     tuned = warm.run([sys.executable, "-m", "felix", "tune", "gemm:32,32,32", *options])
@@ -134,16 +134,16 @@ class TestRefusals:
             ([], "at least one"),
         ],
     )
-    def test_keys(self, board: board_runs.Board, keys: list[str], message: str) -> None:
-        named = [board_runs.Board(tracker=board.tracker, key=key) for key in keys]
+    def test_keys(self, board: pool.Board, keys: list[str], message: str) -> None:
+        named = [pool.Board(tracker=board.tracker, key=key) for key in keys]
         with pytest.raises(errors.MeasureError, match=message):
             pool.BoardPool(contract.task(), named)
 
-    def test_two_servers_with_a_key(self, board: board_runs.Board) -> None:
+    def test_two_servers_with_a_key(self, board: pool.Board) -> None:
         with pytest.raises(errors.MeasureError, match="a key of its own"):
             tracker.serve(board.tracker, "first", "127.0.0.1", 0)
 
-    def test_a_gpu(self, board: board_runs.Board) -> None:
+    def test_a_gpu(self, board: pool.Board) -> None:
         task = workloads.gemm(32, 32, 32, target="cuda -arch sm_80")
         with pytest.raises(errors.MeasureError, match="not for cuda"):
             pool.BoardPool(task, [board])
@@ -183,9 +183,7 @@ class TestOtherMachines:
             build.cross_linker("aarch64")
 
     @needs_linker
-    def test_what_the_board_cannot_load_is_the_candidates_error(
-        self, board: board_runs.Board
-    ) -> None:
+    def test_what_the_board_cannot_load_is_the_candidates_error(self, board: pool.Board) -> None:
         """The confined builder links for AArch64, which this board is not."""
         task = workloads.parse("softmax:16x64", target=AARCH64)
         with pool.BoardPool(task, [board], programs.OPTIONS) as measurer:
