@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,7 +268,10 @@ def group(graph: Graph, nodes: Sequence[int]) -> list[tuple[str, list[int]]]:
         waiting[node] = len(pending)
         for argument in pending:
             consumers[argument].append(node)
-    height = _heights(operators, consumers)
+    #: operators on the longest way from each to an output
+    height: dict[int, int] = {}
+    for node in reversed(operators):
+        height[node] = 1 + max((height[consumer] for consumer in consumers[node]), default=0)
     remaining = collections.Counter(graph.kinds[node] for node in operators)
     ready: dict[str, list[int]] = {}
     #: of the ready nodes of each kind
@@ -294,14 +297,6 @@ def group(graph: Graph, nodes: Sequence[int]) -> list[tuple[str, list[int]]]:
             if not waiting[consumer]:
                 now_ready(consumer)
     return groups
-
-
-def _heights(operators: Sequence[int], consumers: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Operators, in graph order, on the longest way from each to an output."""
-    height: dict[int, int] = {}
-    for node in reversed(operators):
-        height[node] = 1 + max((height[consumer] for consumer in consumers[node]), default=0)
-    return height
 
 
 def _urgency(

@@ -86,8 +86,9 @@ def _gpu_occupancy(kernel: kernels.Kernel, hardware: Hardware) -> dict[str, Scal
     by_shared = scalar.floor_div(
         hardware.shared_bytes_per_core, scalar.maximum(kernel.shared_bytes, 1)
     )
-    registers = _registers(kernel) * warps
-    by_registers = scalar.floor_div(hardware.registers_per_core, registers)
+    # of one thread: 24 for addresses and operands, its local buffers, at most 255
+    registers = scalar.minimum(24 + scalar.ceil_div(kernel.local_bytes, 4), 255)
+    by_registers = scalar.floor_div(hardware.registers_per_core, registers * warps)
     blocks = scalar.minimum(
         scalar.minimum(by_threads, hardware.max_blocks_per_core),
         scalar.minimum(by_shared, by_registers),
@@ -101,11 +102,6 @@ def _gpu_occupancy(kernel: kernels.Kernel, hardware: Hardware) -> dict[str, Scal
         "waves": waves,
         "tail": _ratio(kernel.grid_blocks, waves * slots),
     }
-
-
-def _registers(kernel: kernels.Kernel) -> Scalar:
-    """Registers of one thread: 24 for addresses and operands, its local buffers, at most 255."""
-    return scalar.minimum(24 + scalar.ceil_div(kernel.local_bytes, 4), 255)
 
 
 def _ratio(a: Scalar, b: Scalar) -> Scalar:

@@ -51,7 +51,9 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
         if flat is binding or flat.terms == binding.terms:
             return Visited(0, bound, bound)
     guarded = [g for g, _ in block.guards]
-    if _is_guarded(binding, guarded) or not all(map(_is_full, binding.terms)):
+    # a full component visibly takes all of its values, whatever the others do
+    is_full = all(each.source is None or each.source.radix for each in binding.terms)
+    if _is_guarded(binding, guarded) or not is_full:
         return Visited(0, extent, extent)
     start = binding.constant
     for component, coefficient in binding.terms.items():
@@ -72,11 +74,6 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     if isinstance(extent, int) and isinstance(start, int) and count is length:
         return Visited(start, extent, extent)
     return Visited(start, length, count)
-
-
-def _is_full(component: ir.IterComponent) -> bool:
-    """Whether the component visibly takes all of its values, whatever the others do."""
-    return component.source is None or component.source.radix
 
 
 def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:

@@ -186,7 +186,7 @@ def _span(affine: Affine, block: Block, extents: dict[IterComponent, Scalar]) ->
         inside = [comp for comp in flat.terms if comp in terms]
         if inside and len(inside) == len(flat.terms):
             width = _span(flat, _unguarded(block), extents)
-            factor = _divide(terms[inside[-1]], flat.terms[inside[-1]])
+            factor = scalar.plain(sympy.sympify(terms[inside[-1]]) / flat.terms[inside[-1]])
             span = span + factor * (scalar.minimum(width, bound) - 1)
             terms = {comp: c for comp, c in terms.items() if comp not in flat.terms}
     for component, coefficient in reversed(terms.items()):
@@ -194,10 +194,6 @@ def _span(affine: Affine, block: Block, extents: dict[IterComponent, Scalar]) ->
             continue
         span = scalar.spread(span, _component_span(component, block, extents), coefficient)
     return span
-
-
-def _divide(a: Scalar, b: Scalar) -> Scalar:
-    return scalar.plain(sympy.sympify(a) / b)
 
 
 def _unguarded(block: Block) -> Block:

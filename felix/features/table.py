@@ -65,7 +65,9 @@ def _row_values(
     values = _compute(row)
     values |= _structure(row)
     values |= _allocation(row, allocated)
-    values |= _elements(row)
+    loaded = [access.buffer.dtype_bytes for access in row.store.value.loads()]
+    values["element_bytes"] = row.store.target.buffer.dtype_bytes
+    values["loaded_bytes"] = min(loaded, default=0)
     stack = memory.levels(row, machine)
     for slot in range(min(spec.SLOTS, len(row.accesses))):
         slot_values = memory.slot_values(row, slot, stack, shapes, machine)
@@ -159,12 +161,6 @@ def _runs(component: ir.IterComponent, components: Collection[ir.IterComponent])
     if source is None or not source.radix:
         return component in components
     return all(_runs(comp, components) for comp in source.flat.terms)
-
-
-def _elements(row: store_rows.Row) -> dict[str, Scalar]:
-    loaded = [access.buffer.dtype_bytes for access in row.store.value.loads()]
-    stored = row.store.target.buffer.dtype_bytes
-    return {"element_bytes": stored, "loaded_bytes": min(loaded, default=0)}
 
 
 def _allocation(

@@ -66,7 +66,10 @@ class Rewriter:
                             self._new[binding.var] = self.builder.match_cast(value, binding.ty)
                         else:
                             self._rewrite(rule, binding.var, value)
-                output = self.builder.emit_output(_tuple(self._substitute(main.body.body)))
+                result = self._substitute(main.body.body)
+                if isinstance(result.ty, relax.TensorType):
+                    result = relax.Tuple([result])
+                output = self.builder.emit_output(result)
             chosen = list(params() if params is not None else main.params)
             self.builder.emit_func_output(output, params=chosen)
         mod = self.builder.get()
@@ -102,11 +105,6 @@ class Rewriter:
                 return whole.fields[value.index]
             return relax.TupleGetItem(whole, value.index)
         return value
-
-
-def _tuple(result: Any) -> Any:
-    """What a function returns: a tuple, of one result as well."""
-    return relax.Tuple([result]) if isinstance(result.ty, relax.TensorType) else result
 
 
 def operator_name(value: Any) -> str:

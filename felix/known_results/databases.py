@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from felix import errors, records
 from felix.known_results import outcome, store
 from felix.metaschedule import trace_text
 from felix.sketch import sketch as sketching
+from felix.sketch.sketch import Sketch
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from felix.sketch.sketch import Sketch
 
 
 def export(known: store.Store, folder: str | os.PathLike[str]) -> int:

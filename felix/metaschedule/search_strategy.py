@@ -12,8 +12,8 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import tvm
 import tvm_ffi
 from torch import nn
 from tvm.ir.utils import derived_object
@@ -24,9 +24,6 @@ from felix.measure import protocol
 from felix.metaschedule import cost_model as ms_cost_model
 from felix.search import gradient, interface
 from felix.sketch.trace_sketch import TraceSketch
-
-if TYPE_CHECKING:
-    import tvm
 
 _log = logging.getLogger("felix.metaschedule")
 
@@ -163,7 +160,8 @@ class _State:
 
     def candidates(self) -> list[ms.search_strategy.MeasureCandidate]:
         n = min(self.per_round, self.max_trials - self.n_sent)
-        self.search.model = _frozen(self.online.live(self.workload))
+        model = copy.deepcopy(self.online.live(self.workload))
+        self.search.model = model.eval().requires_grad_(False)
         candidates: list[ms.search_strategy.MeasureCandidate] = []
         for _ in range(_MAX_TRIES):
             suggestions = self.search.suggest(n - len(candidates))
@@ -182,7 +180,8 @@ class _State:
             located = self.workload.scorer.find(candidate.sch.trace)
             if located is None:
                 continue
-            position = self._position(located[0])
+            sketch = self.workload.scorer.sketches[located[0]]
+            position = next((i for i, s in enumerate(self.sketches) if s is sketch), None)
             if position is not None:
                 suggestion = interface.Suggestion(position, located[1])
                 self.search.update([(suggestion, ms_cost_model.measurement(result))])
@@ -207,11 +206,6 @@ class _State:
         info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
         return ms.search_strategy.MeasureCandidate(schedule, info)
 
-    def _position(self, number: int) -> int | None:
-        """Position in the search of a sketch that the scorer knows by number."""
-        sketch = self.workload.scorer.sketches[number]
-        return next((i for i, s in enumerate(self.sketches) if s is sketch), None)
-
 
 def _legal_sketches(
     workload: ms_cost_model.Workload, design_spaces: Sequence[tvm.s_tir.Schedule]
@@ -231,7 +225,3 @@ def _legal_sketches(
             f"no design space of {workload.task.name} can be searched: {'; '.join(reasons)}"
         )
     return legal
-
-
-def _frozen(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).eval().requires_grad_(False)

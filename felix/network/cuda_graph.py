@@ -62,12 +62,7 @@ class Order:
         self._before: list[int] = []
         self._branches: list[int] = []
         #: The last call of each branch.
-        self._last: list[int] = []
-
-    @property
-    def last_calls(self) -> list[int]:
-        """The last call of each branch."""
-        return list(self._last)
+        self.last_calls: list[int] = []
 
     def place(self, reads: Sequence[Span], writes: Sequence[Span]) -> Place:
         """Where the next call runs, which reads and writes these."""
@@ -76,14 +71,14 @@ class Order:
         branch = self._branch(needed)
         before = self._closed(needed)
         waits_for: list[int] = []
-        if branch < len(self._last):
-            last = self._last[branch]
+        if branch < len(self.last_calls):
+            last = self.last_calls[branch]
             waits_for = [each for each in needed if not self._ended(each, at=last)]
             before |= self._before[last] | 1 << last
-            self._last[branch] = number
+            self.last_calls[branch] = number
         else:
             waits_for = needed
-            self._last.append(number)
+            self.last_calls.append(number)
         self._before.append(before)
         self._branches.append(branch)
         self._note(number, reads, writes)
@@ -101,16 +96,16 @@ class Order:
         ]
 
     def _branch(self, needed: Sequence[int]) -> int:
-        ends = [each for each in needed if self._last[self._branches[each]] == each]
+        ends = [each for each in needed if self.last_calls[self._branches[each]] == each]
         if ends:
             return self._branches[ends[-1]]
         before = self._closed(needed)
-        for branch, last in enumerate(self._last):
+        for branch, last in enumerate(self.last_calls):
             if before >> last & 1:
                 return branch
-        if len(self._last) < self._max_branches:
-            return len(self._last)
-        return min(range(len(self._last)), key=lambda branch: self._last[branch])
+        if len(self.last_calls) < self._max_branches:
+            return len(self.last_calls)
+        return min(range(len(self.last_calls)), key=lambda branch: self.last_calls[branch])
 
     def _closed(self, calls: Sequence[int]) -> int:
         """These calls and all that end before them."""

@@ -11,7 +11,6 @@ from felix import errors
 from felix.frontend import Fusion, Grouping, Judgement, fusion_for
 from felix.known_results import store
 from felix.sketch import formula_cache, sketch
-from felix.sketch.template_sketch import TemplateSketch
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 
@@ -93,7 +92,8 @@ def _judged(task: Task) -> Judgement:
     """
     generated = sketch.of_templates(task)
     if generated:
-        return Judgement(1, any(map(_is_on_tensor_cores, generated)))
+        rows = (row for each in generated for row in each.template.rows().values())
+        return Judgement(1, has_template=any("tensor_instructions" in row for row in rows))
     try:
         traced = sketch.trace_sketches(task)
     except errors.UnsupportedSchedule:
@@ -124,11 +124,6 @@ def known_grouping(
 ) -> Grouping:
     """How groups are chosen as is best for the target, where there is no time to make sketches."""
     return Grouping(fusion_for(full), KnownJudge(known, allow_tf32))
-
-
-def _is_on_tensor_cores(each: TemplateSketch) -> bool:
-    """Whether a template's kernels multiply by tensor cores."""
-    return any("tensor_instructions" in row for row in each.template.rows().values())
 
 
 def _n_kernels(each: TraceSketch) -> int:

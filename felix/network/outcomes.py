@@ -8,20 +8,17 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from felix import errors
 from felix.known_results import databases, store
 from felix.known_results import outcome as known_outcomes
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload, protocol
+from felix.sketch.sketch import Sketch
+from felix.task import Task
 from felix.tuning import options as tune_options
 from felix.tuning import results, session
 from felix.tuning import tune as tuning
-
-if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
-    from felix.task import Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

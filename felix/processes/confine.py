@@ -178,7 +178,9 @@ def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confin
     """
     held_by = _usable(available(), policy)
     close_files(keep_files)
-    _settle_in(policy.folder)
+    os.chdir(policy.folder)
+    os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), policy.folder))
+    tempfile.tempdir = None  # Python has asked for it before, perhaps
     set_resources(policy)
     if not syscalls.supported():
         return held_by
@@ -197,15 +199,10 @@ def _usable(there: Confinement, policy: policies.Policy) -> Confinement:
     return there
 
 
-def _settle_in(folder: str) -> None:
-    """Make a folder the working folder, the home and the place of temporary files."""
-    os.chdir(folder)
-    os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), folder))
-    tempfile.tempdir = None  # Python has asked for it before, perhaps
-
-
 def _rights(policy: policies.Policy) -> dict[str, int]:
-    libraries = [*_LIBRARIES, *_of_python(), *_of_variables()]
+    libraries = [*_LIBRARIES, *_of_python()]
+    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
+        libraries += filter(None, os.environ.get(name, "").split(os.pathsep))
     groups: list[tuple[Iterable[str], int]] = [
         (libraries, landlock.READ),
         ((*_KERNEL, *policy.read, policy.folder), landlock.READ),
@@ -235,11 +232,6 @@ def _of_python() -> Iterator[str]:
         spec = getattr(module, "__spec__", None)
         if spec is not None:
             yield from spec.submodule_search_locations or ()
-
-
-def _of_variables() -> Iterator[str]:
-    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
-        yield from filter(None, os.environ.get(name, "").split(os.pathsep))
 
 
 def _of_compilers() -> Iterator[str]:

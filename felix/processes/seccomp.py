@@ -117,8 +117,8 @@ def program(policy: policies.Policy, pid: int) -> _Code:
         _error("clone3", errno.ENOSYS),
         # to whoever listens: with local sockets, nobody is there, which libraries expect
         _error("connect", errno.ENOENT if policy.local_sockets else errno.EPERM),
-        _if_any_bit("clone", 0, _CLONE_NAMESPACES),
-        *([] if policy.programs else [_unless_any_bit("clone", 0, _CLONE_THREAD)]),
+        _of_clone(_CLONE_NAMESPACES, fails=True),
+        *([] if policy.programs else [_of_clone(_CLONE_THREAD, fails=False)]),
         *([] if policy.leads else [_unless(name, 0, (pid,)) for name in _SIGNALS]),
         _unless("prlimit64", 0, themselves),
         _unless("sched_setscheduler", 0, themselves),
@@ -166,12 +166,9 @@ def _unless(name: str, argument: int, values: Iterable[int], mask: int = 0xFFFFF
     return _for(name, _compared(argument, tests, fails=False, mask=mask))
 
 
-def _if_any_bit(name: str, argument: int, bits: int) -> _Code:
-    return _for(name, _compared(argument, [(_ANY_BIT, bits)], fails=True))
-
-
-def _unless_any_bit(name: str, argument: int, bits: int) -> _Code:
-    return _for(name, _compared(argument, [(_ANY_BIT, bits)], fails=False))
+def _of_clone(bits: int, *, fails: bool) -> _Code:
+    """`clone` fails if its flags have one of these bits, or unless they have (not `fails`)."""
+    return _for("clone", _compared(0, [(_ANY_BIT, bits)], fails=fails))
 
 
 def _compared(

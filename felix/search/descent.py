@@ -286,7 +286,8 @@ class Descent:
             objective_value = (cost + weight * excess).sum()
             (gradient,) = torch.autograd.grad(objective_value, x)
             with torch.no_grad():
-                rate = _cosine(options.learning_rate, options.final_learning_rate, progress)
+                first, last = options.learning_rate, options.final_learning_rate
+                rate = last + (first - last) * 0.5 * (1.0 + float(np.cos(np.pi * progress)))
                 x.copy_(where.project(adam.step(gradient, rate)))
                 illegal = excess > 1e-4
                 factor = torch.where(illegal, options.penalty_growth, options.penalty_decay)
@@ -321,10 +322,6 @@ def _describe(
         penalty=float(excess.mean()),
         legal_share=float((excess <= 1e-4).double().mean()),
     )
-
-
-def _cosine(first: float, last: float, progress: float) -> float:
-    return last + (first - last) * 0.5 * (1.0 + float(np.cos(np.pi * progress)))
 
 
 def _mask(entries: Sequence[Entry], block: Block, scorer: scoring.Scorer) -> torch.Tensor:

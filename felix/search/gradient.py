@@ -161,7 +161,9 @@ class GradientSearch(base.BaseSearch):
                 near = self._moves[index].neighbours(decisions, options.n_neighbours, rng)
                 pool.add(index, near, selection.Source.NEIGHBOUR)
         if not (pool.candidates or pool.fallback):
-            self._surround_proposed(pool)
+            # what samples and polishing missed of a small space: neighbours of all proposed
+            for index, decisions in sorted((*self.history.measured, *self.history.pending)):
+                pool.add(index, self._moves[index].around(decisions), selection.Source.NEIGHBOUR)
         if rule.draw_scale is None and not self._draws:
             rule = replace(rule, draw_scale=0.0)
         return [candidate.suggestion() for candidate in selection.select(pool, n, rule, rng)]
@@ -224,8 +226,3 @@ class GradientSearch(base.BaseSearch):
             descent.Entry(index, structure, np.asarray(rows[: options.n_seeds], np.int64))
             for (index, structure), rows in list(groups.items())[: options.n_structures]
         ]
-
-    def _surround_proposed(self, pool: selection.Pool) -> None:
-        """Add what samples and polishing missed of a small space: neighbours of all proposed."""
-        for index, decisions in sorted((*self.history.measured, *self.history.pending)):
-            pool.add(index, self._moves[index].around(decisions), selection.Source.NEIGHBOUR)

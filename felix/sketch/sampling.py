@@ -21,12 +21,8 @@ from felix.sketch.variables import Variable
 from felix.symbolic import interpret
 
 Rows = NDArray[np.int64]
-#: Seed -> a row of TVM's own sampler, or None where its trace does not apply.
+#: Seed -> a row of TVM's own sampler; None where its trace does not apply, or no trace is there.
 TvmSample = Callable[[int], tuple[int, ...] | None]
-
-
-def no_tvm_sample(seed: int) -> None:
-    """Of a sketch that no trace made: it has no structures to draw."""
 
 
 #: Different structures in one call unless the caller says otherwise, of `STRUCTURE_DRAWS` draws.

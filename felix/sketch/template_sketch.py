@@ -166,7 +166,7 @@ class TemplateSketch:
             InvalidSchedule: the template has no legal decisions.
         """
         rows = sampling.sample(
-            self.variables, self.formulas, sampling.no_tvm_sample, n, seed, max_structures
+            self.variables, self.formulas, lambda _: None, n, seed, max_structures
         )
         if len(rows) < n:
             raise InvalidSchedule(f"no legal decisions were found for {self!r}")

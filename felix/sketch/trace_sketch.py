@@ -86,15 +86,11 @@ class TraceSketch:
     @functools.cached_property
     def key(self) -> str:
         """Hash of workload, target, program and trace, the same in every process."""
-        text = "\n".join([self.task.key, *self._program_key, repr(self.instructions)])
+        program = []  # none of the task's own
+        if not self.mod.same_as(self.task.mod):
+            program = [f"{tvm_ffi.structural_hash(self.mod) % 2**64:016x}"]
+        text = "\n".join([self.task.key, *program, repr(self.instructions)])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    @property
-    def _program_key(self) -> list[str]:
-        """Hash of a variant's own program; none of the task's."""
-        if self.mod.same_as(self.task.mod):
-            return []
-        return [f"{tvm_ffi.structural_hash(self.mod) % 2**64:016x}"]
 
     @functools.cached_property
     def formulas(self) -> formulas.Formulas:

@@ -52,15 +52,10 @@ def parallel_vectorize_unroll(program: Program, rewrite: bool) -> None:
         if not loops:
             continue
         first = _parallelize(program, block, loops, limits, rewrite)
-        if limits.unroll is not None and block.is_reduction:
-            _mark_unroll(first, limits)
-
-
-def _mark_unroll(loop: Loop, limits: Limits) -> None:
-    if isinstance(limits.unroll, int) and limits.unroll <= 0:
-        return
-    loop.annotations[PRAGMA_STEP] = limits.unroll
-    loop.annotations[PRAGMA_EXPLICIT] = int(limits.explicit)
+        is_off = isinstance(limits.unroll, int) and limits.unroll <= 0
+        if limits.unroll is not None and block.is_reduction and not is_off:
+            first.annotations[PRAGMA_STEP] = limits.unroll
+            first.annotations[PRAGMA_EXPLICIT] = int(limits.explicit)
 
 
 def _parallelize(

@@ -119,9 +119,9 @@ def bind_unbound(program: Program, max_threads: int) -> None:
 
 
 def _bind_block(program: Program, block: Block, loops: list[Loop], max_threads: int) -> None:
-    n_spatial = 0
-    while n_spatial < len(loops) and _static(usage.is_data_parallel(loops[n_spatial])):
-        n_spatial += 1
+    # a condition that is open counts as true, for it matters only where a loop is unit
+    parallel = [not scalar.is_static(usage.is_data_parallel(loop), 0) for loop in loops]
+    n_spatial = [*parallel, False].index(False)
     if n_spatial == 0:
         unit = loop_transforms.add_unit_loop(program, loops[0] if loops else block)
         loops = [unit, *loops]
@@ -150,12 +150,6 @@ def _bind_block(program: Program, block: Block, loops: list[Loop], max_threads: 
         loop_transforms.reorder(program, [grid, thread, rest])
     grid.kind, grid.thread = "thread", "blockIdx.x"
     thread.kind, thread.thread = "thread", "threadIdx.x"
-
-
-def _static(condition: Scalar) -> bool:
-    """A condition the structure depends on; one that is open counts as true, for it matters only
-    where a loop is unit."""
-    return not scalar.is_static(condition, 0)
 
 
 #: Statements of such a reduction beside its partial sums: their init, and the reduction itself.

@@ -76,13 +76,10 @@ def float_ops(expr: Any) -> int:
         condition, then_value, else_value = expr.args
         return float_ops(condition) + max(float_ops(then_value), float_ops(else_value))
     below = sum(float_ops(child) for child in grammar.children(expr))
-    return below + int(_is_float(expr) and _is_operation(expr, kind))
-
-
-def _is_operation(expr: Any, kind: str) -> bool:
-    if kind == "Call":
-        return grammar.function_name(expr) not in _FREE_CALLS
-    return kind in _FLOAT_OPS
+    is_free = (
+        grammar.function_name(expr) in _FREE_CALLS if kind == "Call" else kind not in _FLOAT_OPS
+    )
+    return below + int(_is_float(expr) and not is_free)
 
 
 def _is_float(expr: Any) -> bool:

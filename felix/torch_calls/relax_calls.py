@@ -38,10 +38,6 @@ def _plain(function: str) -> Conversion:
     return lambda call: (function, list(call.args), {})
 
 
-def _gelu_tanh(call: Any) -> Draft:
-    return "gelu", list(call.args), {"approximate": "tanh"}
-
-
 def _leaky_relu(call: Any) -> Draft:
     return "leaky_relu", list(call.args), {"negative_slope": float(call.attrs.alpha)}
 
@@ -254,7 +250,7 @@ def _known_shape(value: Any) -> list[int] | None:
 CONVERSIONS: Mapping[str, Conversion] = {
     **{name: _plain(name) for name in _SAME},
     **{name: _plain(function) for name, function in _ACTIVATIONS.items()},
-    "nn.gelu_tanh": _gelu_tanh,
+    "nn.gelu_tanh": lambda call: ("gelu", list(call.args), {"approximate": "tanh"}),
     "nn.leakyrelu": _leaky_relu,
     "nn.softplus": _softplus,
     "clip": _clip,

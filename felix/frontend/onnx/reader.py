@@ -149,7 +149,8 @@ def _check(proto: Any) -> None:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
     _check_operators(proto.graph)
     input_rules.check_types(proto.graph)
-    _name_nodes(proto.graph)
+    for node in _nodes(proto.graph):  # after their first output, for errors about them
+        node.name = node.name or next((name for name in node.output if name), "")
     _check_inputs(proto.graph, _opset(proto))
     _check_graph(proto.graph, frozenset())
 
@@ -199,13 +200,6 @@ def _check_operators(graph: Any) -> None:
             "the ONNX model cannot be imported: unsupported operators "
             f"{input_rules.listed(sorted(unknown))}"
         )
-
-
-def _name_nodes(graph: Any) -> None:
-    """Call nodes without a name after their first output, for errors about them."""
-    for node in _nodes(graph):
-        if not node.name:
-            node.name = next((name for name in node.output if name), "")
 
 
 def _check_inputs(graph: Any, opset: int) -> None:

@@ -41,11 +41,6 @@ class _Axis:
     size: int
     scale: float
 
-    @property
-    def is_ratio(self) -> bool:
-        """Whether the scale is the ratio of the extents."""
-        return self.scale * self.extent == self.size
-
 
 @dataclass(frozen=True, slots=True)
 class _Method:
@@ -156,20 +151,17 @@ def _is_tvms(
     is_plain = all(
         axis.size == axis.extent
         if axis.number < _TVM_FIRST_AXIS
-        else axis.is_ratio or inputs[2] is None
+        else axis.scale * axis.extent == axis.size or inputs[2] is None
         for axis in axes
     )
     is_plain &= len(x.ty.shape) in _TVM_RANKS and not attributes.get("axes")
-    is_plain &= not attributes.get("antialias") and not _has_policy(attributes)
+    policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
+    is_plain &= not attributes.get("antialias") and policy in (b"stretch", "stretch")
     is_plain &= inputs[2] is None or inputs[3] is None
     is_plain &= method.coordinates != "half_pixel_symmetric"
     if method.coordinates == "tf_crop_and_resize" and not is_plain:
         raise ValueError("this way to crop and resize is not supported")
     return is_plain
-
-
-def _has_policy(attributes: Mapping[str, Any]) -> bool:
-    return attributes.get("keep_aspect_ratio_policy", b"stretch") not in (b"stretch", "stretch")
 
 
 def _coordinates(axis: _Axis, method: str) -> Any:

@@ -104,7 +104,8 @@ class _Planner:
                 group = []
             group.append(call)
             self.group_of[call.var] = group
-            if self._may_take(call, group):
+            is_sum = call.n_reductions > 0 and not call.is_contraction
+            if call.is_simple or (is_sum and call.pattern != OPAQUE):
                 self._take_producers(group)
         unique = {id(group): group for group in self.group_of.values()}
         return list(unique.values())
@@ -121,11 +122,6 @@ class _Planner:
             if _takes(anchor, call):
                 return group
         return None
-
-    def _may_take(self, call: Call, group: list[Call]) -> bool:
-        if call.is_simple:
-            return True
-        return call.n_reductions > 0 and not call.is_contraction and call.pattern != OPAQUE
 
     def _take_producers(self, group: list[Call]) -> None:
         """Move into a group the groups of simple calls that only it reads, until none is left."""

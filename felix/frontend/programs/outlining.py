@@ -150,7 +150,11 @@ def inline_moves(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     schedule = s_tir.Schedule(func, debug_mask="none")
     n_inlined = sum(_inline(schedule, block) for block in inner if is_move(block))
-    return _with_simple_indices(schedule.mod["main"]) if n_inlined else func
+    if not n_inlined:
+        return func
+    func = schedule.mod["main"]
+    rule = (s_tir.SBlock, _with_simple_reads)
+    return func.with_body(structural.structural_map(func.body, rule))
 
 
 def _inline(schedule: s_tir.Schedule, block: Any) -> bool:
@@ -171,12 +175,6 @@ def is_move(block: Any) -> bool:
         and isinstance(body.value, TensorLoad)
         and not any(map(grammar.depends_on_data, body.value.indices))
     )
-
-
-def _with_simple_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with the indices of what blocks read in their simplest form."""
-    body = structural.structural_map(func.body, (s_tir.SBlock, _with_simple_reads))
-    return func.with_body(body)
 
 
 def _with_simple_reads(block: s_tir.SBlock) -> s_tir.SBlock:

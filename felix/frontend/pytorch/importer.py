@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -164,6 +165,7 @@ def read_graph(
     )
 
 
+@functools.cache
 def convertible() -> frozenset[str]:
     """Names of the ATen operators that TVM converts or that have a decomposition.
 
@@ -176,16 +178,12 @@ def convertible() -> frozenset[str]:
 def whole_operators() -> Iterator[None]:
     """While the block runs, tracing leaves the operators of `export.WHOLE` whole."""
     composite = {
-        operator: _left_whole
+        operator: lambda *args, **kwargs: NotImplemented
         for operator in export.WHOLE
         if operator.has_kernel_for_dispatch_key(_KEYS.CompositeImplicitAutograd)
     }
     with exported_program._override_composite_implicit_decomp(composite):
         yield
-
-
-def _left_whole(*args: Any, **kwargs: Any) -> Any:
-    return NotImplemented
 
 
 def _traced(

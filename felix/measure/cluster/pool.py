@@ -15,16 +15,14 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from felix import errors
 from felix.measure.cluster import messages, remote
 from felix.measure.pool import candidates, rights, staged
 from felix.measure.pool.stages import build_stage, canary, device_stage
 from felix.processes import child
-
-if TYPE_CHECKING:
-    from felix.task import Task
+from felix.task import Task
 
 _log = logging.getLogger(__name__)
 

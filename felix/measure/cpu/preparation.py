@@ -196,13 +196,9 @@ def _bindings_of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
     structural.structural_walk(func.body, ((tirx.Let, found.append),))
     if not found:
         return func
-    rules = [(kind, _of_binary) for kind in _BINARY]
+    rules = [(kind, lambda node: _around(node, (node.a, node.b), type(node))) for kind in _BINARY]
     rules += [(tirx.Cast, _of_cast), (tirx.Select, _of_select), (tvm.ir.Call, _of_call)]
     return func.with_body(structural.structural_map(func.body, (*rules, (tirx.Let, _of_let))))
-
-
-def _of_binary(node: Any) -> Any:
-    return _around(node, (node.a, node.b), type(node))
 
 
 def _of_cast(node: Any) -> Any:

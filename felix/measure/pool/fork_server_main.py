@@ -29,7 +29,7 @@ _SPINS = 5_000
 def _import_tvm() -> None:
     from felix import without_torch  # noqa: F401  (before TVM)
 
-    sys.meta_path.insert(0, _WhenUsed("tvm.relax"))
+    sys.meta_path.insert(0, _RelaxWhenUsed())
     import tvm
     import tvm.s_tir
 
@@ -44,17 +44,14 @@ def _import_tvm() -> None:
     from felix.measure.cuda.building import build as cuda_build  # noqa: F401
 
 
-class _WhenUsed(importlib.abc.MetaPathFinder):
-    """Loads one module when an attribute of it is first asked for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+class _RelaxWhenUsed(importlib.abc.MetaPathFinder):
+    """Loads `tvm.relax` when an attribute of it is first asked for."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's spec with a lazy loader; None for others."""
-        if name != self._name:
+        if name != "tvm.relax":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import tvm
 
@@ -20,10 +20,7 @@ from felix.measure.pool import candidates, local_workers
 from felix.measure.pool.stages import canary
 from felix.processes import policy
 from felix.target import cpu
-
-if TYPE_CHECKING:
-    from felix.task import Task
-
+from felix.task import Task
 
 # The devices of this machine that candidates of a target run on.
 

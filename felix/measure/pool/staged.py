@@ -15,7 +15,8 @@ import pathlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+
+import tvm
 
 from felix import errors, workloads
 from felix.measure import payload as payloads
@@ -24,11 +25,7 @@ from felix.measure.cuda import reference
 from felix.measure.pool import candidates, locks, rights
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
-
-if TYPE_CHECKING:
-    import tvm
-
-    from felix.task import Task
+from felix.task import Task
 
 _ErrorClass = protocol.ErrorClass
 

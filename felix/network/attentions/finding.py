@@ -80,7 +80,10 @@ def _of_softmax(graph: Graph, softmax: Value) -> Attention | None:
         product = weights
     if scores is None or product is None or softmax.options["dim"] != -1:
         return None
-    if not _comes_from(product.operands[0], softmax):
+    source = product.operands[0]
+    while source.function == "to" and source is not softmax:
+        source = source.operands[0]
+    if source is not softmax:
         return None
     result = _result(graph, product)
     if result is None:
@@ -95,12 +98,6 @@ def _of_softmax(graph: Graph, softmax: Value) -> Attention | None:
         inputs=tuple(dict.fromkeys(outside)),
         steps=tuple(_steps(members, product, scores, result)),
     )
-
-
-def _comes_from(value: Value, source: Value) -> bool:
-    while value.function == "to" and value is not source:
-        value = value.operands[0]
-    return value is source
 
 
 def _scores(value: Any) -> _Scores | None:

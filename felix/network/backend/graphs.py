@@ -201,7 +201,7 @@ class _FunctionalGraph:
             for position, value in enumerate(args)
             if id(value) in self._parameters
             and position not in self._written
-            and part.can_follow(value)
+            and not value.is_inference()  # else its changes cannot be noticed
         }
         known = store.Store(self._settings.known_results)
         grouping = judging.known_grouping(self._target, known, self._settings.allow_tf32)

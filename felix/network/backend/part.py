@@ -68,7 +68,9 @@ class Part(torch.nn.Module):
             self._leave("its parameters change too often")
         if runs is None:
             return self._graph(*inputs)
-        return _as_returned(self._graph, runs(inputs))
+        outputs = runs(inputs)
+        (output,) = self._graph.graph.find_nodes(op="output")
+        return tuple(outputs) if isinstance(output.args[0], tuple | list) else outputs[0]
 
     def _build(
         self,
@@ -112,7 +114,10 @@ class Part(torch.nn.Module):
         except grammar.TVM_ERRORS as error:
             self._leave(f"its network does not run: {grammar.first_line(error)}")
             return
-        limit = agreement.tolerance(_dtypes(self._graph), self._is_tf32)
+        # the element types that the part works with, those of autocast inside it as well
+        nodes = self._graph.graph.nodes
+        dtypes = {each.dtype for node in nodes for each in partition.tensors(node)}
+        limit = agreement.tolerance(dtypes, self._is_tf32)
         pairs = zip(actual, expected, strict=True)
         differences = (agreement.difference(*pair, is_exact=limit == 0) for pair in pairs)
         worst = max(differences, default=0.0)
@@ -153,19 +158,8 @@ def _outputs(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
     return [node.meta["val"] for node in _flat(output.args[0])]
 
 
-def _dtypes(graph: torch.fx.GraphModule) -> set[torch.dtype]:
-    """The element types that a part works with, those of autocast inside it as well."""
-    return {each.dtype for node in graph.graph.nodes for each in partition.tensors(node)}
-
-
 def _flat(outputs: Any) -> list[Any]:
     return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-
-
-def _as_returned(graph: torch.fx.GraphModule, outputs: list[torch.Tensor]) -> Any:
-    """Outputs as the part returns them: one by itself."""
-    (output,) = graph.graph.find_nodes(op="output")
-    return tuple(outputs) if isinstance(output.args[0], tuple | list) else outputs[0]
 
 
 # What the groups of a part run by what is known: nothing is tuned or timed here.
@@ -310,11 +304,6 @@ class TunedPart:
             )
             return place.copy_(result)
         return result
-
-
-def can_follow(parameter: torch.Tensor) -> bool:
-    """Whether changes of a parameter can be noticed."""
-    return not parameter.is_inference()
 
 
 def _stamp(parameter: torch.Tensor) -> tuple[int, int]:

@@ -7,7 +7,6 @@ fail alone stay in PyTorch and the graph is split again.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -74,7 +73,7 @@ class Support(operator_support.OperatorSupportBase):
             return "it changes a tensor in place"
         if target not in _WITHOUT_DROPOUT and any(tag in target.tags for tag in _TAGS):
             return "its result depends on chance, or its shape on data"
-        if target.__name__ not in _convertible():
+        if target.__name__ not in importer.convertible():
             return "TVM does not import it"
         if target.__name__ in _AVERAGES and len(node.args) > 6 and node.args[6] is not None:
             return "TVM does not take its divisor"
@@ -117,11 +116,6 @@ def is_operator(node: torch.fx.Node) -> bool:
 def label(node: torch.fx.Node) -> str:
     """An operator's name, for people."""
     return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.name
-
-
-@functools.cache
-def _convertible() -> frozenset[str]:
-    return importer.convertible()
 
 
 #: Of a node: its name in the graph that is split.

@@ -137,8 +137,9 @@ class _Uses:
             elif isinstance(binding.value, relax.Call) and name not in (_STORAGE, "reshape"):
                 self._use(binding, number)
                 number += 1
-            else:
-                self._pass_on(binding)
+            else:  # a view, another name or a tuple
+                self._values[binding.var] = self._of(binding.value)
+                self._made_by[binding.var] = self._needed(binding.value)
         self.kept = self._of(main.body.body)
 
     def _of(self, expression: Any) -> frozenset[Any]:
@@ -146,11 +147,6 @@ class _Uses:
             self._values.get(each, frozenset()) for each in relax.analysis.free_vars(expression)
         ]
         return frozenset().union(*own)
-
-    def _pass_on(self, binding: Any) -> None:
-        """A view, another name or a tuple."""
-        self._values[binding.var] = self._of(binding.value)
-        self._made_by[binding.var] = self._needed(binding.value)
 
     def _needed(self, expression: Any) -> int:
         needed = 0
@@ -228,7 +224,10 @@ def _rewritten(main: relax.Function, assigned: dict[Any, _Storage]) -> relax.Fun
                 if id(storage) not in made:
                     made[id(storage)] = _making(storage, len(made))
                     bindings.append(made[id(storage)])
-                binding = _taking(binding, made[id(storage)].var)
+                call = binding.value  # its value is at the beginning of the storage
+                arguments = [made[id(storage)].var, *call.args[1:]]
+                call = relax.Call(call.op, arguments, call.attrs, call.ty_args)
+                binding = relax.VarBinding(binding.var, call)
             bindings.append(binding)
         blocks.append(relax.BindingBlock(bindings))
     return _changed(main, blocks, main.params)
@@ -242,13 +241,6 @@ def _making(storage: _Storage, number: int) -> relax.VarBinding:
     return relax.VarBinding(
         variable, relax.Call(call.op, [size, *call.args[1:]], call.attrs, call.ty_args)
     )
-
-
-def _taking(binding: Any, storage: relax.Var) -> relax.VarBinding:
-    """The binding of a value, at the beginning of a storage."""
-    call = binding.value
-    arguments = [storage, *call.args[1:]]
-    return relax.VarBinding(binding.var, relax.Call(call.op, arguments, call.attrs, call.ty_args))
 
 
 # Constants of a network in memory of their own.

@@ -101,7 +101,8 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
         raise UnsupportedSchedule("reverse inlining into a block that others read")
     stored = producer.store.target
     loads = [a for a in block.reads if a.buffer is stored.buffer]
-    if any(_chooses(stored.buffer, index) for a in block.reads for index in a.indices):
+    chosen = [e for a in block.reads for index in a.indices for e in loaded.elements(index)]
+    if any(buffer is stored.buffer for buffer, _ in chosen):
         raise UnsupportedSchedule("reverse inlining a block that takes indices from its producer")
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     for access in loads:
@@ -137,11 +138,6 @@ def _guards(
         if not scalar.is_static(reach, it.extent):
             guards.append((affine, it.extent))
     return guards
-
-
-def _chooses(buffer: ir.Buffer, index: sympy.Expr) -> bool:
-    """Whether an index is made of elements of the buffer."""
-    return any(other is buffer for other, _ in loaded.elements(index))
 
 
 def _iterators_of(

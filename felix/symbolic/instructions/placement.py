@@ -22,7 +22,8 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
     compute_at puts a producer under `loop`, covering what its consumers there read; reverse puts
     a consumer there, covering what its producers there write.
     """
-    partners = _partners(program, block, loop, reverse)
+    under = ir.blocks_under(loop)
+    partners = [b for b in under if (consumes(block, b) if reverse else consumes(b, block))]
     needed = _domains(program, block, loop, partners, reverse)
     domains = _covered(program, block, loop, partners, reverse, needed)
     program.conditions += [i.dynamic for i in domains if not scalar.is_static(i.dynamic, 0)]
@@ -101,7 +102,9 @@ def _guards(block: Block, producers: list[Block]) -> list[tuple[Affine, ir.Scala
     return [
         (binding, it.extent)
         for it, binding in zip(block.iters, block.bindings, strict=True)
-        if _is_less(it.extent, sizes.get(it.symbol, it.extent))
+        if isinstance(it.extent, int)
+        and isinstance(size := sizes.get(it.symbol), int)
+        and it.extent < size
     ]
 
 
@@ -121,20 +124,9 @@ def _overhangs(
     return guards
 
 
-def _is_less(a: ir.Scalar, b: ir.Scalar) -> bool:
-    return isinstance(a, int) and isinstance(b, int) and a < b
-
-
 def consumes(consumer: Block, producer: Block) -> bool:
     """Whether a block reads what another one stores."""
     return consumer is not producer and any(producer.stores_to(a.buffer) for a in consumer.reads)
-
-
-def _partners(program: Program, block: Block, loop: Loop, reverse: bool) -> list[Block]:
-    under = ir.blocks_under(loop)
-    if reverse:
-        return [b for b in under if consumes(block, b)]
-    return [b for b in under if consumes(b, block)]
 
 
 def _domains(

@@ -54,7 +54,10 @@ def generate(mod: tvm.IRModule, target: tvm.target.Target, *, name: str = "main"
         sound = False
     if not sound:
         context = tune_context(mod, target, name=name, guarded=True)
-        schedules = _generate_guarded(context)
+        try:
+            schedules = _generate(context)
+        except grammar.SCHEDULE_ERRORS:
+            schedules = [tvm.s_tir.Schedule(context.mod, debug_mask="none")]
     return DesignSpace(tuple(schedules), context.space_generator, mod)
 
 
@@ -105,13 +108,6 @@ def _generate_variant(
     prefix.apply(schedule)
     added = set(blocks.names(schedule.mod["main"])) - set(blocks.names(mod["main"]))
     return post_order.apply(schedule, context.space_generator.sch_rules, prefix, added)
-
-
-def _generate_guarded(context: ms.TuneContext) -> Sequence[tvm.s_tir.Schedule]:
-    try:
-        return _generate(context)
-    except grammar.SCHEDULE_ERRORS:
-        return [tvm.s_tir.Schedule(context.mod, debug_mask="none")]
 
 
 def tune_context(

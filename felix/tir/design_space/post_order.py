@@ -145,7 +145,8 @@ def some(mod: tvm.IRModule, make: Make, limit: int) -> list[s_tir.Schedule] | No
         make: called for each of them.
         limit: of their number.
     """
-    if not _may_be_too_many(mod):
+    n_reductions = sum(map(_is_reduction, blocks.realizes(mod["main"])))
+    if int(_MAX_OF_BLOCK**n_reductions) <= MAX_FULL:  # their alternatives cannot be too many
         return None
     counts: dict[Place, int] = {}
     make({}, counts)
@@ -157,12 +158,6 @@ def some(mod: tvm.IRModule, make: Make, limit: int) -> list[s_tir.Schedule] | No
 def taken(choice: Choice, place: Place, every: Sequence[s_tir.Schedule]) -> s_tir.Schedule:
     """The chosen one of the alternatives at a place."""
     return every[min(choice.get(place, 0), len(every) - 1)]
-
-
-def _may_be_too_many(mod: tvm.IRModule) -> bool:
-    """Whether a program has so many reductions that their alternatives may be too many."""
-    n_reductions = sum(map(_is_reduction, blocks.realizes(mod["main"])))
-    return int(_MAX_OF_BLOCK**n_reductions) > MAX_FULL
 
 
 def _choices(mod: tvm.IRModule, counts: Mapping[Place, int], limit: int) -> Iterator[Choice]:

@@ -42,11 +42,6 @@ def _alternatives(rule: ms.ScheduleRule, kind: str) -> list[ms.ScheduleRule]:
     return []
 
 
-def _is_as_sound(mod: tvm.IRModule, before: tvm.IRModule) -> bool:
-    """Whether a program is sound, or what it was before the rule, as most are."""
-    return mod.same_as(before) or is_sound(mod)
-
-
 class _Rule(PyScheduleRule):  # type: ignore[misc]  # TVM's class has no types
     """The base of the rules here."""
 
@@ -74,7 +69,8 @@ class _Guarded(_Rule):
             except grammar.SCHEDULE_ERRORS as error:
                 _LOGGER.debug("%s fails: %s", rule, grammar.first_line(error))
                 continue
-            if all(_is_as_sound(result.mod, sch.mod) for result in results):
+            # a program is sound, or what it was before the rule, as most are
+            if all(each.mod.same_as(sch.mod) or is_sound(each.mod) for each in results):
                 return results
         return [sch]
 

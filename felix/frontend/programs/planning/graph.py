@@ -214,7 +214,8 @@ def projected(
         compute_us=flops / (machine.peak_fp32_gflops * busy) / 1e3,
     )
     if judgement is None or judgement.has_template:
-        cost = dataclasses.replace(cost, compute_us=cost.compute_us / _tensor_rate(machine))
+        rate = TENSOR_CORE_RATE if machine.is_gpu else 1.0
+        cost = dataclasses.replace(cost, compute_us=cost.compute_us / rate)
     return cost
 
 
@@ -226,10 +227,6 @@ def moved_bytes(graph: Graph, candidate: Candidate) -> int:
             if read.value in candidate.inputs:
                 most[read.value] = max(most.get(read.value, 0), read.n_bytes)
     return sum(most.values()) + graph.operators[candidate.root].result_bytes
-
-
-def _tensor_rate(machine: Hardware) -> float:
-    return TENSOR_CORE_RATE if machine.is_gpu else 1.0
 
 
 def _between_kernels(graph: Graph, candidate: Candidate, n_kernels: int) -> int:

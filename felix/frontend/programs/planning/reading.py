@@ -212,7 +212,8 @@ def _operator(
         reads.append(Read(number, n_bytes))
     dtypes = [str(operand.ty.dtype) for operand in call.value.args[1].fields]
     is_narrow = all(grammar.element_bytes(dtype) <= 2 for dtype in dtypes)
-    return Operator(role, tuple(reads), call.shape, result_bytes, _flops(func), n_rows, is_narrow)
+    flops = cost.count(func).flops
+    return Operator(role, tuple(reads), call.shape, result_bytes, flops, n_rows, is_narrow)
 
 
 def _role(func: tirx.PrimFunc, call: groups.Call) -> tuple[Role, int]:
@@ -270,10 +271,6 @@ def _are_last(block: Any, reduced: set[Any]) -> bool:
         if any(flags) and flags != sorted(flags):
             return False
     return True
-
-
-def _flops(func: tirx.PrimFunc) -> int:
-    return cost.count(func).flops
 
 
 def _bytes(kind: Any) -> int:

@@ -161,16 +161,12 @@ class _Widening:
         self._func = func
         self._params = list(func.params)
         self._stages = stages.stages_of(func)
-        (product,) = self._of_one([each for each in self._stages if each.is_reduction])
-        self._columns = self._column(product, self._params[weight])
+        products = [each for each in self._stages if each.is_reduction]
+        require(len(products) == 1, f"it has {len(products)} reductions, and a product is one")
+        self._columns = self._column(products[0], self._params[weight])
         self._extent = extent or self._columns.extent
         self._dimension: dict[Any, int] = {}
         self._new: dict[Any, Any] = {}
-
-    @staticmethod
-    def _of_one(found: Sequence[Stage]) -> Sequence[Stage]:
-        require(len(found) == 1, f"it has {len(found)} reductions, and a product is one")
-        return found
 
     @staticmethod
     def _column(product: Stage, weight: Any) -> nests.Axis:

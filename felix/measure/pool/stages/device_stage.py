@@ -290,7 +290,8 @@ class DeviceStage:
         for _ in range(tries):
             yardstick, drains = task.yardstick, self._queues.n_drains
             assert yardstick is not None, "the first home needs no calibration"
-            measurement = self._yardstick(task, yardstick.binary)
+            again = candidates.Candidate(task, "", "yardstick", binary=yardstick.binary)
+            measurement = self.runs.run(again, task.states[self.index])
             if measurement.latency_us is None:
                 if self._queues.n_drains == drains:  # else it says nothing about the device
                     task.refused[self.index] = measurement.message
@@ -306,10 +307,6 @@ class DeviceStage:
         task.refused[self.index] = refused
         self._warn("device_differs", "does not measure a task", refused)
         return False
-
-    def _yardstick(self, task: candidates.PoolTask, binary: str) -> protocol.Measurement:
-        candidate = candidates.Candidate(task, "", "yardstick", binary=binary)
-        return self.runs.run(candidate, task.states[self.index])
 
 
 def _scaled(measurement: protocol.Measurement, scale: float) -> protocol.Measurement:

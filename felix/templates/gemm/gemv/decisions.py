@@ -61,11 +61,6 @@ class Decisions(template.Decisions):
     def block_columns(self) -> Value:
         return self.warp_columns * self.warps_n
 
-    @property
-    def lanes_k(self) -> Value:
-        """Threads of a block that share a sum."""
-        return self.lanes * self.warps_k
-
 
 def parameters(problem: GemmProblem) -> list[Parameter]:
     """The parameters for a problem; what cannot help it is left out of their domains."""
@@ -115,7 +110,7 @@ def tiles(problem: GemmProblem, d: Decisions) -> Value:
 
 def steps(problem: GemmProblem, d: Decisions) -> Value:
     """Of a thread, those that have most."""
-    return expr.CeilDiv(chunks(problem), d.lanes_k * d.unroll)
+    return expr.CeilDiv(chunks(problem), d.lanes * d.warps_k * d.unroll)
 
 
 def shared_bytes(problem: GemmProblem, d: Decisions) -> Value:

@@ -149,7 +149,9 @@ class _Folding:
                 for first, second in ((term.a, term.b), (term.b, term.a))
             ]
             for operand, weight in pairs:
-                bare = _without_casts(weight)
+                bare = weight
+                while type(bare).__name__ == "Cast":
+                    bare = bare.value
                 if self._is_parameter(bare) and len(nests.loads(operand)) > 1:
                     require(len(stage.reduced) == 1, "its product sums over several axes")
                     is_float = grammar.dtype(stage.buffer) == FLOAT
@@ -297,9 +299,3 @@ def _number(params: Sequence[Any], buffer: Any) -> int:
 
 def _moved(expr: Any, values: Mapping[Any, Any]) -> Any:
     return None if expr is None else grammar.substituted(expr, values)
-
-
-def _without_casts(expr: Any) -> Any:
-    while type(expr).__name__ == "Cast":
-        expr = expr.value
-    return expr

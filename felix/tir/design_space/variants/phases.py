@@ -130,7 +130,8 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
                 continue
             tap = each.tap_of(phases[each], new)
             indices.append(analyzer.simplify(grammar.substituted(old, {each.tap.variable: tap})))
-            inside += [tap < each.tap.extent] if each.overhangs else []
+            if each.taps * each.stride != each.tap.extent:  # some phase has fewer taps
+                inside.append(tap < each.tap.extent)
         conditions, element = nests.resolved(tirx.BufferLoad(load.source, indices), conv.producers)
         return nests.zero_unless([*inside, *conditions], [], element, analyzer)
 

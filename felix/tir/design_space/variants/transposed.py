@@ -52,11 +52,6 @@ class Strided:
         """Values of m."""
         return -(-self.tap.extent // self.stride)
 
-    @property
-    def overhangs(self) -> bool:
-        """Whether some phase has fewer taps."""
-        return self.taps * self.stride != self.tap.extent
-
     def tap_of(self, phase: Expr, m: Expr) -> Expr:
         """r as a function of the phase and m: its residue is -sign·(p + constant)."""
         if self.sign < 0:

@@ -64,10 +64,6 @@ class Machine:
     vector_lanes: int
 
 
-def _anything(schedule: tvm.s_tir.Schedule) -> bool:
-    return True
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefix:
     """A variant, and how a schedule of the task's module becomes it.
@@ -86,7 +82,7 @@ class Prefix:
     apply: Callable[[tvm.s_tir.Schedule], None]
     before_finishing: Rule | None = None
     only: str | None = None
-    accepts: Callable[[tvm.s_tir.Schedule], bool] = _anything
+    accepts: Callable[[tvm.s_tir.Schedule], bool] = lambda schedule: True
     is_at_root: bool = False
     mod: tvm.IRModule | None = None
     without: tuple[str, ...] = ()
