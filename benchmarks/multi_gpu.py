@@ -2,13 +2,19 @@
 
     python benchmarks/multi_gpu.py --devices 0 1 [--trials 512] [--turns 3]
     python benchmarks/multi_gpu.py --devices 0 1 --cluster 127.0.0.1:6379
+    python benchmarks/multi_gpu.py --devices 0 1 --network resnet50 --search-processes 0 8
+    python benchmarks/multi_gpu.py --devices 0 1 --loses-after 20
     python benchmarks/multi_gpu.py --simulated 2 --run-ms 40 --build-ms 500
 
 The tasks are tuned together with `felix.tune`, on the first GPU alone and then on all that are
 named, with the same seed: one turn. Compared are seconds of the whole job and candidates a second;
 the parts of a candidate say what the tuner's thread waited for. Builders are as many as the pool
 makes, one a core, for one GPU as for several. Latencies of the winners say whether more GPUs cost
-quality: candidates of more rounds are on their way when the next one is searched.
+quality: candidates of more rounds are on their way when the next one is searched. *Busy* is the
+share of the job's time in which devices and builders (one a core) had work.
+
+With `--loses-after` the job is also tuned on all GPUs of which the last is lost so many seconds
+after the pool is there: whatever runs candidates on it is killed at once from then on.
 
 With `--cluster` the job is also tuned on all GPUs of that Ray cluster, which `felix worker`
 brought there. It is for a cluster of this machine, so that GPUs and cores are the same.
@@ -20,11 +26,15 @@ take `--build-ms`, while search, scheduling and the rounds are real.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,6 +46,7 @@ from benchmarks.support.simulated import nodes
 
 if TYPE_CHECKING:
     import felix
+    from felix.measure.pool import local
     from felix.tuning import options, results
 
 #: Parts of a candidate in the table: of the tuner's thread, then of the workers.
@@ -64,10 +75,14 @@ WARM_TRIALS = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """What measures: so many devices, of this process or of a cluster."""
+    """What measures: so many devices, of this process or of a cluster, and what searches."""
 
     devices: int
     cluster: bool = False
+    #: processes that search; None: as many as pay
+    search_processes: int | None = None
+    #: seconds until the last device is lost; None: never
+    loses_after_s: float | None = None
 
 
 #: Tunes there, in this turn, for so many trials.
@@ -89,6 +104,8 @@ def main() -> int:
     data = common.header("multi_gpu") | {
         "device": "simulated" if args.simulated else _name(args.devices[0]),
         "workloads": args.workloads,
+        "network": args.network,
+        "builders": args.builders if args.simulated else None,
         "summary": summary(runs),
     }
     common.write(args.out, data)
@@ -97,24 +114,70 @@ def main() -> int:
 
 
 def _on_gpus(args: argparse.Namespace) -> tuple[list[Place], Tune]:
+    tasks = _tasks(args)
+
     def tune(place: Place, turn: int, trials: int) -> dict[str, Any]:
-        from felix import workloads
         from felix.cli import measuring
         from felix.tuning import options
 
-        chosen = options.TuneOptions(search_processes=args.search_processes)
+        chosen = options.TuneOptions(search_processes=place.search_processes)
+        devices = tuple(args.devices[: place.devices])
         if place.cluster:
             chosen = dataclasses.replace(chosen, pool=measuring.pool_of_cluster(args.cluster))
+        elif place.loses_after_s is not None:
+            pool = functools.partial(_losing, devices, place.loses_after_s)
+            chosen = dataclasses.replace(chosen, pool=pool)
         else:
-            devices = tuple(args.devices[: place.devices])
             chosen = dataclasses.replace(chosen, devices=devices)
-        tasks = [workloads.parse(text, target="cuda") for text in args.workloads]
         return _job(tasks, trials, turn + 1, chosen)
 
-    places = [Place(count) for count in sorted({1, len(args.devices)})]
+    n = len(args.devices)
+    places = [
+        Place(count, search_processes=processes)
+        for processes in args.search_processes
+        for count in sorted({1, n})
+    ]
     if args.cluster:
-        places.append(Place(len(args.devices), cluster=True))
+        places.append(Place(n, cluster=True))
+    if args.loses_after is not None:
+        places.append(Place(n, loses_after_s=args.loses_after))
     return places, tune
+
+
+def _tasks(args: argparse.Namespace) -> list[felix.Task]:
+    """Those of the network, or of the workloads."""
+    from felix import workloads
+    from felix.network import groups
+
+    if not args.network:
+        return [workloads.parse(text, target="cuda") for text in args.workloads]
+    from benchmarks.networks import tuned
+
+    case = tuned.Case(
+        name=args.network, batch=1, dtype="float32", small=False, target="cuda", seconds=()
+    )
+    network = case.read()
+    return list(groups.tasks(groups.of(network.lowered, network.target)))
+
+
+def _losing(devices: tuple[int, ...], seconds: float, task: felix.Task) -> local.LocalPool:
+    """A pool whose last device is lost after so many seconds."""
+    from felix.measure.pool import local
+
+    pool = local.LocalPool(task, local.LocalOptions(devices=devices))
+    name = f"runner-{len(devices) - 1}"
+
+    def lose() -> None:
+        time.sleep(seconds)
+        while pool.is_alive:
+            pid = pool.worker_pids()[name]
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+    threading.Thread(target=lose, daemon=True).start()
+    return pool
 
 
 def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
@@ -130,10 +193,15 @@ def _simulated(args: argparse.Namespace) -> tuple[list[Place], Tune]:
             place.devices,
             args.builders,
             times,
-            args.search_processes,
+            place.search_processes,
         )
 
-    return [Place(count) for count in sorted({1, args.simulated})], tune
+    places = [
+        Place(count, search_processes=processes)
+        for processes in args.search_processes
+        for count in sorted({1, args.simulated})
+    ]
+    return places, tune
 
 
 def _tuned(
@@ -192,7 +260,8 @@ def _ms(result: results.NetworkResult, measured: int) -> dict[str, float]:
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """By what measured: medians over turns, and the speed-up over one device."""
     rows: list[dict[str, Any]] = []
-    where = [Place(run["devices"], run["cluster"]) for run in runs]
+    names = [field.name for field in dataclasses.fields(Place)]
+    where = [Place(**{name: run[name] for name in names}) for run in runs]
     for place in dict.fromkeys(where):
         some = [run for run, its in zip(runs, where, strict=True) if its == place]
         median = functools.partial(_median, some)
@@ -207,7 +276,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "latency_us": statistics.median(_mean_us(run) for run in some),
             }
         )
-        rows[-1]["speed_up"] = rows[0]["seconds"] / rows[-1]["seconds"]
+        alike = [row for row in rows if row["search_processes"] == place.search_processes]
+        rows[-1]["speed_up"] = (alike or rows)[0]["seconds"] / rows[-1]["seconds"]
     return rows
 
 
@@ -225,16 +295,36 @@ def render(*results: dict[str, Any]) -> str:
     rows = [
         [
             data["device"],
-            len(data["workloads"]),
-            f"{row['devices']}{', over Ray' * row.get('cluster', False)}",
+            data.get("network") or len(data["workloads"]),
+            _place(row),
             *(row[field] for field in ("seconds", "speed_up", "rate", "latency_us")),
-            *(row["ms"][part] for part in ("build_work", "run_work")),
+            *_busy(data, row),
         ]
         for data in results
         for row in data["summary"]
     ]
     head = ["device", "tasks", "devices", "job s", "speed-up", "candidates 1/s", "winners us"]
-    return common.table([*head, "ms to build one", "ms to run one"], rows)
+    parts = ["ms to build one", "ms to run one", "builders busy", "devices busy"]
+    return common.table([*head, *parts], rows)
+
+
+def _place(row: dict[str, Any]) -> str:
+    """What measures and searches, in words."""
+    processes = row.get("search_processes")
+    lost = row.get("loses_after_s")
+    return (
+        f"{row['devices']}{', over Ray' * row.get('cluster', False)}"
+        + (f", {processes} search processes" if processes is not None else "")
+        + (f", one lost after {lost:.0f} s" if lost is not None else "")
+    )
+
+
+def _busy(data: dict[str, Any], row: dict[str, Any]) -> list[Any]:
+    """Milliseconds to build and to run a candidate, and shares of builders' and devices' time."""
+    build_ms, run_ms = row["ms"]["build_work"], row["ms"]["run_work"]
+    builders = data.get("builders") or data["machine"]["cores"]
+    per_ms = row["rate"] / 1e3
+    return [build_ms, run_ms, per_ms * build_ms / builders, per_ms * run_ms / row["devices"]]
 
 
 def _name(device: int) -> str:
@@ -252,7 +342,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--build-ms", type=float, default=500.0, help="of a simulated build")
     parser.add_argument("--builders", type=int, default=32, help="simulated builds at a time")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
-    parser.add_argument("--search-processes", type=int, help="0: none (as many as pay)")
+    parser.add_argument("--network", help="of benchmarks.networks.catalogue instead of workloads")
+    parser.add_argument(
+        "--search-processes", type=int, nargs="+", default=[None], help="0: none (as many as pay)"
+    )
+    parser.add_argument("--loses-after", type=float, help="seconds until the last GPU is lost")
     parser.add_argument("--trials", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(

@@ -48,6 +48,9 @@ WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 #: Variables that programs and libraries read as they start; with other ones they start anew.
 READ_AT_START = ("CUDA_", "LD_", "MALLOC_", "PYTHONHASHSEED", "TORCH_", "TVM_")
 _PR_SET_CHILD_SUBREAPER = 36
+_MADV_COLLAPSE = 25
+#: Bytes of a huge page.
+_HUGE = 1 << 21
 _PACKET_BYTES = 1 << 17
 _READY = b"ready"
 #: Descriptors are moved here before they get their numbers.
@@ -231,6 +234,19 @@ def _load(modules: Sequence[str]) -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
+    _collapse()
+
+
+def _collapse() -> None:
+    """Have the memory in huge pages, which makes a fork cost half: its page tables are small."""
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        place, rights, *rest = line.split()
+        if rights != "rw-p" or rest[3:] not in ([], ["[heap]"]):
+            continue
+        begin, end = (int(each, 16) for each in place.split("-"))
+        for address in range(-(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE, _HUGE):
+            # Where the kernel does not do it, nothing changes.
+            _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE), _MADV_COLLAPSE)
 
 
 def _serve(control: socket.socket) -> None:
