@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -161,23 +162,23 @@ def test_throughput_is_compared_with_one_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_speed_up_is_of_medians_over_turns() -> None:
-    def run(devices: int, seconds: float, cluster: bool = False) -> dict[str, Any]:
-        return {
-            "devices": devices,
-            "cluster": cluster,
-            "seconds": seconds,
-            "rate": 100 / seconds,
-            "cpu_ms": 1.0,
-            "ms": dict.fromkeys(multi_gpu.PARTS, 2.0),
-            "best_us": [4.0, 9.0, None],
-        }
+    def run(devices: int, seconds: float, **place: Any) -> dict[str, Any]:
+        figures = {"seconds": seconds, "rate": 100 / seconds, "cpu_ms": 1.0}
+        ms = dict.fromkeys(multi_gpu.PARTS, 200.0)
+        chosen = dataclasses.asdict(multi_gpu.Place(devices, **place))
+        return chosen | figures | {"ms": ms, "best_us": [4.0, 9.0, None]}
 
     turns = ((1, 10), (1, 30), (1, 20), (2, 8), (2, 10), (2, 50))
     runs = [*(run(*turn) for turn in turns), run(2, 40, cluster=True)]
-    one, two, over_ray = multi_gpu.summary(runs)
+    runs += [run(1, 50, search_processes=0), run(2, 40, search_processes=0)]
+    one, two, over_ray, _, without = multi_gpu.summary([*runs, run(2, 16, loses_after_s=5)])[:5]
     assert over_ray["cluster"] and over_ray["speed_up"] == 0.5
     assert (one["speed_up"], two["speed_up"], two["turns"]) == (1.0, 2.0, 3)
+    assert without["speed_up"] == 1.25  # of the job without processes on one device
     assert two["latency_us"] == pytest.approx(6.0)
-    job = {"device": "G", "workloads": ["a", "b"]}
-    text = multi_gpu.render(job | {"summary": [one, two]}, job | {"summary": [one, over_ray]})
-    assert len(text.splitlines()) == 2 + 4 and "| 2, over Ray |" in text
+    job = {"device": "G", "workloads": ["a", "b"], "builders": 4}
+    text = multi_gpu.render(job | {"summary": [one, two]}, job | {"summary": [without, over_ray]})
+    assert len(text.splitlines()) == 2 + 4 and "| 2, over Ray " in text
+    assert "| 2, 0 search processes |" in text
+    busy = text.splitlines()[3].split("|")[-3:-1]
+    assert [float(each) for each in busy] == [0.5, 1.0]  # 10 a second, 200 ms to build and to run

@@ -259,20 +259,23 @@ def _serve(control: socket.socket) -> None:
             _load(OURS)
         first = os.fork()
         if first == 0:
+            between = os.getpid()
             if os.fork() == 0:
-                _be(request, fds, control)
+                _be(request, fds, control, between)
             os._exit(0)
         os.waitpid(first, 0)
         for fd in fds:
             os.close(fd)
 
 
-def _be(request: dict[str, Any], fds: list[int], control: socket.socket) -> None:
-    """Be the program that is requested; does not return."""
+def _be(request: dict[str, Any], fds: list[int], control: socket.socket, between: int) -> None:
+    """Be the program that is requested, once the process `between` has ended; no return."""
     code = 1
     try:
-        while os.getppid() != request["parent"]:
+        while os.getppid() == between:
             time.sleep(0.0002)
+        if os.getppid() != request["parent"]:
+            os._exit(code)  # who asked has ended
         if request["session"]:
             os.setsid()
         control.send(str(os.getpid()).encode())
