@@ -9,7 +9,7 @@ from felix.measure.pool import local
 from felix.task import Task
 
 #: Chance makes long sources, too.
-PATIENT = local.LocalOptions(builders=4, build_timeout_s=60.0, max_source_bytes=1 << 30)
+PATIENT = local.LocalOptions(builders=4, build_timeout_s=300.0, max_source_bytes=1 << 30)
 
 
 def measured(task: Task, programs: Sequence[Any], options: local.LocalOptions = PATIENT) -> None:
