@@ -47,7 +47,7 @@ OURS = ("felix.cli.main", "felix.tuning.tune", "felix.measure.pool.local")
 WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 #: Variables that programs and libraries read as they start; with other ones they start anew.
 READ_AT_START = ("CUDA_", "LD_", "MALLOC_", "PYTHONHASHSEED", "TORCH_", "TVM_")
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _MADV_COLLAPSE = 25
 #: Bytes of a huge page.
 _HUGE = 1 << 21
@@ -329,6 +329,9 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = paths + [path for path in sys.path if path not in before]
     sys.argv[:] = request["argv"]
+    if request["argv"][0] == "-m":
+        module = request["argv"][1].rpartition(".")[2].encode()
+        _libc.prctl(_PR_SET_NAME, module, 0, 0, 0)  # what `ps` and tests know it by
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 

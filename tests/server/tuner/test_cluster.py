@@ -100,7 +100,9 @@ def test_a_job_outlives_the_link_process(service: Service) -> None:
     job_id = service.submit(32, seed=3)
     service.wait(job_id, lambda job: job.n_trials >= 8, 120)
     started = psutil.Process(service.tuner.pid).children()
-    (relay,) = [each for each in started if any("relay_main" in word for word in each.cmdline())]
+    (relay,) = [
+        each for each in started if "relay_main" in " ".join([each.name(), *each.cmdline()])
+    ]
     relay.kill()
     assert not service.client.job(job_id).has_ended, "it was too quick"
     check(service, job_id, 32)
