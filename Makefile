@@ -25,7 +25,7 @@ LOCK   := requirements.lock
 TORCH  := $(shell sed -n 's/^torch==.*/&/p' $(LOCK))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tune serve test test-all test-lowest check lint audit format docs lock clean
+.PHONY: help setup tune serve test test-all test-lowest conformance check lint audit format docs lock clean
 
 help: ## show this help
 	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
@@ -48,6 +48,9 @@ test-all: $(STAMP) ## run all tests, with slow ones, whole matrices and long fuz
 
 test-lowest: $(LOWEST)/felix-setup ## the tutorials with the lowest versions that pyproject.toml admits
 	$(TESTING) $(LOWEST)/bin/python -m pytest -n 2 $(SMOKE) $(ARGS)
+
+conformance: $(STAMP) ## ONNX's own cases against the ledger of their states, in a minute (ARGS)
+	$(TESTING) $(BIN)/python -m benchmarks.conformance $(ARGS)
 
 check: lint ## lint, and the tests of what changed since BASE (default HEAD)
 	$(TESTING) $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \

@@ -1,47 +1,94 @@
-"""Small integer values of an ONNX model that are known when it is imported: shapes, above all.
+"""Small values of an ONNX model that are known when it is imported: shapes, above all.
 
 Exporters compute shapes by nodes: the shape of a tensor, parts of it, products, concatenations.
 TVM converts some of these to calls whose result it does not know, so that tensors lose their rank.
-Here a node is computed at once where its inputs are known integers or booleans.
+Here a node whose inputs are known is computed at once, by ONNX's reference evaluator.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import tvm
+from onnx import helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 #: Elements of the largest value that is computed.
 MAX_ELEMENTS = 1024
-_Arrays = Sequence[Any]
-#: ONNX's numbers of integer types and of bool.
-_DTYPES = {2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool"}
+#: Results of these are no longer than their inputs; their extents follow from data.
+_NO_LONGER = frozenset({"Compress", "NonZero", "Unique"})
+#: What computing a node may raise; its conversion then says what is wrong.
+_PYTHONS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError)
+_FAILURES = (*_PYTHONS, ValueError, shape_inference.InferenceError, onnx.defs.SchemaError)
 
 
 def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
-    """A node's value as a constant; None where it is not known or no such integer."""
-    compute = _OPERATORS.get(operator)
-    if compute is None:
-        return None
-    tables = [importer._nodes, importer._params]
+    """A node's value as a constant, or several as a tuple; None where they are not known."""
     values = [inputs[index] for index in range(len(inputs))]
-    arrays = [known(value, tables) for value in values]
-    if any(
-        array is None and value is not None for array, value in zip(arrays, values, strict=True)
-    ):
+    options = {name: value for name, value in attributes.items() if name != "tvm_custom"}
+    shape = _extents(getattr(getattr(values[0], "ty", None), "shape", None)) if values else None
+    if operator in ("Shape", "Size") and shape is not None:
+        of_shape = slice(options.get("start"), options.get("end"))
+        result = shape[of_shape] if operator == "Shape" else [math.prod(shape)]
+        return _constant(np.array(result, "int64").reshape([-1] * (operator == "Shape")))
+    arrays = [_operand(value, [importer._nodes, importer._params]) for value in values]
+    is_unknown = any((a is None) != (v is None) for a, v in zip(arrays, values, strict=True))
+    if is_unknown or not (values or (operator == "Constant" and "value" not in options)):
         return None
+    n_outputs = int(attributes["tvm_custom"]["num_outputs"])
     try:
-        result = compute(arrays, attributes)
-    except (ValueError, IndexError, ZeroDivisionError, TypeError, OverflowError):
-        return None  # TVM's conversion says what is wrong
-    if result is None or result.size > MAX_ELEMENTS or result.dtype.kind not in "iub":
+        results = _computed(operator, arrays, options, n_outputs, importer.opset)
+    except _FAILURES:
         return None
-    return relax.const(np.array(result, order="C"), str(result.dtype))
+    if results is None or any(each.dtype.kind not in "iubf" for each in results):
+        return None
+    constants = [_constant(each) for each in results]
+    return constants[0] if n_outputs == 1 else relax.Tuple(constants)
+
+
+def _computed(
+    operator: str, arrays: Sequence[Any], options: Mapping[str, Any], n_outputs: int, opset: int
+) -> list[np.ndarray] | None:
+    """What a node computes; None where that may be large, or be random, or has a graph inside."""
+    determinism = onnx.defs.get_schema(operator, opset).node_determinism
+    is_random = determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+    if is_random or any(isinstance(value, onnx.GraphProto) for value in options.values()):
+        return None
+    given = [numpy_helper.from_array(a, f"x{i}") for i, a in enumerate(arrays) if a is not None]
+    read = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
+    outputs = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(n_outputs)]
+    node = helper.make_node(operator, read, [each.name for each in outputs], **options)
+    graph = helper.make_graph([node], "node", [], outputs, given)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    inferred = shape_inference.infer_shapes(model, data_prop=True).graph.output
+    if operator not in _NO_LONGER and not all(map(_is_small, inferred)):
+        return None
+    with np.errstate(divide="raise", invalid="raise"):
+        return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, {})]
+
+
+def _is_small(output: Any) -> bool:
+    kind = output.type.tensor_type
+    dims = kind.shape.dim
+    is_closed = kind.HasField("shape") and all(dim.HasField("dim_value") for dim in dims)
+    return is_closed and math.prod(dim.dim_value for dim in dims) <= MAX_ELEMENTS
+
+
+def _constant(array: np.ndarray) -> Any:
+    return relax.const(np.array(array, order="C"), str(array.dtype))
+
+
+def _operand(value: Any, tables: Sequence[Any]) -> Any:
+    """A small value as an array: an integer, or a number that is no parameter."""
+    is_constant = isinstance(value, tvm.ir.GenericConst)
+    found = value.value.numpy() if is_constant else known(value, tables)
+    return None if found is None or found.size > MAX_ELEMENTS else found
 
 
 def known(value: Any, tables: Sequence[Any]) -> Any:
@@ -49,13 +96,14 @@ def known(value: Any, tables: Sequence[Any]) -> Any:
     if isinstance(value, tvm.tirx.IntImm):
         return np.array(int(value), "int64")
     if isinstance(value, relax.ShapeExpr):
-        extents = list(value)
-        if not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
-            return None
-        return np.array([int(extent) for extent in extents], "int64")
-    if not _is_small_integer(getattr(value, "ty", None)):
+        extents = _extents(value)
+        return None if extents is None else np.array(extents, "int64")
+    kind: Any = getattr(value, "ty", None)
+    if not str(getattr(kind, "dtype", "")).startswith(("int", "uint", "bool")):
         return None
-    return array(value, tables)
+    extents = _extents(kind.shape)
+    is_small = extents is not None and math.prod(extents) <= MAX_ELEMENTS
+    return array(value, tables) if is_small else None
 
 
 def array(value: Any, tables: Sequence[Any]) -> Any:
@@ -64,86 +112,8 @@ def array(value: Any, tables: Sequence[Any]) -> Any:
     return constant.value.numpy() if isinstance(constant, tvm.ir.GenericConst) else None
 
 
-def _is_small_integer(kind: Any) -> bool:
-    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
-        return False
-    extents = list(kind.shape)
-    return (
-        str(kind.dtype).startswith(("int", "uint", "bool"))
-        and all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
-        and math.prod(int(extent) for extent in extents) <= MAX_ELEMENTS
-    )
-
-
-def _divided(arrays: _Arrays, _: Mapping[str, Any]) -> Any:
-    """ONNX's division of integers rounds towards 0."""
-    dividend, divisor = arrays
-    if not np.all(divisor):
-        raise ZeroDivisionError
-    quotient = np.abs(dividend) // np.abs(divisor) * np.sign(dividend) * np.sign(divisor)
-    return quotient.astype(dividend.dtype)
-
-
-def _remainder(arrays: _Arrays, attributes: Mapping[str, Any]) -> Any:
-    dividend, divisor = arrays
-    if not np.all(divisor):
-        raise ZeroDivisionError
-    return (np.fmod if attributes.get("fmod", 0) else np.mod)(dividend, divisor)
-
-
-def _sliced(arrays: _Arrays, _: Mapping[str, Any]) -> Any:
-    data, starts, ends, axes, steps = [*arrays, None, None][:5]
-    axes = range(len(starts)) if axes is None else axes
-    parts = [slice(None)] * data.ndim
-    for index, axis in enumerate(axes):
-        step = 1 if steps is None else int(steps[index])
-        start, end = int(starts[index]), int(ends[index])
-        # A negative end of a negative step that is below all elements means the first one.
-        last = None if step < 0 and end < -data.shape[axis] else end
-        parts[int(axis)] = slice(start, last, step)
-    return data[tuple(parts)]
-
-
-def _expanded(arrays: _Arrays, attributes: Mapping[str, Any]) -> Any:
-    """A new axis at each of the second input's or the attribute's places."""
-    data = arrays[0]
-    places: Any = arrays[1] if len(arrays) > 1 else attributes.get("axes")
-    return np.expand_dims(data, tuple(int(place) for place in places))
-
-
-def _squeezed(arrays: _Arrays, attributes: Mapping[str, Any]) -> Any:
-    places: Any = arrays[1] if len(arrays) > 1 else attributes.get("axes")
-    return np.squeeze(arrays[0], None if places is None else tuple(int(p) for p in places))
-
-
-def _cast(arrays: _Arrays, attributes: Mapping[str, Any]) -> Any:
-    dtype = _DTYPES.get(int(attributes["to"]))
-    return None if dtype is None else arrays[0].astype(dtype)
-
-
-def _filled(arrays: _Arrays, attributes: Mapping[str, Any]) -> Any:
-    """A constant of the shape that the input is; by default it is of floats."""
-    value = attributes.get("value")
-    if value is None or int(arrays[0].prod()) > MAX_ELEMENTS:
-        return None
-    return np.full(arrays[0], onnx_frontend.get_numpy(value).reshape(()))
-
-
-#: ONNX's operators -> the arrays of their inputs and their attributes to their value.
-_OPERATORS: Mapping[str, Callable[[_Arrays, Mapping[str, Any]], Any]] = {
-    "Add": lambda arrays, _: arrays[0] + arrays[1],
-    "Cast": _cast,
-    "Concat": lambda arrays, attributes: np.concatenate(arrays, attributes["axis"]),
-    "ConstantOfShape": _filled,
-    "Div": _divided,
-    "Equal": lambda arrays, _: np.asarray(arrays[0] == arrays[1]),
-    "Gather": lambda arrays, attributes: np.take(arrays[0], arrays[1], attributes.get("axis", 0)),
-    "Identity": lambda arrays, _: arrays[0],
-    "Mod": _remainder,
-    "Mul": lambda arrays, _: arrays[0] * arrays[1],
-    "Slice": _sliced,
-    "Squeeze": _squeezed,
-    "Sub": lambda arrays, _: arrays[0] - arrays[1],
-    "Unsqueeze": _expanded,
-    "Where": lambda arrays, _: np.where(*arrays),
-}
+def _extents(shape: Any) -> list[int] | None:
+    """The extents of a tensor; None if one is open, or the number of them."""
+    extents: list[Any] = list(shape) if isinstance(shape, relax.ShapeExpr) else [None]
+    is_closed = all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
+    return [int(extent) for extent in extents] if is_closed else None

@@ -3,12 +3,12 @@ operators need."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import defs
+from onnx import defs, helper
 
 from felix import errors, names
 
@@ -167,6 +167,36 @@ def _schema(operator: str, opset: int) -> defs.OpSchema | None:
         except defs.SchemaError:
             continue
     return None
+
+
+#: Attributes that change no result that is supported, or repeat what shapes say, and TVM's own.
+_WITHOUT_EFFECT = {"consumed_inputs", "hidden_size", "kernel_shape", "momentum", "num_outputs"}
+_WITHOUT_EFFECT |= {"ratio", "seed", "storage_order", "tvm_custom"}
+
+
+class Attributes(UserDict[str, Any]):
+    """Those of a node, with the names that nobody has looked at in `unread`."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.unread = set(given) - _WITHOUT_EFFECT
+
+    def __getitem__(self, name: str) -> Any:
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+    def check(self, operator: str, opset: int) -> None:
+        """Nothing that differs from the operator's default is unread.
+
+        Raises:
+            WorkloadError: an attribute is.
+        """
+        schema = _schema(operator, opset)
+        for name in sorted(self.unread):
+            formal = schema.attributes.get(name) if schema else None
+            usual = formal.default_value if formal else onnx.AttributeProto()
+            if not usual.type or helper.get_attribute_value(usual) != self[name]:
+                raise errors.WorkloadError(f"its attribute {names.quoted(name)} is not supported")
 
 
 def check_types(graph: Any) -> None:

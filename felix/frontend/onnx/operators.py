@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from felix import errors
 from felix.frontend import attention
 from felix.frontend.onnx import constants, recurrent, resizing
 
-#: Attributes of ONNX's attention that must be 0 or left out.
-_UNSUPPORTED = ("softcap", "qk_matmul_output_mode", "kv_num_heads", "q_num_heads")
 #: Beyond it softplus(x) is x in float64, too.
 _LINEAR = 40.0
 
@@ -30,11 +29,8 @@ def convert(
     """The Relax expression of a node, or None where TVM's own conversion holds.
 
     Raises:
-        ValueError: inputs or attributes that are not supported.
+        WorkloadError: inputs or attributes that are not supported.
     """
-    folded = constants.fold(importer, operator, inputs, attributes)
-    if folded is not None:
-        return folded
     if operator in recurrent.GATES:
         return unroller.convert(operator, inputs, attributes)
     if operator in resizing.OPERATORS:
@@ -67,7 +63,7 @@ def _one_hot(importer: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
     indices, depth, values = (inputs[i] for i in range(3))
     number = constants.array(depth, tables)
     if number is None:
-        raise ValueError("the depth is not known")
+        raise errors.WorkloadError("the depth is not known")
     count, dtype = int(number.reshape(())), "int64"
     rank = len(indices.ty.shape) + 1
     axis = int(attributes.get("axis", -1)) % rank
@@ -100,19 +96,17 @@ def _attention(bb: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
     """ONNX's attention of [b, h, s, d]."""
     query, key, value, mask = (inputs[i] for i in range(4))
     if any(tensor is None for tensor in (query, key, value)):
-        raise ValueError("attention needs queries, keys and values")
+        raise errors.WorkloadError("attention needs queries, keys and values")
     if any(inputs[i] is not None for i in range(4, 7)):
-        raise ValueError("attention with earlier keys is not supported")
-    if any(attributes.get(name) for name in _UNSUPPORTED):
-        raise ValueError("attention has an attribute that is not supported")
+        raise errors.WorkloadError("attention with earlier keys is not supported")
     shapes = [[int(extent) for extent in tensor.ty.shape] for tensor in (query, key, value)]
     if any(len(shape) != 4 for shape in shapes):
-        raise ValueError("attention needs tensors of four axes")
+        raise errors.WorkloadError("attention needs tensors of four axes")
     (b, h, _, d), (_, heads, t, _), _ = shapes
     if shapes[1] != [b, heads, t, d] or shapes[2][:3] != [b, heads, t] or h % heads:
-        raise ValueError("shapes of queries, keys and values do not fit")
+        raise errors.WorkloadError("shapes of queries, keys and values do not fit")
     if mask is not None and len(mask.ty.shape) > 4:
-        raise ValueError("the mask of an attention has more than four axes")
+        raise errors.WorkloadError("the mask of an attention has more than four axes")
     scale, is_causal = attributes.get("scale"), bool(attributes.get("is_causal"))
     return attention.attention(bb.emit, (query, key, value), mask, scale, is_causal)
 

@@ -29,8 +29,8 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
 from felix.frontend import imported as importing
+from felix.frontend.onnx import constants, operators, recurrent
 from felix.frontend.onnx import inputs as input_rules
-from felix.frontend.onnx import operators, recurrent
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -140,18 +140,23 @@ def _check(proto: Any) -> None:
             raise errors.WorkloadError("the ONNX model has sparse tensors; they are not supported")
         elif kind == "NodeProto":
             n_nodes += 1
-    if proto.ir_version < _MIN_IR_VERSION:
+    opset, newest = _opset(proto), onnx.defs.onnx_opset_version()
+    if proto.ir_version < _MIN_IR_VERSION or opset > newest:
         raise errors.WorkloadError(
             f"the ONNX model cannot be imported: its IR version is {proto.ir_version}, "
-            f"{_MIN_IR_VERSION} or later is needed"
+            f"{_MIN_IR_VERSION} or later is needed; its opset is {opset}, {newest} is the newest"
         )
     if n_nodes > MAX_NODES:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
     _check_operators(proto.graph)
     input_rules.check_types(proto.graph)
-    for node in _nodes(proto.graph):  # after their first output, for errors about them
+    for node in _nodes(proto.graph):
+        # after the first output, for errors about it
         node.name = node.name or next((name for name in node.output if name), "")
-    _check_inputs(proto.graph, _opset(proto))
+        if (lacks := input_rules.missing(node, opset)) is not None:
+            raise errors.WorkloadError(
+                f"the node {_node(node.name, node.op_type)} of the ONNX model lacks {lacks}"
+            )
     _check_graph(proto.graph, frozenset())
 
 
@@ -200,15 +205,6 @@ def _check_operators(graph: Any) -> None:
             "the ONNX model cannot be imported: unsupported operators "
             f"{input_rules.listed(sorted(unknown))}"
         )
-
-
-def _check_inputs(graph: Any, opset: int) -> None:
-    for node in _nodes(graph):
-        name = input_rules.missing(node, opset)
-        if name is not None:
-            raise errors.WorkloadError(
-                f"the node {_node(node.name, node.op_type)} of the ONNX model lacks {name}"
-            )
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
@@ -270,15 +266,24 @@ def _converter(importer: Any, originals: Mapping[str, str]) -> Callable[..., Any
     def named(operator: str, inputs: Any, attributes: dict[str, Any], opset: int) -> Any:
         name = str(attributes["tvm_custom"]["name"])
         try:
-            result = operators.convert(importer, unroller, operator, inputs, attributes)
-            return convert(operator, inputs, attributes, opset) if result is None else result
+            folded = constants.fold(importer, operator, inputs, attributes)
+            if folded is not None:
+                return folded
+            watched = input_rules.Attributes(attributes)
+            result = operators.convert(importer, unroller, operator, inputs, watched)
+            if result is None:
+                result = convert(operator, inputs, watched, opset)
+            watched.check(operator, opset)
+            return result
         except Exception as error:  # TVM's converters raise bare Exceptions, too
-            reason = "cannot be imported with these inputs and attributes"
+            reason = "it cannot be imported with these inputs and attributes"
             if importing.is_short(error):
-                reason = importing.message()
+                reason = f"it {importing.message()}"
+            elif isinstance(error, errors.WorkloadError):
+                reason = str(error)
             raise errors.WorkloadError(
                 f"the ONNX model cannot be imported: the node "
-                f"{_node(originals.get(name, name), operator)} {reason}"
+                f"{_node(originals.get(name, name), operator)}: {reason}"
             ) from error
 
     return named

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from felix import errors
 from felix.frontend.onnx import constants
 
 #: Operator -> gates.
@@ -27,8 +28,6 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "relu": relax.op.nn.relu,
 }
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
-#: Attributes that must be left out.
-_UNSUPPORTED = ("clip", "input_forget", "activation_alpha", "activation_beta")
 #: Positions of inputs: W and R have the gates below each other, B those of W and then of R.
 _X, _W, _R, _B, _LENGTHS, _H, _C, _P = range(8)
 
@@ -61,13 +60,11 @@ class Unroller:
         """The outputs Y, Y_h and of an LSTM Y_c of a node, as a tuple.
 
         Raises:
-            ValueError: inputs or attributes that are not supported, or more than MAX_STEPS.
+            WorkloadError: inputs or attributes that are not supported, or more than MAX_STEPS.
         """
         tensors = [inputs[position] for position in range(8)]
         if tensors[_P] is not None and operator == "LSTM":
-            raise ValueError("peepholes are not supported")
-        if any(attributes.get(name) for name in _UNSUPPORTED):
-            raise ValueError("the operator has an attribute that is not supported")
+            raise errors.WorkloadError("peepholes are not supported")
         x = tensors[_X]
         if attributes.get("layout", 0):
             x = self._emit(relax.op.permute_dims(x, [1, 0, 2]))
@@ -76,7 +73,7 @@ class Unroller:
         names = _direction_names(attributes.get("direction", b"forward"))
         self._n_steps += s * len(names)
         if self._n_steps > MAX_STEPS:
-            raise ValueError(f"more than {MAX_STEPS} steps")
+            raise errors.WorkloadError(f"more than {MAX_STEPS} steps")
         results = []
         for index, name in enumerate(names):
             one = self._direction(operator, tensors, x, attributes, (index, len(names), s, b))
@@ -92,7 +89,7 @@ class Unroller:
             return
         known = constants.known(lengths, self._tables)
         if known is None or not np.all(known == s):
-            raise ValueError("sequences of different lengths are not supported")
+            raise errors.WorkloadError("sequences of different lengths are not supported")
 
     def _of(self, tensor: Any, index: int, axis: int = 0) -> Any:
         """A slice without its axis."""
@@ -113,7 +110,7 @@ class Unroller:
         w, r = (self._of(tensors[position], index) for position in (_W, _R))
         rows, h = (int(extent) for extent in r.ty.shape)
         if rows != GATES[operator] * h:
-            raise ValueError("the weights do not fit the operator")
+            raise errors.WorkloadError("the weights do not fit the operator")
         dtype = str(x.ty.dtype)
         biases = self._biases(tensors[_B], index, rows, dtype)
         flat = self._emit(relax.op.reshape(x, [s * b, int(x.ty.shape[2])]))
@@ -228,7 +225,7 @@ class Unroller:
 def _direction_names(direction: bytes | str) -> list[str]:
     text = direction.decode() if isinstance(direction, bytes) else direction
     if text not in ("forward", "reverse", "bidirectional"):
-        raise ValueError("the direction is unknown")
+        raise errors.WorkloadError("the direction is unknown")
     return ["forward", "reverse"] if text == "bidirectional" else [text]
 
 
@@ -240,9 +237,9 @@ def _functions(
     default = _DEFAULTS[operator]
     names = names or default * count
     if len(names) != len(default) * count:
-        raise ValueError("the activations do not fit the operator")
+        raise errors.WorkloadError("the activations do not fit the operator")
     own = names[index * len(default) : (index + 1) * len(default)]
     unknown = [name for name in own if name.lower() not in _ACTIVATIONS]
     if unknown:
-        raise ValueError(f"the activation {unknown[0]} is not supported")
+        raise errors.WorkloadError(f"the activation {unknown[0]} is not supported")
     return [_ACTIVATIONS[name.lower()] for name in own]

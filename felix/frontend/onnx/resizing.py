@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from felix import errors
 from felix.frontend.onnx import constants
 
 OPERATORS = frozenset({"Resize", "Upsample"})
@@ -57,7 +58,7 @@ def convert(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, 
     """The resized tensor; None where TVM's conversion computes the same.
 
     Raises:
-        ValueError: attributes that are not supported.
+        WorkloadError: attributes that are not supported.
     """
     x, is_upsample = inputs[0], operator == "Upsample"
     method = _method(attributes, is_upsample)
@@ -65,14 +66,14 @@ def convert(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, 
     if axes is None or (not is_upsample and _is_tvms(x, axes, method, inputs, attributes)):
         return None
     if method.mode not in ("nearest", "linear", "cubic"):
-        raise ValueError("the mode is unknown")
+        raise errors.WorkloadError("the mode is unknown")
     is_smooth = method.mode != "nearest"
     if attributes.get("antialias") and is_smooth and any(axis.scale < 1 for axis in axes):
-        raise ValueError("antialias is not supported")
+        raise errors.WorkloadError("antialias is not supported")
     dtype = str(x.ty.dtype)
     if is_smooth:
         if dtype not in _WIDE:
-            raise ValueError("only floats can be interpolated")
+            raise errors.WorkloadError("only floats can be interpolated")
         x = _cast(importer.bb, x, _WIDE[dtype])
     for axis in axes:
         if (axis.extent, axis.scale) != (axis.size, 1.0):
@@ -121,7 +122,7 @@ def _axes(
         # As ONNX Runtime and PyTorch: 1.3 * 10 is 13, though the float32 is below 1.3.
         sizes = [int(np.float32(s) * np.float32(e)) for s, e in zip(scales, chosen, strict=True)]
     if min(sizes, default=1) < 1:
-        raise ValueError("nothing is left of an axis")
+        raise errors.WorkloadError("nothing is left of an axis")
     return [_Axis(*each) for each in zip(numbers, chosen, sizes, map(float, scales), strict=True)]
 
 
@@ -135,7 +136,7 @@ def _by_policy(
     if policy == "stretch":
         return ratios, [int(size) for size in sizes]
     if policy not in ("not_larger", "not_smaller"):
-        raise ValueError("the policy is unknown")
+        raise errors.WorkloadError("the policy is unknown")
     scale = min(ratios) if policy == "not_larger" else max(ratios)
     return [scale] * len(ratios), [int(scale * extent + 0.5) for extent in extents]
 
@@ -146,7 +147,7 @@ def _is_tvms(
     """Whether TVM's conversion computes what is asked for.
 
     Raises:
-        ValueError: it does not, nor do the conversions here.
+        WorkloadError: it does not, nor do the conversions here.
     """
     is_plain = all(
         axis.size == axis.extent
@@ -160,7 +161,7 @@ def _is_tvms(
     is_plain &= inputs[2] is None or inputs[3] is None
     is_plain &= method.coordinates != "half_pixel_symmetric"
     if method.coordinates == "tf_crop_and_resize" and not is_plain:
-        raise ValueError("this way to crop and resize is not supported")
+        raise errors.WorkloadError("this way to crop and resize is not supported")
     return is_plain
 
 
@@ -179,7 +180,7 @@ def _coordinates(axis: _Axis, method: str) -> Any:
     if method == "half_pixel_symmetric":
         return middle + np.float32(axis.extent / 2 * (1 - axis.size / (axis.scale * axis.extent)))
     if method not in ("half_pixel", "pytorch_half_pixel"):
-        raise ValueError("the way to compute coordinates is not supported")
+        raise errors.WorkloadError("the way to compute coordinates is not supported")
     return middle
 
 

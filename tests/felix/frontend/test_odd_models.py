@@ -28,9 +28,10 @@ def model(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     weights: Sequence[Any] = (),
+    version: int = 17,
 ) -> bytes:
     graph = make.make_graph(nodes, "net", inputs, outputs, weights)
-    opset = [make.make_opsetid("", 17)]
+    opset = [make.make_opsetid("", version)]
     content: bytes = make.make_model(graph, opset_imports=opset).SerializeToString()
     return content
 
@@ -81,7 +82,18 @@ REFUSED: dict[str, tuple[bytes, dict[str, list[int]], str]] = {
     "no output": (model(RELU, [tensor("x")], []), {}, "has no outputs"),
     "node without a name": (
         model([node("MatMul", ["x", "w"])], [tensor("x", [3, 5])], [tensor("y")], [WEIGHT]), {},
-        r"the node 'y' \(operator 'MatMul'\) cannot be imported",
+        r"the node 'y' \(operator 'MatMul'\): it cannot be imported",
+    ),
+    "attribute that is not read": (
+        model([node("IsInf", ["x"], detect_negative=0)], [tensor("x")], [tensor("y")]), {},
+        r"\(operator 'IsInf'\): its attribute 'detect_negative' is not supported",
+    ),
+    "attribute that does not exist": (
+        model([node("Relu", ["x"], alpha=0.5)], [tensor("x")], [tensor("y")]), {},
+        r"\(operator 'Relu'\): its attribute 'alpha' is not supported",
+    ),
+    "opset of the future": (
+        model(RELU, [tensor("x")], [tensor("y")], version=99), {}, r"its opset is 99, \d+ is the",
     ),
     "loop": (
         model([node("Det", ["x"])], [tensor("x", [4, 4])], [tensor("y", [])]), {},

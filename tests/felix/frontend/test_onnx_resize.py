@@ -133,5 +133,5 @@ def test_upsample_repeats_the_element_before(opset: int, factor: float) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(errors.WorkloadError, match=r"'y' \(operator 'Resize'\) cannot be"):
+    with pytest.raises(errors.WorkloadError, match=r"'Resize'\): (antialias|this way|nothing)"):
         frontend.import_onnx(model(**options).SerializeToString())

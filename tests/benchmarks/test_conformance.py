@@ -1,0 +1,29 @@
+"""A sample of ONNX's own cases is in the state that the ledger says, or in a better one."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from benchmarks import conformance
+
+#: Operators whose cases run here.
+SAMPLE = "^test_(isinf|shape|size|split|dropout|mod_|constant|gather_|slice|celu|layer_norm)"
+
+
+def test_no_case_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert conformance.main(["--only", SAMPLE, "--processes", "1"]) == 0
+    assert int(capsys.readouterr().out.split(" right")[0].split()[-1]) > 40
+
+
+def test_a_case_that_got_worse_is_named(tmp_path: pathlib.Path) -> None:
+    ledger = tmp_path / "ledger.txt"
+    conformance.write(ledger, {"a": ("right", ""), "b": ("wrong", "output 0"), "c": ("right", "")})
+    known = conformance.read(ledger)
+    now = {"a": ("refused", "why"), "b": ("right", ""), "c": ("right", "")}
+    assert conformance.worse(known, now) == ["a"]
+    assert conformance.counts(now) == {**dict.fromkeys(conformance.STATES, 0)} | {
+        "refused": 1,
+        "right": 2,
+    }
