@@ -21,6 +21,16 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 #: Elements of the largest value that is computed.
 MAX_ELEMENTS = 1024
+#: What shapes are computed by; none of it takes long if inputs and result are small.
+_ARITHMETIC = frozenset(
+    """
+    Abs Add And Cast CastLike Ceil Compress Concat Constant ConstantOfShape Div Equal Expand
+    Flatten Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual
+    Max Min Mod Mul Neg NonZero Not Or Pow Range ReduceMax ReduceMean ReduceMin ReduceProd
+    ReduceSum Reshape Round ScatterElements ScatterND Shape Sign Size Slice Split Sqrt Squeeze Sub
+    Sum Tile TopK Transpose Unique Unsqueeze Where Xor
+    """.split()
+)
 #: Results of these are no longer than their inputs; their extents follow from data.
 _NO_LONGER = frozenset({"Compress", "NonZero", "Unique"})
 #: What computing a node may raise; its conversion then says what is wrong.
@@ -30,6 +40,8 @@ _FAILURES = (*_PYTHONS, ValueError, shape_inference.InferenceError, onnx.defs.Sc
 
 def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
     """A node's value as a constant, or several as a tuple; None where they are not known."""
+    if operator not in _ARITHMETIC:
+        return None
     values = [inputs[index] for index in range(len(inputs))]
     options = {name: value for name, value in attributes.items() if name != "tvm_custom"}
     shape = _extents(getattr(getattr(values[0], "ty", None), "shape", None)) if values else None
@@ -55,10 +67,8 @@ def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any
 def _computed(
     operator: str, arrays: Sequence[Any], options: Mapping[str, Any], n_outputs: int, opset: int
 ) -> list[np.ndarray] | None:
-    """What a node computes; None where that may be large, or be random, or has a graph inside."""
-    determinism = onnx.defs.get_schema(operator, opset).node_determinism
-    is_random = determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
-    if is_random or any(isinstance(value, onnx.GraphProto) for value in options.values()):
+    """What a node computes; None where that may be large, or the operator lacks an attribute."""
+    if not options.keys() <= set(onnx.defs.get_schema(operator, opset).attributes):
         return None
     given = [numpy_helper.from_array(a, f"x{i}") for i, a in enumerate(arrays) if a is not None]
     read = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]

@@ -218,11 +218,12 @@ def folded(operator, arrays, attributes, opset=23, n_outputs=1):
     return None if made is None else [each.value.numpy() for each in fields]
 
 
-def test_what_is_undefined_large_or_random_is_left_to_tvm():
+def test_what_is_undefined_large_random_or_unknown_is_left_to_tvm():
     assert folded("Div", [SIX, np.array(0)], {}) is None
     assert folded("Tile", [SIX, np.array([2**40])], {}) is None
     assert folded("ConstantOfShape", [np.array([2**20, 2**20])], {}) is None
     assert folded("Bernoulli", [SIX.astype("float32")], {}) is None
+    assert folded("Add", [SIX, SIX], {"alpha": 2}) is None
 
 
 def test_a_shape_may_be_an_output():
