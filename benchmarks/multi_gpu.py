@@ -276,8 +276,9 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "latency_us": statistics.median(_mean_us(run) for run in some),
             }
         )
-        alike = [row for row in rows if row["search_processes"] == place.search_processes]
-        rows[-1]["speed_up"] = (alike or rows)[0]["seconds"] / rows[-1]["seconds"]
+        alone = [row for row in rows if row["devices"] == 1]
+        alike = [row for row in alone if row["search_processes"] == place.search_processes]
+        rows[-1]["speed_up"] = [*alike, *alone, *rows][0]["seconds"] / rows[-1]["seconds"]
     return rows
 
 

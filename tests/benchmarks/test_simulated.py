@@ -171,7 +171,10 @@ def test_the_speed_up_is_of_medians_over_turns() -> None:
     turns = ((1, 10), (1, 30), (1, 20), (2, 8), (2, 10), (2, 50))
     runs = [*(run(*turn) for turn in turns), run(2, 40, cluster=True)]
     runs += [run(1, 50, search_processes=0), run(2, 40, search_processes=0)]
-    one, two, over_ray, _, without = multi_gpu.summary([*runs, run(2, 16, loses_after_s=5)])[:5]
+    lost = run(2, 16, loses_after_s=5)
+    one, two, over_ray, _, without, loses = multi_gpu.summary([*runs, lost])
+    assert loses["speed_up"] == 1.25  # of one device with as many processes
+    assert multi_gpu.summary([*runs[-2:], lost])[-1]["speed_up"] == 3.125  # of one device
     assert over_ray["cluster"] and over_ray["speed_up"] == 0.5
     assert (one["speed_up"], two["speed_up"], two["turns"]) == (1.0, 2.0, 3)
     assert without["speed_up"] == 1.25  # of the job without processes on one device

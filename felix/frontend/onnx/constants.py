@@ -45,7 +45,7 @@ def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any
     values = [inputs[index] for index in range(len(inputs))]
     options = {name: value for name, value in attributes.items() if name != "tvm_custom"}
     shape = _extents(getattr(getattr(values[0], "ty", None), "shape", None)) if values else None
-    if operator in ("Shape", "Size") and shape is not None:
+    if operator in ("Shape", "Size") and shape is not None and options.keys() <= {"start", "end"}:
         of_shape = slice(options.get("start"), options.get("end"))
         result = shape[of_shape] if operator == "Shape" else [math.prod(shape)]
         return _constant(np.array(result, "int64").reshape([-1] * (operator == "Shape")))

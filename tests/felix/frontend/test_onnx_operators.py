@@ -224,6 +224,7 @@ def test_what_is_undefined_large_random_or_unknown_is_left_to_tvm():
     assert folded("ConstantOfShape", [np.array([2**20, 2**20])], {}) is None
     assert folded("Bernoulli", [SIX.astype("float32")], {}) is None
     assert folded("Add", [SIX, SIX], {"alpha": 2}) is None
+    assert folded("Shape", [SIX], {"alpha": 2}) is None
 
 
 def test_a_shape_may_be_an_output():
