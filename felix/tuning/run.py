@@ -279,10 +279,10 @@ class Run:
         self._pending.take_measured(self._record)
 
     def collect(self, leave: int = 0) -> None:
-        """Wait until at most `leave` candidates are still being measured."""
+        """Record the first results until those of `leave` candidates are still to come; the same
+        ones on a slow machine, so that a seed gives the same run."""
         while len(self._pending) > leave:
             self._pending.complete_one(self._record)
-        self._pending.take_measured(self._record)
 
     def end_round(self, task_run: TaskRun, n_candidates: int) -> None:
         """Tell the allocator what the round gave so far; late results count to the next one."""

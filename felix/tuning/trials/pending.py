@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -71,8 +71,8 @@ class PendingTrials:
         #: by number, oldest first
         self._trials: dict[int, PendingTrial] = {}
         self._n_submitted = 0
-        #: numbers of those that are measured or cancelled, a heap
-        self._done: list[int] = []
+        #: numbers of those that are measured or cancelled, in the order of that
+        self._done: deque[int] = deque()
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class PendingTrials:
             trial.completed_s = self._clock.elapsed_s
             with self._changed:
                 if number in self._trials:  # nobody has let go of it
-                    heapq.heappush(self._done, number)
+                    self._done.append(number)
                     self._changed.notify()
 
         future.add_done_callback(note)
@@ -128,15 +128,14 @@ class PendingTrials:
             self.complete_one(record)
 
     def _wait(self) -> int:
-        """The oldest candidate that is measured, or cancelled because time is up; its number."""
+        """The first candidate that was measured, or cancelled because time is up; its number."""
         start = time.perf_counter()
         while not self._done:
             timeout_s = self._timeout_s()
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._done), timeout_s)
             self._compute_guard.check()
-        with self._changed:
-            number = heapq.heappop(self._done)
+        number = self._done.popleft()
         waited_s = time.perf_counter() - start
         future = self._trials[number].future
         run_s = 0.0 if future.cancelled() else future.result().run_s

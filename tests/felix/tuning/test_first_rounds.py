@@ -189,14 +189,14 @@ def _resolve(future: _Future) -> None:
     future.set_result(protocol.Measurement.timed([1.0]))
 
 
-def test_the_oldest_that_is_measured_is_taken_first() -> None:
+def test_trials_are_taken_in_the_order_of_their_measurements() -> None:
     trials, measurer = _trials(4)
     taken: list[tuple[int, ...]] = []
     for number in (3, 1, 2):
         _resolve(measurer.futures[number])
     trials.complete_one(lambda trial: taken.append(trial.suggestion.decisions))
     trials.take_measured(lambda trial: taken.append(trial.suggestion.decisions))
-    assert taken == [(1,), (2,), (3,)] and len(trials) == 1
+    assert taken == [(3,), (1,), (2,)] and len(trials) == 1
 
 
 def test_a_wait_ends_with_the_first_measurement() -> None:
