@@ -105,7 +105,9 @@ def test_a_fork_is_the_program_that_is_asked_for(tmp_path: pathlib.Path) -> None
 
 
 def test_a_fork_is_ended_as_any_child() -> None:
-    command = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"]
+    # what a shell starts with & ignores interrupts, and so would the child
+    text = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+    command = [sys.executable, "-c", f"{text}; print(1, flush=True); time.sleep(99)"]
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
         process = warm.Popen(command, warm=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         with process:
