@@ -69,6 +69,7 @@ def extract_tasks_onnx(
     target: targets.TargetLike = "llvm",
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     allow_tf32: bool = False,
 ) -> list[task.Task]:
     """The distinct fused programs of an ONNX model, most float operations first.
@@ -78,6 +79,8 @@ def extract_tasks_onnx(
             the file; bytes that refer to other files are refused.
         target: what to tune for.
         shapes: shapes of inputs whose extents the file leaves open.
+        values: values of inputs that are the same in every call; they are inputs no more. Shapes,
+            axes and the like must be known so.
         allow_tf32: products of float32 may be computed in TF32 on a GPU (`Task.allowing_tf32`).
 
     Raises:
@@ -86,7 +89,7 @@ def extract_tasks_onnx(
         TargetError: unknown target.
     """
     full = targets.parse(target)
-    return _tasks(import_onnx(model, shapes), full, allow_tf32)
+    return _tasks(import_onnx(model, shapes, values), full, allow_tf32)
 
 
 def import_torch(
@@ -109,7 +112,9 @@ def import_torch(
 
 
 def import_onnx(
-    model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None = None
+    model: str | pathlib.Path | bytes,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """Import an ONNX model; see `extract_tasks_onnx`.
 
@@ -124,7 +129,7 @@ def import_onnx(
             "reading ONNX models needs the package onnx: pip install onnx"
         ) from error
     importer = importlib.import_module("felix.frontend.onnx.importer")
-    result: ImportedModel = importer.import_onnx(model, shapes)
+    result: ImportedModel = importer.import_onnx(model, shapes, values)
     return result
 
 

@@ -3,8 +3,8 @@
 Notation: b batch, h heads, s and t rows of queries and keys, d extent of a head. The models have
 [..., h, s, d]; TVM's operator has [b, s, h, d] and a bias of [b, h, s, t].
 
-A mask of bools becomes an additive one: 0 where it is set, the least float32 elsewhere. A row
-in which nothing is set is then an average of all values, where PyTorch gives zeros or NaN.
+A mask of bools becomes an additive one: 0 where it is set, minus infinity elsewhere. A row of
+nothing but minus infinity gives zeros, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _with_four_axes(emit: Callable[[Any], Any], tensor: Any) -> Any:
 def _bias(emit: Callable[[Any], Any], mask: Any) -> Any:
     """A mask as an additive one of float32 with four axes."""
     if str(mask.ty.dtype) == "bool":
-        least = relax.const(np.finfo("float32").min, "float32")
-        mask = emit(relax.op.where(mask, relax.const(0.0, "float32"), least))
+        none = relax.const(-np.inf, "float32")
+        mask = emit(relax.op.where(mask, relax.const(0.0, "float32"), none))
     elif str(mask.ty.dtype) != "float32":
         mask = emit(relax.op.astype(mask, "float32"))
     return _with_four_axes(emit, mask)

@@ -7,6 +7,7 @@
 - A parameter that is reshaped, cast or sliced is replaced by the reshaped, cast or sliced one.
   Transposed weights stay: programs read them as they lie.
 - A power with a constant exponent is a product or a root (`numerics`).
+- What sums 16-bit floats does it in float32, and rounds once.
 - A norm of float64 is its sums and products (`norms`); a quotient by 0 is a product.
 - A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
@@ -63,6 +64,8 @@ class _Folding:
             return self._sliced(value)
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
+        if (wide := numerics.widened_sum(rewriter, value)) is not None:
+            return wide
         if name == "power":
             return numerics.expanded_power(rewriter, value, self._tensor(value.args[1]))
         if name in numerics.OPERATORS:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 from tvm.tirx import op
 
@@ -36,11 +37,37 @@ def emit(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
     return builder.emit(_call(builder, function, x))
 
 
+def emit_remainder(builder: relax.BlockBuilder, x: Any, y: Any) -> Any:
+    """What is left of x after whole multiples of y, of the sign of x: C's fmod.
+
+    Exact for floats of 16 and 32 bits whose ratio is below 2**84.
+    """
+    emit, dtype, wide = builder.emit, str(x.ty.dtype), "float64"
+
+    def times(value: Any, factor: Any) -> Any:
+        return emit(relax.op.multiply(value, factor))
+
+    x, y = (emit(relax.op.astype(each, wide)) for each in (x, y))
+    rest = x
+    for step in (2, 1, 0):  # each quotient and its product fit in 53 bits
+        multiple = times(y, relax.const(2.0 ** (28 * step), wide))
+        whole = emit(relax.op.trunc(emit(relax.op.divide(rest, multiple))))
+        rest = emit(relax.op.subtract(rest, times(whole, multiple)))
+    zero = relax.const(0.0, wide)
+    back = times(emit(relax.op.abs(y)), emit(relax.op.sign(x)))
+    is_beyond = emit(relax.op.less(times(rest, x), zero))
+    rest = emit(relax.op.where(is_beyond, emit(relax.op.add(rest, back)), rest))
+    is_all = emit(relax.op.logical_and(emit(relax.op.isinf(y)), emit(relax.op.isfinite(x))))
+    return emit(relax.op.astype(emit(relax.op.where(is_all, x, rest)), dtype))
+
+
 def legalizations() -> Mapping[str, torch_forms.Lowering]:
     """Ways to lower Relax operators that TVM lowers to the plain formulas."""
     return {
         "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
         "relax.nn.softplus": _lower_softplus,
+        "relax.max": _lower_extreme("max", tirx.max, -math.inf),
+        "relax.min": _lower_extreme("min", tirx.min, math.inf),
     }
 
 
@@ -76,6 +103,45 @@ def _lower_softplus(builder: relax.BlockBuilder, call: Any) -> Any:
         call.args[0],
         primfunc_name_hint="softplus",
     )
+
+
+def _lower_extreme(
+    name: str, combine: Callable[[Any, Any], Any], start: float
+) -> torch_forms.Lowering:
+    """The largest or smallest element, from an infinity on: TVM begins with a finite number."""
+    reducer = te.comm_reducer(
+        lambda x, y: combine(x, y), lambda dtype: tirx.const(start, dtype), name=name
+    )
+
+    def lower(builder: relax.BlockBuilder, call: Any) -> Any:
+        (x,) = call.args
+        if not str(x.ty.dtype).startswith(("float", "bfloat")):
+            return tvm.ir.Op.get(f"relax.{name}").get_attr("FLegalize")(builder, call)
+        rank = len(x.ty.shape)
+        axes = range(rank) if call.attrs.axis is None else call.attrs.axis
+        reduced, keep = sorted({int(axis) % rank for axis in axes}), bool(call.attrs.keepdims)
+        return builder.call_te(
+            lambda tensor: _extreme(reducer, name, tensor, reduced, keep),
+            x,
+            primfunc_name_hint=name,
+        )
+
+    return lower
+
+
+def _extreme(
+    reducer: Any, name: str, x: te.Tensor, reduced: Sequence[int], keep: bool
+) -> te.Tensor:
+    rank = len(x.shape)
+    extents = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in reduced}
+    places = [axis for axis in range(rank) if keep or axis not in extents]
+    shape = [1 if axis in extents else x.shape[axis] for axis in places]
+
+    def element(*indices: Any) -> Any:
+        by_axis = {**dict(zip(places, indices, strict=True)), **extents}
+        return reducer(x(*(by_axis[axis] for axis in range(rank))), axis=list(extents.values()))
+
+    return te.compute(shape, element, name=f"x_red_{name}", tag="comm_reduce")
 
 
 def _program(name: str, formula: Callable[[Any], Any], x: te.Tensor) -> te.Tensor:
@@ -245,3 +311,44 @@ def _product(rewriter: Rewriter, x: Any, count: int) -> Any:
         if not count:
             return result
         square = rewriter.emit(relax.op.multiply(square, square))
+
+
+# Sums of 16-bit floats in float32, rounded once, whoever wrote them.
+
+_SUMS = frozenset(
+    """
+    cumprod cumsum einsum matmul mean median nn.group_norm nn.instance_norm nn.layer_norm
+    nn.log_softmax nn.rms_norm nn.softmax prod std sum variance
+    """.split()
+)
+_WINDOWS = ("nn.avg_pool", "nn.adaptive_avg_pool", "nn.conv")
+
+
+def widened_sum(rewriter: Rewriter, call: Any) -> Any:
+    """What stands for an operator that sums values of 16 bits as such; None for others.
+
+    Its operands are cast where they are read: the cast is fused into the operator's program.
+    """
+    name = operator_name(call)
+    if name not in _SUMS and not name.startswith(_WINDOWS):
+        return None
+    dtype = str(getattr(rewriter.builder.normalize(call).ty, "dtype", ""))
+    if dtype not in _HALF:
+        return None
+    operands = [_in_float32(rewriter, operand) for operand in call.args]
+    if name in ("cumprod", "cumsum"):
+        scan = getattr(relax.op, name)
+        wide = scan(operands[0], call.attrs.axis, "float32", call.attrs.exclusive)
+    elif name == "matmul":
+        wide = relax.op.matmul(*operands, out_dtype="float32")
+    else:
+        wide = relax.Call(call.op, operands, call.attrs, call.ty_args)
+    return relax.op.astype(rewriter.emit(wide), dtype)
+
+
+def _in_float32(rewriter: Rewriter, operand: Any) -> Any:
+    """An operand, or tensors of a tuple, of 16 bits as float32."""
+    if isinstance(operand, relax.Tuple):
+        return relax.Tuple([_in_float32(rewriter, field) for field in operand.fields])
+    is_half = isinstance(operand.ty, relax.TensorType) and str(operand.ty.dtype) in _HALF
+    return rewriter.emit(relax.op.astype(operand, "float32")) if is_half else operand

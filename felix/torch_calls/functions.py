@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -114,9 +115,16 @@ def _attention(
 
 
 def _narrowed_bias(bias: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The bias of an attention in the type of its query; values stay finite."""
+    """The bias of an attention in the type of its query; finite values stay so."""
     narrow = getattr(torch, dtype)
-    return bias.clamp(min=torch.finfo(narrow).min).to(narrow)
+    finite = bias.clamp(min=torch.finfo(narrow).min).to(narrow)
+    return finite.masked_fill(bias == -math.inf, -math.inf)
+
+
+def _masked_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Softmax of the last dimension, and zeros for rows of minus infinity."""
+    is_masked = scores.amax(-1, keepdim=True) == -math.inf
+    return torch.softmax(scores, -1).masked_fill(is_masked, 0.0)
 
 
 def _causal_mask(scores: torch.Tensor) -> torch.Tensor:
@@ -193,6 +201,7 @@ MAKING: Mapping[str, Function] = {
     "attention": _attention,
     "attention_bias": _narrowed_bias,
     "causal_mask": _causal_mask,
+    "masked_softmax": _masked_softmax,
     "aten": _aten,
 }
 

@@ -31,6 +31,12 @@ _ARITHMETIC = frozenset(
     Sum Tile TopK Transpose Unique Unsqueeze Where Xor
     """.split()
 )
+#: Element types of values.
+TYPES = frozenset(
+    """
+    bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64
+    """.split()
+)
 #: Results of these are no longer than their inputs; their extents follow from data.
 _NO_LONGER = frozenset({"Compress", "NonZero", "Unique"})
 #: What computing a node may raise; its conversion then says what is wrong.
@@ -38,27 +44,40 @@ _PYTHONS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 _FAILURES = (*_PYTHONS, ValueError, shape_inference.InferenceError, onnx.defs.SchemaError)
 
 
-def fold(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
-    """A node's value as a constant, or several as a tuple; None where they are not known."""
+def fold(
+    operator: str,
+    values: Sequence[Any],
+    options: Mapping[str, Any],
+    tables: Sequence[Any],
+    n_outputs: int = 1,
+    opset: int = 23,
+) -> Any:
+    """A node's value as a constant, or several as a tuple; None where they are not known.
+
+    Args:
+        operator: of the node.
+        values: its operands; None for those that it leaves out.
+        options: its attributes.
+        tables: what TVM's importer finds constants in.
+        n_outputs: how many values it has.
+        opset: the version of ONNX's operators.
+    """
     if operator not in _ARITHMETIC:
         return None
-    values = [inputs[index] for index in range(len(inputs))]
-    options = {name: value for name, value in attributes.items() if name != "tvm_custom"}
     shape = _extents(getattr(getattr(values[0], "ty", None), "shape", None)) if values else None
     if operator in ("Shape", "Size") and shape is not None and options.keys() <= {"start", "end"}:
         of_shape = slice(options.get("start"), options.get("end"))
         result = shape[of_shape] if operator == "Shape" else [math.prod(shape)]
         return _constant(np.array(result, "int64").reshape([-1] * (operator == "Shape")))
-    arrays = [_operand(value, [importer._nodes, importer._params]) for value in values]
+    arrays = [_operand(value, tables) for value in values]
     is_unknown = any((a is None) != (v is None) for a, v in zip(arrays, values, strict=True))
     if is_unknown or not (values or (operator == "Constant" and "value" not in options)):
         return None
-    n_outputs = int(attributes["tvm_custom"]["num_outputs"])
     try:
-        results = _computed(operator, arrays, options, n_outputs, importer.opset)
+        results = _computed(operator, arrays, options, n_outputs, opset)
     except _FAILURES:
         return None
-    if results is None or any(each.dtype.kind not in "iubf" for each in results):
+    if results is None or any(each.dtype.name not in TYPES for each in results):
         return None
     constants = [_constant(each) for each in results]
     return constants[0] if n_outputs == 1 else relax.Tuple(constants)

@@ -100,14 +100,16 @@ def _checked(value: Any, spec: imported.TensorSpec) -> Any:
 
 
 def import_onnx(
-    model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None = None
+    model: str | pathlib.Path | bytes,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> imported.ImportedModel:
-    """Import a file or its bytes.
+    """Import a file or its bytes; see `felix.frontend.extract_tasks_onnx`.
 
     Raises:
         WorkloadError: no ONNX model, one that is refused, or TVM cannot import it.
     """
-    proto = reader.read(model)
+    proto = reader.prepare(reader.read(model), values or {})
     constants = {tensor.name for tensor in proto.graph.initializer}
     input_names = [item.name for item in proto.graph.input if item.name not in constants]
     has_branches = any(node.op_type == "If" for node in proto.graph.node)

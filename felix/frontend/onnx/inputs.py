@@ -3,14 +3,16 @@ operators need."""
 
 from __future__ import annotations
 
-from collections import Counter, UserDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import defs, helper
+from onnx import defs
 
 from felix import errors, names
+from felix.frontend.onnx import arithmetic
+from felix.frontend.onnx import node as node_module
 
 #: Inputs and operators that a message lists.
 _MAX_LISTED = 20
@@ -118,13 +120,8 @@ def listed(items: Iterable[str]) -> str:
 #: Microsoft's operator of the name, which takes others; TVM's conversions know it.
 _LENIENT = frozenset({"Attention", "Resize", "Upsample"})
 
-#: Element types whose values are no real numbers.
-_NO_NUMBERS = (
-    onnx.TensorProto.UNDEFINED,
-    onnx.TensorProto.STRING,
-    onnx.TensorProto.COMPLEX64,
-    onnx.TensorProto.COMPLEX128,
-)
+#: Element types of tensors that are read: real numbers of whole bytes, and scales of 8 bits.
+_READ = arithmetic.TYPES | {"float8e8m0"}
 
 
 def missing(node: Any, opset: int) -> str | None:
@@ -143,7 +140,7 @@ def missing(node: Any, opset: int) -> str | None:
 
 def _required(node: Any, opset: int, n_inputs: int) -> list[str | None]:
     """Names of the inputs by position; None for one that may be left out."""
-    schema = _schema(node.op_type, opset)
+    schema = node_module.schema(node.op_type, opset)
     if schema is None:
         return ["1"]
     required: list[str | None] = []
@@ -156,49 +153,6 @@ def _required(node: Any, opset: int, n_inputs: int) -> list[str | None]:
     return required[:1] if node.op_type in _LENIENT else required
 
 
-def _schema(operator: str, opset: int) -> defs.OpSchema | None:
-    """ONNX's schema of an operator at a version, or the newest where it is younger than that.
-
-    TVM goes by an operator's name alone, whatever its domain and version.
-    """
-    for version in (max(1, min(opset, defs.onnx_opset_version())), defs.onnx_opset_version()):
-        try:
-            return defs.get_schema(operator, version)
-        except defs.SchemaError:
-            continue
-    return None
-
-
-#: Attributes that change no result that is supported, or repeat what shapes say, and TVM's own.
-_WITHOUT_EFFECT = {"consumed_inputs", "hidden_size", "kernel_shape", "momentum", "num_outputs"}
-_WITHOUT_EFFECT |= {"ratio", "seed", "storage_order", "tvm_custom"}
-
-
-class Attributes(UserDict[str, Any]):
-    """Those of a node, with the names that nobody has looked at in `unread`."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        self.unread = set(given) - _WITHOUT_EFFECT
-
-    def __getitem__(self, name: str) -> Any:
-        self.unread.discard(name)
-        return super().__getitem__(name)
-
-    def check(self, operator: str, opset: int) -> None:
-        """Nothing that differs from the operator's default is unread.
-
-        Raises:
-            WorkloadError: an attribute is.
-        """
-        schema = _schema(operator, opset)
-        for name in sorted(self.unread):
-            formal = schema.attributes.get(name) if schema else None
-            usual = formal.default_value if formal else onnx.AttributeProto()
-            if not usual.type or helper.get_attribute_value(usual) != self[name]:
-                raise errors.WorkloadError(f"its attribute {names.quoted(name)} is not supported")
-
-
 def check_types(graph: Any) -> None:
     """Inputs of a graph are tensors of numbers, and it has an output.
 
@@ -207,16 +161,22 @@ def check_types(graph: Any) -> None:
     """
     for item in graph.input:
         kind = item.type.WhichOneof("value") or "unknown"
-        element = item.type.tensor_type.elem_type
         if kind != "tensor_type":
             what = f"of the kind {kind.removesuffix('_type')}"
-        elif element in _NO_NUMBERS:
-            what = f"of the element type {onnx.TensorProto.DataType.Name(element).lower()}"
+        elif (refused := unread_type(item.type.tensor_type.elem_type)) is not None:
+            what = f"of the element type {refused}"
         else:
             continue
         raise errors.WorkloadError(
             f"the ONNX model cannot be imported: its input {names.quoted(item.name)} is {what}, "
-            "not a tensor of real numbers or booleans"
+            "not a tensor of booleans, of integers or floats of 8 to 64 bits"
         )
     if not graph.output:
         raise errors.WorkloadError("the ONNX model has no outputs: there is nothing to compute")
+
+
+def unread_type(number: int) -> str | None:
+    """ONNX's name of an element type whose values are not read; None for others."""
+    name = onnx.TensorProto.DataType.Name(number).lower()
+    full = {"float": "float32", "double": "float64"}.get(name, name)
+    return None if full in _READ else name

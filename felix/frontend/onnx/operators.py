@@ -1,4 +1,4 @@
-"""Conversions of ONNX operators that TVM lacks, or whose values it computes otherwise.
+"""Which conversion a node has: one of ours, or TVM's; and ours of shapes, norms and attention.
 
 Notation: b batch, h heads, s and t rows of queries and keys, d extent of a head.
 """
@@ -13,107 +13,359 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend import attention
-from felix.frontend.onnx import constants, recurrent, resizing
+from felix.frontend.onnx import (
+    arithmetic,
+    constants,
+    products,
+    quantizing,
+    recurrent,
+    reductions,
+    resizing,
+    windows,
+)
+from felix.frontend.onnx.node import Node, accumulator, dtype_of, shape_of
 
-#: Beyond it softplus(x) is x in float64, too.
-_LINEAR = 40.0
 
-
-def convert(
-    importer: Any,
-    unroller: recurrent.Unroller,
-    operator: str,
-    inputs: Any,
-    attributes: Mapping[str, Any],
-) -> Any:
+def convert(node: Node, unroller: recurrent.Unroller) -> Any:
     """The Relax expression of a node, or None where TVM's own conversion holds.
 
     Raises:
-        WorkloadError: inputs or attributes that are not supported.
+        WorkloadError: operands or attributes that are not supported.
     """
-    if operator in recurrent.GATES:
-        return unroller.convert(operator, inputs, attributes)
-    if operator in resizing.OPERATORS:
-        return resizing.convert(importer, operator, inputs, attributes)
-    if operator in _OWN:
-        return _OWN[operator](importer, inputs, attributes)
+    if node.operator in recurrent.GATES:
+        return unroller.convert(node)
+    if node.operator in resizing.OPERATORS:
+        return resizing.convert(node)
+    if node.operator in _REFUSED:
+        raise errors.WorkloadError(_REFUSED[node.operator])
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
-    if operator == "Attention" and "num_heads" not in attributes:
-        return _attention(importer.bb, inputs, attributes)
-    return None
+    if node.operator == "Attention" and "num_heads" not in node.attributes:
+        return _attention(node)
+    own = _OWN.get(node.operator)
+    return None if own is None else own(node)
 
 
-def _expand(importer: Any, inputs: Any, _: Mapping[str, Any]) -> Any:
+def _expand(node: Node) -> Any:
     """A tensor of a known shape; TVM knows that of an initializer only when it is told."""
-    shape = constants.known(inputs[1], [importer._nodes, importer._params])
-    if shape is None:
-        return None
-    extents = [int(extent) for extent in inputs[0].ty.shape]
+    x, shape = node[0], node.integers(1)
+    extents = shape_of(x)
     # -1 is no extent of ONNX, but exporters write it for one that stays.
-    target = np.broadcast_shapes([1 if extent == -1 else int(extent) for extent in shape], extents)
-    if list(target) == extents:
-        return inputs[0]
-    return importer.bb.emit(relax.op.broadcast_to(inputs[0], target))
+    target = np.broadcast_shapes(
+        [1 if extent == -1 else extent for extent in shape or ()], extents
+    )
+    return x if list(target) == extents else node.emit(relax.op.broadcast_to(x, target))
 
 
-def _one_hot(importer: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
+def _one_hot(node: Node) -> Any:
     """The values [off, on] by index, in the type of the values, which TVM does not keep."""
-    emit = importer.bb.emit
-    tables = [importer._nodes, importer._params]
-    indices, depth, values = (inputs[i] for i in range(3))
-    number = constants.array(depth, tables)
+    indices, number, dtype = node[0], node.value(1), "int64"
     if number is None:
-        raise errors.WorkloadError("the depth is not known")
-    count, dtype = int(number.reshape(())), "int64"
-    rank = len(indices.ty.shape) + 1
-    axis = int(attributes.get("axis", -1)) % rank
-    if str(indices.ty.dtype) != dtype:
-        indices = emit(relax.op.astype(indices, dtype))
-    is_negative = emit(relax.op.less(indices, relax.const(0, dtype)))
-    behind = emit(relax.op.add(indices, relax.const(count, dtype)))
-    indices = emit(relax.op.expand_dims(emit(relax.op.where(is_negative, behind, indices)), axis))
+        raise errors.WorkloadError("it has no depth")
+    count = int(number.reshape(()))
+    rank = len(shape_of(indices)) + 1
+    axis = int(node.get("axis", -1)) % rank
+    indices = node.cast(indices, dtype)
+    is_negative = node.emit(relax.op.less(indices, relax.const(0, dtype)))
+    behind = node.emit(relax.op.add(indices, relax.const(count, dtype)))
+    indices = node.emit(relax.op.where(is_negative, behind, indices))
+    indices = node.emit(relax.op.expand_dims(indices, axis))
     places = np.arange(count).reshape([-1] + [1] * (rank - axis - 1))
-    is_on = emit(relax.op.equal(indices, relax.const(places, dtype)))
-    off, on = _pair(importer, values)
-    return emit(relax.op.where(is_on, on, off))
+    is_on = node.emit(relax.op.equal(indices, relax.const(places, dtype)))
+    off, on = _pair(node)
+    return node.emit(relax.op.where(is_on, on, off))
 
 
-def _pair(importer: Any, values: Any) -> list[Any]:
-    """The two elements of a tensor, as constants where they are known."""
-    known = constants.array(values, [importer._nodes, importer._params])
+def _pair(node: Node) -> list[Any]:
+    """The two elements of the last operand, as constants where they are known."""
+    values = node[2]
+    known = constants.array(values, node.tables)
     if known is not None:
-        return [relax.const(number, str(values.ty.dtype)) for number in known]
+        return [relax.const(number, dtype_of(values)) for number in known]
     parts = [relax.op.strided_slice(values, [0], [i], [i + 1]) for i in range(2)]
-    return [importer.bb.emit(part) for part in parts]
+    return [node.emit(part) for part in parts]
 
 
-def _softplus(importer: Any, inputs: Any, _: Mapping[str, Any]) -> Any:
-    """log(1 + exp(x)), which TVM would write as a sum that loses small results."""
-    return importer.bb.emit(relax.op.nn.softplus(inputs[0], 1.0, _LINEAR))
+def _space_to_depth(node: Node) -> Any:
+    """Blocks of places as channels: their places first, or with `mode` CRD the channels."""
+    x, size = node[0], int(node.get("blocksize"))
+    b, c, h, w = shape_of(x)
+    blocks = node.emit(relax.op.reshape(x, [b, c, h // size, size, w // size, size]))
+    axes = [0, 1, 3, 5, 2, 4] if node.get("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4]
+    moved = node.emit(relax.op.permute_dims(blocks, axes))
+    return node.emit(relax.op.reshape(moved, [b, c * size * size, h // size, w // size]))
 
 
-def _attention(bb: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:
-    """ONNX's attention of [b, h, s, d]."""
-    query, key, value, mask = (inputs[i] for i in range(4))
+def _eye_like(node: Node) -> Any:
+    dtype = node.get("dtype")
+    name = dtype_of(node[0]) if dtype is None else arithmetic.element_type(dtype)
+    rows, columns = shape_of(node[0])
+    return relax.const(np.eye(rows, columns, int(node.get("k", 0))), name)
+
+
+def _range(node: Node) -> Any:
+    """Numbers from a first one on, below a limit, of known steps."""
+    first, limit, step = (node.value(i) for i in range(3))
+    if first is None or limit is None or step is None:
+        raise errors.WorkloadError("it lacks a limit or a step")
+    dtype = dtype_of(node[0])
+    wide = "float64" if "float" in dtype else dtype
+    parts = [each.astype(wide).reshape(()) for each in (first, limit, step)]
+    if not parts[2]:
+        raise errors.WorkloadError("its step is 0")
+    count = max(0, int(np.ceil((parts[1] - parts[0]) / parts[2])))
+    numbers = parts[0] + np.arange(count, dtype=wide) * parts[2]
+    return relax.const(numbers, dtype)
+
+
+def _dropout(node: Node) -> Any:
+    """The tensor as it is in inference, and that nothing was dropped."""
+    x = node[0]
+    for index in (1, 2):
+        _ = node[index]  # the ratio, which only training reads, and whether it trains
+    if node[2] is not None:
+        trains = node.value(2)
+        ratio = node.value(1) if trains is not None and trains.any() else np.zeros(1)
+        if ratio is None or ratio.any():
+            raise errors.WorkloadError("training is not supported; export the model for inference")
+    if node.opset < 7 and not node.get("is_test", 0):
+        raise errors.WorkloadError("training is not supported; export the model for inference")
+    return relax.Tuple([x, relax.op.full(x.ty.shape, relax.const(True, "bool"), "bool")])
+
+
+def _batch_norm(node: Node) -> Any:
+    """In inference: with the statistics that are given."""
+    if node.get("training_mode", 0) or (node.opset < 7 and not node.get("is_test", 0)):
+        raise errors.WorkloadError("training is not supported; export the model for inference")
+    x, *statistics = (node[i] for i in range(5))
+    if not node.get("spatial", 1) and len(shape_of(x)) > 2:
+        raise errors.WorkloadError("statistics of each place are not supported")
+    dtype = dtype_of(x)
+    wide = accumulator(dtype)
+    operands = [node.cast(each, wide) for each in (x, *statistics)]
+    epsilon = float(node.get("epsilon", 1e-5))
+    result = node.emit(relax.op.nn.batch_norm(*operands, axis=1, epsilon=epsilon, training=False))
+    return node.cast(node.emit(relax.TupleGetItem(result, 0)), dtype)
+
+
+def _normalise(node: Node) -> Any:
+    """LpNormalization: over the norm along an axis, and 0 where that is 0."""
+    x, p, axis = node[0], int(node.get("p", 2)), int(node.get("axis", -1))
+    dtype = dtype_of(x)
+    x = node.cast(x, accumulator(dtype))
+    powers = node.emit(relax.op.abs(x) if p == 1 else relax.op.square(x))
+    norm = node.emit(relax.op.sum(powers, [axis], True))
+    norm = norm if p == 1 else node.emit(relax.op.sqrt(norm))
+    zero = relax.const(0, dtype_of(x))
+    result = node.emit(relax.op.divide(x, norm))
+    is_zero = node.emit(relax.op.equal(norm, zero))
+    return node.cast(node.emit(relax.op.where(is_zero, zero, result)), dtype)
+
+
+def _normalise_moments(node: Node) -> Any:
+    """MeanVarianceNormalization: less the mean, over the root of the variance."""
+    x, axes = node[0], list(node.get("axes") or (0, 2, 3))
+    dtype = dtype_of(x)
+    x = node.cast(x, accumulator(dtype))
+    x = node.emit(relax.op.subtract(x, node.emit(relax.op.mean(x, axes, True))))
+    variance = node.emit(relax.op.mean(node.emit(relax.op.square(x)), axes, True))
+    root = node.emit(relax.op.sqrt(variance))
+    root = node.emit(relax.op.add(root, relax.const(1e-9, dtype_of(x))))
+    return node.cast(node.emit(relax.op.divide(x, root)), dtype)
+
+
+def _pad(node: Node) -> Any:
+    """Pad, whose value need not be known; parts that are taken away where a pad is negative."""
+    x, mode = node[0], node.get("mode", "constant")
+    shape, dtype = shape_of(x), dtype_of(x)
+    given = node.integers(1, "pads" if "pads" in node.attributes else "paddings")
+    axes = node.integers(3) if node.opset >= 18 else None
+    axes = list(range(len(shape))) if axes is None else [axis % len(shape) for axis in axes]
+    if given is None or len(given) != 2 * len(axes):
+        raise errors.WorkloadError("it has no pads, or those of other axes")
+    pads = [(0, 0)] * len(shape)
+    for i, axis in enumerate(axes):
+        pads[axis] = (given[i], given[i + len(axes)])
+    cut = [(max(0, -a), extent - max(0, -b)) for (a, b), extent in zip(pads, shape, strict=True)]
+    if any(min(pair) < 0 for pair in pads):
+        begins, ends = zip(*cut, strict=True)
+        every = list(range(len(shape)))
+        x = node.emit(relax.op.strided_slice(x, every, begins, ends, assume_inbound=True))
+    wide = [max(0, each) for pair in pads for each in pair]
+    value = float(node.get("value", 0.0)) if node.opset < 11 else node[2]
+    if mode != "constant":
+        return _padded_by_itself(node, x, wide, mode)
+    number = np.asarray(0.0 if value is None else value) if node.opset < 11 else node.known(2)
+    if node.opset >= 11 and value is None:
+        number = np.asarray(0.0)
+    if number is not None:
+        return node.emit(relax.op.nn.pad(x, wide, "constant", float(number.reshape(()))))
+    pairs = [(wide[i], wide[i + 1]) for i in range(0, len(wide), 2)]
+    is_inside = relax.const(np.pad(np.ones(shape_of(x), "bool"), pairs), "bool")
+    padded = node.emit(relax.op.nn.pad(x, wide, "constant", 0.0))
+    fill = node.emit(relax.op.reshape(node.cast(value, dtype), []))
+    return node.emit(relax.op.where(is_inside, padded, fill))
+
+
+def _padded_by_itself(node: Node, x: Any, pads: list[int], mode: str) -> Any:
+    """By elements of the tensor: mirrored, repeated or from the other end."""
+    if mode not in ("reflect", "edge", "wrap"):
+        raise errors.WorkloadError("its mode is not supported")
+    for axis, extent in enumerate(shape_of(x)):
+        before, behind = pads[2 * axis : 2 * axis + 2]
+        if before or behind:
+            how: Any = mode
+            places = np.pad(np.arange(extent), (before, behind), how)
+            x = node.emit(relax.op.take(x, relax.const(places, "int32"), axis))
+    return x
+
+
+def _normalise_layer(node: Node) -> Any:
+    """LayerNormalization and RMSNormalization; other outputs are left to ONNX's function."""
+    x, scale, bias = (node[i] for i in range(3))
+    rank, dtype = len(shape_of(x)), dtype_of(x)
+    axes = list(range(int(node.get("axis", -1)) % rank, rank))
+    node.get("stash_type", 1)
+    wide = accumulator(dtype)
+    is_centred = node.operator == "LayerNormalization"
+    shape = [shape_of(x)[axis] for axis in axes]
+    terms = [scale] if bias is None else [scale, bias]
+    scale, *biases = (
+        node.emit(relax.op.broadcast_to(node.cast(term, wide), shape))
+        if shape_of(term) != shape
+        else node.cast(term, wide)
+        for term in terms
+    )
+    x, epsilon = node.cast(x, wide), float(node.get("epsilon", 1e-5))
+    if is_centred:
+        zeros = relax.const(np.zeros(shape, wide), wide)
+        bias = biases[0] if biases else zeros
+        result = relax.op.nn.layer_norm(x, scale, bias, axes, epsilon)
+    elif axes == [rank - 1]:
+        result = relax.op.nn.rms_norm(x, scale, axes, epsilon)
+    else:
+        mean = node.emit(relax.op.mean(node.emit(relax.op.square(x)), axes, True))
+        root = node.emit(relax.op.sqrt(node.emit(relax.op.add(mean, relax.const(epsilon, wide)))))
+        result = relax.op.multiply(node.emit(relax.op.divide(x, root)), scale)
+    return node.cast(node.emit(result), dtype)
+
+
+def _reverse_sequence(node: Node) -> Any:
+    """The first elements along one axis in reverse, as many as each place of another one says."""
+    x, lengths = node[0], node.value(1)
+    if lengths is None:
+        raise errors.WorkloadError("it has no lengths")
+    time, batch = int(node.get("time_axis", 0)), int(node.get("batch_axis", 1))
+    shape = shape_of(x)
+    steps = np.arange(shape[time])
+    places = np.stack([np.where(steps < n, n - 1 - steps, steps) for n in lengths.tolist()])
+    places = places if batch < time else places.T
+    wide = [extent if axis in (time, batch) else 1 for axis, extent in enumerate(shape)]
+    index = np.ascontiguousarray(np.broadcast_to(places.reshape(wide), shape))
+    return node.emit(relax.op.gather_elements(x, relax.const(index, "int64"), time))
+
+
+def _align_regions(node: Node) -> Any:
+    """RoiAlign: means of bilinear samples in the bins of regions."""
+    x, regions, batches = (node[i] for i in range(3))
+    mode = node.get("mode", "avg")
+    usual = "output_half_pixel" if node.opset < 16 else "half_pixel"
+    way = node.get("coordinate_transformation_mode", usual)
+    if mode != "avg" or way not in ("half_pixel", "output_half_pixel"):
+        raise errors.WorkloadError("of its modes avg, half_pixel and output_half_pixel are there")
+    dtype, scale = dtype_of(regions), float(node.get("spatial_scale", 1.0))
+    if way == "half_pixel":  # behind the scale, which TVM's operator applies
+        shift = relax.const(np.float64(-0.5 / scale).astype(dtype), dtype)
+        regions = node.emit(relax.op.add(regions, shift))
+    first = node.cast(node.emit(relax.op.expand_dims(batches, 1)), dtype)
+    return relax.op.vision.roi_align(
+        x,
+        node.emit(relax.op.concat([first, regions], 1)),
+        pooled_size=(int(node.get("output_height", 1)), int(node.get("output_width", 1))),
+        spatial_scale=scale,
+        sample_ratio=int(node.get("sampling_ratio", 0)),
+        aligned=way == "half_pixel",
+        layout="NCHW",
+        mode="avg",
+    )
+
+
+def _optional(node: Node) -> Any:
+    """A tensor where there may be none, and whether there is one."""
+    x = node[0]
+    if node.operator == "OptionalHasElement":
+        return relax.const(x is not None, "bool")
+    if x is None:
+        raise errors.WorkloadError("it has no element")
+    return x
+
+
+def _attention(node: Node) -> Any:
+    """ONNX's attention of [b, h, s, d] without what `expanding` writes out."""
+    query, key, value, mask = (node[i] for i in range(4))
     if any(tensor is None for tensor in (query, key, value)):
         raise errors.WorkloadError("attention needs queries, keys and values")
-    if any(inputs[i] is not None for i in range(4, 7)):
-        raise errors.WorkloadError("attention with earlier keys is not supported")
-    shapes = [[int(extent) for extent in tensor.ty.shape] for tensor in (query, key, value)]
+    shapes = [shape_of(tensor) for tensor in (query, key, value)]
     if any(len(shape) != 4 for shape in shapes):
         raise errors.WorkloadError("attention needs tensors of four axes")
     (b, h, _, d), (_, heads, t, _), _ = shapes
     if shapes[1] != [b, heads, t, d] or shapes[2][:3] != [b, heads, t] or h % heads:
         raise errors.WorkloadError("shapes of queries, keys and values do not fit")
-    if mask is not None and len(mask.ty.shape) > 4:
+    if mask is not None and len(shape_of(mask)) > 4:
         raise errors.WorkloadError("the mask of an attention has more than four axes")
-    scale, is_causal = attributes.get("scale"), bool(attributes.get("is_causal"))
-    return attention.attention(bb.emit, (query, key, value), mask, scale, is_causal)
+    scale, is_causal = node.get("scale"), bool(node.get("is_causal"))
+    return attention.attention(node.emit, (query, key, value), mask, scale, is_causal)
 
 
-#: Operators -> the importer, inputs and attributes to an expression, or None for TVM's conversion.
-_OWN: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
-    "Expand": _expand,
-    "OneHot": _one_hot,
-    "Softplus": _softplus,
+_OF_SEQUENCES = frozenset(
+    """
+    ConcatFromSequence Optional SequenceAt SequenceConstruct SequenceEmpty SequenceErase
+    SequenceInsert SequenceLength SplitToSequence
+    """.split()
+)
+_DATA = "the shape of its result follows from data"
+#: Operators that are refused whatever their operands are, and why.
+_REFUSED: Mapping[str, str] = {
+    "NonMaxSuppression": _DATA,
+    **dict.fromkeys(
+        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
+        "its result is random",
+    ),
+    "RandomUniformLike": "its result is random",
+    **dict.fromkeys(_OF_SEQUENCES, "sequences and optional values are not supported"),
 }
+#: Operators -> our conversions.
+_OWN: Mapping[str, Callable[[Node], Any]] = {
+    **products.CONVERSIONS,
+    **reductions.CONVERSIONS,
+    **arithmetic.CONVERSIONS,
+    **quantizing.CONVERSIONS,
+    **windows.CONVERSIONS,
+    "BatchNormalization": _batch_norm,
+    "Dropout": _dropout,
+    "Expand": _expand,
+    "EyeLike": _eye_like,
+    "LayerNormalization": _normalise_layer,
+    "LpNormalization": _normalise,
+    "MeanVarianceNormalization": _normalise_moments,
+    "OneHot": _one_hot,
+    "OptionalGetElement": _optional,
+    "OptionalHasElement": _optional,
+    "Pad": _pad,
+    "Range": _range,
+    "ReverseSequence": _reverse_sequence,
+    "RoiAlign": _align_regions,
+    "RMSNormalization": _normalise_layer,
+    "SpaceToDepth": _space_to_depth,
+}
+#: Operators that TVM converts and that are computed in float32 where operands have 16 bits: sums,
+#: and functions.
+IN_FLOAT32 = frozenset(
+    """
+    Acos Acosh Asin Asinh Atan Atanh Cos Cosh Einsum Erf Exp Gelu GlobalAveragePool
+    GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization
+    LocalResponseNormalization Log LogSoftmax Mean Mish Reciprocal Selu Sigmoid Sin Sinh
+    SkipLayerNormalization Softmax Softsign Sqrt Sum Tan Tanh
+    """.split()
+)
+#: Operators that have a conversion of ours.
+CONVERTED = frozenset({*_OWN, *_REFUSED, *resizing.OPERATORS, *recurrent.GATES})

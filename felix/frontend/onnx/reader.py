@@ -17,7 +17,7 @@ import math
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -29,7 +29,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
 from felix.frontend import imported as importing
-from felix.frontend.onnx import constants, operators, recurrent
+from felix.frontend.onnx import conversion, expanding, operators
 from felix.frontend.onnx import inputs as input_rules
 
 MAX_NODES = 50_000
@@ -74,6 +74,20 @@ def read(model: str | pathlib.Path | bytes) -> Any:
     return proto
 
 
+def prepare(proto: Any, values: Mapping[str, Any]) -> Any:
+    """A checked model with inputs of these values, and without functions that are not converted.
+
+    Raises:
+        WorkloadError: values of other inputs or shapes, or an operator that is not supported.
+    """
+    expanding.with_values(proto, values)
+    made = expanding.expand(proto)
+    _check_operators(made.graph)
+    for node in _nodes(made.graph):
+        node.name = node.name or next((name for name in node.output if name), "")
+    return made
+
+
 def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRModule:
     """The Relax function of a checked model, with its initializers as parameters.
 
@@ -82,20 +96,20 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     """
     shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
     input_rules.check(proto.graph, shape_of)
-    renamed = _rename(proto)
+    renamed, opset = _rename(proto), _opset(proto)
     importer = onnx_frontend.ONNXGraphImporter(
         {renamed[name]: shape for name, shape in shape_of.items()},
         "float32",
         keep_params_in_input=True,
     )
     originals = {new: name for name, new in renamed.items()}
-    importer._convert_operator = _converter(importer, originals)
-    importer._check_for_unsupported_ops = lambda graph: None  # `_check_operators` knows more
+    importer._construct_nodes = conversion.GraphConverter(importer, opset, originals).convert
+    importer._check_for_unsupported_ops = lambda graph: None  # `prepare` knows more
     try:
         # TVM prints the inputs of what it cannot convert, and warns with names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            imported = importer.from_onnx(proto.graph, _opset(proto))
+            imported = importer.from_onnx(proto.graph, opset)
     except errors.WorkloadError:
         raise
     except Exception as error:  # TVM raises bare Exceptions, too
@@ -148,14 +162,14 @@ def _check(proto: Any) -> None:
         )
     if n_nodes > MAX_NODES:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
-    _check_operators(proto.graph)
     input_rules.check_types(proto.graph)
     for node in _nodes(proto.graph):
         # after the first output, for errors about it
         node.name = node.name or next((name for name in node.output if name), "")
         if (lacks := input_rules.missing(node, opset)) is not None:
             raise errors.WorkloadError(
-                f"the node {_node(node.name, node.op_type)} of the ONNX model lacks {lacks}"
+                f"the node {conversion.describe(node.name, node.op_type)} of the ONNX model "
+                f"lacks {lacks}"
             )
     _check_graph(proto.graph, frozenset())
 
@@ -186,6 +200,8 @@ def _check_tensor(tensor: Any) -> None:
         raise errors.WorkloadError(
             f"{where} has external data; save the model with all data in one file"
         )
+    if (refused := input_rules.unread_type(tensor.data_type)) is not None:
+        raise errors.WorkloadError(f"{where} is of the element type {refused}: not supported")
     if any(extent < 0 for extent in tensor.dims):
         raise errors.WorkloadError(f"{where} has a negative extent")
     if math.prod(tensor.dims) > _MAX_ELEMENTS_A_BYTE * tensor.ByteSize():
@@ -193,7 +209,8 @@ def _check_tensor(tensor: Any) -> None:
 
 
 def _check_operators(graph: Any) -> None:
-    known = {*onnx_frontend._get_convert_map(), *recurrent.GATES, "If", "Constant"}
+    known = {*onnx_frontend._get_convert_map(), *operators.CONVERTED, *conversion.WITH_GRAPHS}
+    known.add("Constant")
     unknown = set()
     for node in _nodes(graph):
         if node.domain not in _DOMAINS:
@@ -225,8 +242,8 @@ def _check_graph(graph: Any, outer: frozenset[str]) -> None:
         for name in node.input:
             if name not in known:
                 raise errors.WorkloadError(
-                    f"the node {_node(node.name, node.op_type)} of the ONNX model reads "
-                    f"{names.quoted(name)}, which nothing computes before it"
+                    f"the node {conversion.describe(node.name, node.op_type)} of the ONNX model "
+                    f"reads {names.quoted(name)}, which nothing computes before it"
                 )
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
@@ -259,36 +276,6 @@ def _rename(proto: Any) -> dict[str, str]:
     return renamed
 
 
-def _converter(importer: Any, originals: Mapping[str, str]) -> Callable[..., Any]:
-    """Our conversion of one operator or TVM's, with errors that name it and its node."""
-    convert, unroller = importer._convert_operator, recurrent.Unroller(importer)
-
-    def named(operator: str, inputs: Any, attributes: dict[str, Any], opset: int) -> Any:
-        name = str(attributes["tvm_custom"]["name"])
-        try:
-            folded = constants.fold(importer, operator, inputs, attributes)
-            if folded is not None:
-                return folded
-            watched = input_rules.Attributes(attributes)
-            result = operators.convert(importer, unroller, operator, inputs, watched)
-            if result is None:
-                result = convert(operator, inputs, watched, opset)
-            watched.check(operator, opset)
-            return result
-        except Exception as error:  # TVM's converters raise bare Exceptions, too
-            reason = "it cannot be imported with these inputs and attributes"
-            if importing.is_short(error):
-                reason = f"it {importing.message()}"
-            elif isinstance(error, errors.WorkloadError):
-                reason = str(error)
-            raise errors.WorkloadError(
-                f"the ONNX model cannot be imported: the node "
-                f"{_node(originals.get(name, name), operator)}: {reason}"
-            ) from error
-
-    return named
-
-
 def _check_values(mod: tvm.IRModule) -> None:
     """No value is too large to be computed; constants are, when operators are lowered."""
 
@@ -309,7 +296,3 @@ def _check_values(mod: tvm.IRModule) -> None:
 def _element_bytes(dtype: Any) -> int:
     digits = re.search(r"\d+", str(dtype))
     return max(1, int(digits[0]) // 8) if digits else 1
-
-
-def _node(name: str, operator: str) -> str:
-    return f"{names.quoted(name)} (operator {names.quoted(operator)})"

@@ -17,6 +17,7 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend.onnx import constants
+from felix.frontend.onnx.node import Node, accumulator, dtype_of
 
 #: Operator -> gates.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -56,13 +57,14 @@ class Unroller:
         self._tables = [importer._nodes, importer._params]
         self._n_steps = 0
 
-    def convert(self, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
+    def convert(self, node: Node) -> Any:
         """The outputs Y, Y_h and of an LSTM Y_c of a node, as a tuple.
 
         Raises:
             WorkloadError: inputs or attributes that are not supported, or more than MAX_STEPS.
         """
-        tensors = [inputs[position] for position in range(8)]
+        operator, attributes = node.operator, node.attributes
+        tensors = [node[position] for position in range(8)]
         if tensors[_P] is not None and operator == "LSTM":
             raise errors.WorkloadError("peepholes are not supported")
         x = tensors[_X]
@@ -82,6 +84,11 @@ class Unroller:
 
     def _emit(self, expression: Any) -> Any:
         return self.bb.emit(self.bb.normalize(expression))
+
+    def _product(self, left: Any, right: Any) -> Any:
+        dtype = dtype_of(left)
+        product = self._emit(relax.op.matmul(left, right, accumulator(dtype)))
+        return product if dtype_of(product) == dtype else self._emit(product.astype(dtype))
 
     def _check_lengths(self, lengths: Any, s: int) -> None:
         """All sequences have all steps."""
@@ -114,7 +121,7 @@ class Unroller:
         dtype = str(x.ty.dtype)
         biases = self._biases(tensors[_B], index, rows, dtype)
         flat = self._emit(relax.op.reshape(x, [s * b, int(x.ty.shape[2])]))
-        product = self._emit(relax.op.matmul(flat, relax.op.permute_dims(w)))
+        product = self._product(flat, relax.op.permute_dims(w))
         product = self._emit(relax.op.add(product, biases[0]))
         functions = _functions(operator, attributes.get("activations"), index, count)
         return _Direction(
@@ -174,7 +181,7 @@ class Unroller:
         return states, state, cell
 
     def _of_state(self, one: _Direction, state: Any) -> Any:
-        product = self._emit(relax.op.matmul(state, one.weights))
+        product = self._product(state, one.weights)
         return self._emit(relax.op.add(product, one.bias))
 
     def _lstm(self, one: _Direction, projected: Any, state: Any, cell: Any) -> tuple[Any, Any]:
@@ -201,7 +208,7 @@ class Unroller:
         else:
             weights, bias = self._parts(one.weights, 3)[2], self._parts(one.bias, 3)[2]
             scaled = self._emit(relax.op.multiply(r, state))
-            inner = relax.op.add(self._emit(relax.op.matmul(scaled, weights)), bias)
+            inner = relax.op.add(self._product(scaled, weights), bias)
         hidden = self._emit(g(self._emit(relax.op.add(given[2], self._emit(inner)))))
         kept = self._emit(relax.op.multiply(z, self._emit(relax.op.subtract(state, hidden))))
         return self._emit(relax.op.add(hidden, kept))

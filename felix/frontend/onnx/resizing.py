@@ -18,12 +18,13 @@ import numpy as np
 from tvm import relax
 
 from felix import errors
-from felix.frontend.onnx import constants
+from felix.frontend.onnx.node import Node, dtype_of, shape_of
 
 OPERATORS = frozenset({"Resize", "Upsample"})
 #: Axes that TVM resizes begin behind the batch and the channels of tensors of these ranks.
 _TVM_FIRST_AXIS, _TVM_RANKS = 2, (3, 4, 5)
 _WIDE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+_CROP = "tf_crop_and_resize"
 #: ONNX's ways to round a coordinate to a place.
 _ROUNDINGS: Mapping[str, Callable[[Any], Any]] = {
     "floor": np.floor,
@@ -41,6 +42,8 @@ class _Axis:
     extent: int
     size: int
     scale: float
+    #: begin and end of what is resized, of the extent, where a part is
+    part: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,86 +55,85 @@ class _Method:
     rounding: str
     cubic: float
     excludes_outside: bool
+    is_smoothed: bool
+    outside: float
 
 
-def convert(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, Any]) -> Any:
+def convert(node: Node) -> Any:
     """The resized tensor; None where TVM's conversion computes the same.
 
     Raises:
+        UnknownValue: scales, extents or the part to resize are not known.
         WorkloadError: attributes that are not supported.
     """
-    x, is_upsample = inputs[0], operator == "Upsample"
-    method = _method(attributes, is_upsample)
-    axes = _axes(importer, x, inputs, attributes, is_upsample)
-    if axes is None or (not is_upsample and _is_tvms(x, axes, method, inputs, attributes)):
+    x, is_upsample = node[0], node.operator == "Upsample"
+    method = _method(node, is_upsample)
+    axes = _axes(node, method, is_upsample)
+    if not is_upsample and _is_tvms(node, axes, method):
         return None
     if method.mode not in ("nearest", "linear", "cubic"):
         raise errors.WorkloadError("the mode is unknown")
-    is_smooth = method.mode != "nearest"
-    if attributes.get("antialias") and is_smooth and any(axis.scale < 1 for axis in axes):
-        raise errors.WorkloadError("antialias is not supported")
-    dtype = str(x.ty.dtype)
-    if is_smooth:
+    dtype = dtype_of(x)
+    if method.mode != "nearest":
         if dtype not in _WIDE:
             raise errors.WorkloadError("only floats can be interpolated")
-        x = _cast(importer.bb, x, _WIDE[dtype])
+        x = node.cast(x, _WIDE[dtype])
     for axis in axes:
-        if (axis.extent, axis.scale) != (axis.size, 1.0):
-            x = _along(importer.bb, x, axis, method)
-    return _cast(importer.bb, x, dtype)
+        if (axis.extent, axis.scale) != (axis.size, 1.0) or method.coordinates == _CROP:
+            x = _along(node, x, axis, method)
+    return node.cast(x, dtype)
 
 
-def _method(attributes: Mapping[str, Any], is_upsample: bool) -> _Method:
-    def text(name: str, default: str) -> str:
-        value = attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else str(value)
-
+def _method(node: Node, is_upsample: bool) -> _Method:
     coordinates, rounding = "half_pixel", "round_prefer_floor"
-    if is_upsample:
+    if is_upsample or node.opset < 11:  # as later versions call it
         coordinates, rounding = "asymmetric", "floor"
     return _Method(
-        mode=text("mode", "nearest").removeprefix("bi"),
-        coordinates=text("coordinate_transformation_mode", coordinates),
-        rounding=text("nearest_mode", rounding),
-        cubic=float(attributes.get("cubic_coeff_a", -0.75)),
-        excludes_outside=bool(attributes.get("exclude_outside", 0)),
+        mode=node.get("mode", "nearest").removeprefix("bi"),
+        coordinates=node.get("coordinate_transformation_mode", coordinates),
+        rounding=node.get("nearest_mode", rounding),
+        cubic=float(node.get("cubic_coeff_a", -0.75)),
+        excludes_outside=bool(node.get("exclude_outside", 0)),
+        is_smoothed=bool(node.get("antialias", 0)),
+        outside=float(node.get("extrapolation_value", 0.0)),
     )
 
 
-def _axes(
-    importer: Any, x: Any, inputs: Any, attributes: Mapping[str, Any], is_upsample: bool
-) -> list[_Axis] | None:
-    """The axes that are named, with their scales; None where these are not known."""
-    tables = [importer._nodes, importer._params]
-    extents = [int(extent) for extent in x.ty.shape]
-    named = attributes.get("axes") or range(len(extents))
+def _axes(node: Node, method: _Method, is_upsample: bool) -> list[_Axis]:
+    """The axes that are named, with their scales."""
+    extents = shape_of(node[0])
+    named = node.get("axes") or range(len(extents))
     numbers = [int(number) % len(extents) for number in named]
     chosen = [extents[number] for number in numbers]
-    if is_upsample:
-        scales, sizes = constants.array(inputs[1], tables), None
-        if scales is None:
-            scales = attributes.get("scales")
-    else:
-        scales = constants.array(inputs[2], tables)
-        sizes = None if inputs[3] is None else constants.known(inputs[3], tables)
+    is_old = is_upsample or node.opset < 11
+    scales = node.get("scales") if "scales" in node.attributes else node.value(1 if is_old else 2)
     if scales is None or not len(scales):
-        if sizes is None or not len(sizes):
-            return None
-        scales, sizes = _by_policy(sizes, chosen, attributes)
+        sizes = None if is_old else node.integers(3)
+        if not sizes:
+            raise errors.WorkloadError("it has neither scales nor extents")
+        scales, sizes = _by_policy(node, sizes, chosen)
     else:
         # As ONNX Runtime and PyTorch: 1.3 * 10 is 13, though the float32 is below 1.3.
         sizes = [int(np.float32(s) * np.float32(e)) for s, e in zip(scales, chosen, strict=True)]
     if min(sizes, default=1) < 1:
         raise errors.WorkloadError("nothing is left of an axis")
-    return [_Axis(*each) for each in zip(numbers, chosen, sizes, map(float, scales), strict=True)]
+    parts = [(0.0, 1.0)] * len(chosen)
+    if method.coordinates == _CROP:
+        roi = node.value(1)
+        if roi is None or roi.size != 2 * len(chosen):
+            raise errors.WorkloadError("it has no part to resize, or one of other axes")
+        parts = [(float(roi[i]), float(roi[i + len(chosen)])) for i in range(len(chosen))]
+    elif not is_old:
+        _ = node[1]  # a part to resize, which others do not read
+    columns = (numbers, chosen, sizes, map(float, scales), parts)
+    return [_Axis(*each) for each in zip(*columns, strict=True)]
 
 
 def _by_policy(
-    sizes: Any, extents: Sequence[int], attributes: Mapping[str, Any]
+    node: Node, sizes: Sequence[int], extents: Sequence[int]
 ) -> tuple[list[float], list[int]]:
     """Scales and extents of the result where extents are given."""
-    policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
-    policy = policy.decode() if isinstance(policy, bytes) else policy
+    policy = node.get("keep_aspect_ratio_policy", "stretch")
     ratios = [int(size) / extent for size, extent in zip(sizes, extents, strict=True)]
     if policy == "stretch":
         return ratios, [int(size) for size in sizes]
@@ -141,28 +143,22 @@ def _by_policy(
     return [scale] * len(ratios), [int(scale * extent + 0.5) for extent in extents]
 
 
-def _is_tvms(
-    x: Any, axes: Sequence[_Axis], method: _Method, inputs: Any, attributes: Mapping[str, Any]
-) -> bool:
-    """Whether TVM's conversion computes what is asked for.
-
-    Raises:
-        WorkloadError: it does not, nor do the conversions here.
-    """
+def _is_tvms(node: Node, axes: Sequence[_Axis], method: _Method) -> bool:
+    """Whether TVM's conversion computes what is asked for."""
+    is_scaled = node[2] is not None
     is_plain = all(
         axis.size == axis.extent
         if axis.number < _TVM_FIRST_AXIS
-        else axis.scale * axis.extent == axis.size or inputs[2] is None
+        else axis.scale * axis.extent == axis.size or not is_scaled
         for axis in axes
     )
-    is_plain &= len(x.ty.shape) in _TVM_RANKS and not attributes.get("axes")
-    policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
-    is_plain &= not attributes.get("antialias") and policy in (b"stretch", "stretch")
-    is_plain &= inputs[2] is None or inputs[3] is None
-    is_plain &= method.coordinates != "half_pixel_symmetric"
-    if method.coordinates == "tf_crop_and_resize" and not is_plain:
-        raise errors.WorkloadError("this way to crop and resize is not supported")
-    return is_plain
+    is_plain &= node.opset >= 11 and len(shape_of(node[0])) in _TVM_RANKS
+    is_plain &= not node.get("axes") and not method.is_smoothed
+    # between two elements TVM takes the later one
+    is_plain &= method.mode != "nearest" or all(axis.scale == int(axis.scale) for axis in axes)
+    is_plain &= node.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    is_plain &= not is_scaled or node[3] is None
+    return is_plain and method.coordinates not in ("half_pixel_symmetric", _CROP)
 
 
 def _coordinates(axis: _Axis, method: str) -> Any:
@@ -170,8 +166,15 @@ def _coordinates(axis: _Axis, method: str) -> Any:
     x, scale, half = np.arange(axis.size, dtype="float32"), np.float32(axis.scale), np.float32(0.5)
     if method == "asymmetric":
         return x / scale
+    if method == _CROP:
+        begin, end = axis.part
+        last = axis.extent - 1
+        if axis.size == 1:
+            return np.array([0.5 * (begin + end) * last], "float32")
+        return np.float32(begin * last) + x * np.float32((end - begin) * last / (axis.size - 1))
     if method == "align_corners":
-        return x * np.float32((axis.extent - 1) / max(1, axis.size - 1))
+        steps = axis.scale * axis.extent - 1  # of the scale, whole or not
+        return x * np.float32((axis.extent - 1) / steps if axis.size > 1 else 0)
     if method == "tf_half_pixel_for_nn":
         return (x + half) / scale
     if method == "pytorch_half_pixel" and axis.size == 1:
@@ -191,44 +194,46 @@ def _neighbours(axis: _Axis, method: _Method) -> tuple[Any, Any]:
         return _inside(_ROUNDINGS[method.rounding](x)[None], axis), None
     low = np.floor(x)
     r = (x - low).astype("float64")
+    scale = min(1.0, axis.scale) if method.is_smoothed else 1.0
+    first = int(np.floor(-(1 if method.mode == "linear" else 2) / scale)) + 1
+    steps = np.arange(first, 2 - first)[:, None]
+    distances = np.abs(steps - r) * scale
+    weights = _cubic(distances, method.cubic)
     if method.mode == "linear":
-        return _inside(np.stack([low, low + 1]), axis), np.stack([1 - r, r])
-    a = method.cubic
-    weights = np.stack([_far(1 + r, a), _near(r, a), _near(1 - r, a), _far(2 - r, a)])
-    places = np.stack([low - 1, low, low + 1, low + 2])
+        weights = np.clip(1 - distances, 0, 1)
+    places = low + steps
     if method.excludes_outside:
         weights *= (places >= 0) & (places < axis.extent)
+    if method.excludes_outside or method.is_smoothed:
         weights /= weights.sum(axis=0)
     return _inside(places, axis), weights
 
 
-def _near(distance: Any, a: float) -> Any:
-    """A cubic's weight of an element up to 1 away."""
-    return ((a + 2) * distance - (a + 3)) * distance**2 + 1
-
-
-def _far(distance: Any, a: float) -> Any:
-    """A cubic's weight of an element 1 to 2 away."""
-    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+def _cubic(distances: Any, a: float) -> Any:
+    """A cubic's weights of elements so far away."""
+    near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
+    far = ((a * distances - 5 * a) * distances + 8 * a) * distances - 4 * a
+    return np.where(distances <= 1, near, np.where(distances < 2, far, 0))
 
 
 def _inside(places: Any, axis: _Axis) -> Any:
     return np.clip(places, 0, axis.extent - 1).astype("int32")
 
 
-def _along(bb: Any, x: Any, axis: _Axis, method: _Method) -> Any:
+def _along(node: Node, x: Any, axis: _Axis, method: _Method) -> Any:
     """A tensor resized along one axis."""
     places, weights = _neighbours(axis, method)
-    dtype, shape = str(x.ty.dtype), [-1] + [1] * (len(x.ty.shape) - axis.number - 1)
+    dtype, shape = dtype_of(x), [-1] + [1] * (len(shape_of(x)) - axis.number - 1)
     total = None
     for neighbour, place in enumerate(places):
-        part = bb.emit(relax.op.take(x, relax.const(place, "int32"), axis=axis.number))
+        part = node.emit(relax.op.take(x, relax.const(place, "int32"), axis=axis.number))
         if weights is not None:
             weight = weights[neighbour].astype(dtype).reshape(shape)
-            part = bb.emit(relax.op.multiply(part, relax.const(weight, dtype)))
-        total = part if total is None else bb.emit(relax.op.add(total, part))
+            part = node.emit(relax.op.multiply(part, relax.const(weight, dtype)))
+        total = part if total is None else node.emit(relax.op.add(total, part))
+    if method.coordinates == _CROP:
+        x = _coordinates(axis, method.coordinates)
+        is_outside = relax.const(((x < 0) | (x > axis.extent - 1)).reshape(shape), "bool")
+        value = relax.const(method.outside, dtype)
+        total = node.emit(relax.op.where(is_outside, value, total))
     return total
-
-
-def _cast(bb: Any, x: Any, dtype: str) -> Any:
-    return x if str(x.ty.dtype) == dtype else bb.emit(relax.op.astype(x, dtype))

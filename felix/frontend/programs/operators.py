@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
@@ -76,13 +77,42 @@ def _expanded(rewriter: Rewriter, call: Any) -> Any:
         scores = emit(relax.op.add(scores, bias))
     if call.attrs.causal_mask is not None:
         scores = _causal(rewriter, scores, str(call.attrs.causal_mask))
-    weights = emit(relax.op.nn.softmax(scores, -1))
+    if bias is None:
+        weights = emit(relax.op.nn.softmax(scores, -1))
+    else:
+        weights = rewriter.builder.emit_te(
+            _masked_softmax,
+            scores,
+            primfunc_name_hint="softmax",
+            primfunc_attrs=torch_forms.attributes("masked_softmax", 1, wide),
+        )
     if dtype != wide:
         weights = emit(relax.op.astype(weights, dtype))
     result = emit(relax.op.matmul(weights, value, out_dtype=wide))
     if dtype != wide:
         result = emit(relax.op.astype(result, dtype))
     return emit(relax.op.permute_dims(result, _SWAP_HEADS_AND_ROWS))
+
+
+def _masked_softmax(x: te.Tensor) -> te.Tensor:
+    """Softmax of the last axis, and zeros for rows of minus infinity, whose sum of powers is 0."""
+    *lead, extent = x.shape
+    axes = [te.reduce_axis((0, extent), name=name) for name in ("k", "k2")]
+    largest = te.compute(
+        lead, lambda *i: te.max(x(*i, axes[0]), axis=axes[0]), name="T_softmax_maxelem"
+    )
+    powers = te.compute(x.shape, lambda *i: te.exp(x(*i) - largest(*i[:-1])), name="T_softmax_exp")
+    total = te.compute(
+        lead, lambda *i: te.sum(powers(*i, axes[1]), axis=axes[1]), name="T_softmax_expsum"
+    )
+    least = tirx.const(np.finfo(str(x.dtype)).tiny, str(x.dtype))  # others are 1 or more
+    return te.compute(
+        x.shape,
+        lambda *i: powers(*i) / tirx.max(total(*i[:-1]), least),
+        name="T_softmax_norm",
+        tag="softmax_output",
+        attrs={"axis": len(lead)},
+    )
 
 
 def _causal(rewriter: Rewriter, scores: Any, kind: str) -> Any:

@@ -64,7 +64,7 @@ def find(lowered: tvm.IRModule) -> list[Attention]:
     graph = Graph(lowered)
     found = []
     for value in graph.values:
-        if value.function == "softmax":
+        if value.function in ("softmax", "masked_softmax"):
             attention = _of_softmax(graph, value)
             if attention is not None:
                 found.append(attention)
@@ -78,7 +78,7 @@ def _of_softmax(graph: Graph, softmax: Value) -> Attention | None:
         weights = _only_reader(graph, weights)
     if weights is not None and weights.function == "matmul":
         product = weights
-    if scores is None or product is None or softmax.options["dim"] != -1:
+    if scores is None or product is None or softmax.options.get("dim", -1) != -1:
         return None
     source = product.operands[0]
     while source.function == "to" and source is not softmax:

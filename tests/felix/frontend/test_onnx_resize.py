@@ -124,14 +124,18 @@ def test_upsample_repeats_the_element_before(opset: int, factor: float) -> None:
     assert_agrees(result(made.SerializeToString(), x), expected, 0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"scales": [1, 1, 0.6, 0.7], "mode": "linear", "antialias": 1},
-        {"scales": SCALES, **SYMMETRIC, "coordinate_transformation_mode": "tf_crop_and_resize"},
-        {"scales": [1, 1, 0.1, 1]},
-    ],
-)
-def test_what_is_not_supported_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(errors.WorkloadError, match=r"'Resize'\): (antialias|this way|nothing)"):
-        frontend.import_onnx(model(**options).SerializeToString())
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_with_antialias_it_is_pytorchs(mode: str) -> None:
+    scales = [1, 1, 0.5, 0.25]
+    options = {"mode": mode, "antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
+    x = torch.randn(1, 2, 8, 12)
+    made = model(scales=scales, shape=[1, 2, 8, 12], **options)
+    expected = functional.interpolate(
+        x, scale_factor=(0.5, 0.25), mode=f"bi{mode}", antialias=True
+    )
+    assert_agrees(result(made.SerializeToString(), x), expected, 1e-5)
+
+
+def test_an_empty_result_is_refused() -> None:
+    with pytest.raises(errors.WorkloadError, match=r"'Resize'\): nothing is left"):
+        frontend.import_onnx(model(scales=[1, 1, 0.1, 1]).SerializeToString())

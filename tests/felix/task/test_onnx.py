@@ -110,7 +110,7 @@ def test_a_constant_that_would_fill_memory_is_refused(extents: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
-@pytest.mark.parametrize("place", ["from_onnx", "_convert_operator"])
+@pytest.mark.parametrize("place", ["from_onnx", "_parse_graph_input"])
 def test_a_lack_of_memory_is_called_so(
     monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
 ) -> None:

@@ -1,0 +1,171 @@
+"""ONNX's arithmetic of elements where TVM's conversions compute other numbers or lack types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax, te, tirx
+
+from felix import errors, names
+from felix.frontend import numerics
+from felix.frontend.onnx import constants
+from felix.frontend.onnx.node import Node, accumulator, dtype_of
+
+#: Element types that values may have.
+TYPES = constants.TYPES
+
+
+def element_type(number: int) -> str:
+    """TVM's name of one of ONNX's element types.
+
+    Raises:
+        WorkloadError: values of the type are not supported.
+    """
+    name: str = onnx.TensorProto.DataType.Name(int(number)).lower()
+    name = {"float": "float32", "double": "float64"}.get(name, name)
+    if name not in TYPES:
+        raise errors.WorkloadError(f"the element type {names.quoted(name)} is not supported")
+    return name
+
+
+def cast(node: Node) -> Any:
+    """Cast, and CastLike, which reads no more of its second operand than its type."""
+    is_like = node.operator == "CastLike"
+    dtype = dtype_of(node[1]) if is_like else element_type(node.get("to"))
+    if dtype not in TYPES:
+        raise errors.WorkloadError(f"the element type {names.quoted(dtype)} is not supported")
+    for attribute in ("saturate", "round_mode"):  # of float8
+        node.get(attribute)
+    x = node[0]
+    if dtype == "bool" and dtype_of(x) != "bool":
+        return node.emit(relax.op.not_equal(x, relax.const(0, dtype_of(x))))
+    return node.cast(x, dtype)
+
+
+def power(node: Node) -> Any:
+    """x ** y in the type of x."""
+    x, y = node[0], node[1]
+    dtype = dtype_of(x)
+    if dtype.startswith(("float", "bfloat")):
+        return node.emit(relax.op.power(x, node.cast(y, dtype)))
+    if dtype_of(y).startswith(("float", "bfloat")):
+        result = relax.op.power(node.cast(x, "float64"), node.cast(y, "float64"))
+        return node.cast(node.emit(result), dtype)
+    return _whole_power(node, x, node.cast(y, dtype))
+
+
+def _whole_power(node: Node, x: Any, y: Any) -> Any:
+    """By squaring: a factor for each bit of the exponent."""
+    dtype = dtype_of(x)
+    one, result = relax.const(1, dtype), None
+    for bit in range(6 if "64" in dtype else 5):
+        is_set = node.emit(relax.op.bitwise_and(y, relax.const(1 << bit, dtype)))
+        is_set = node.emit(relax.op.not_equal(is_set, relax.const(0, dtype)))
+        factor = node.emit(relax.op.where(is_set, x, one))
+        result = factor if result is None else node.emit(relax.op.multiply(result, factor))
+        x = node.emit(relax.op.multiply(x, x))
+    return result
+
+
+def modulo(node: Node) -> Any:
+    """The remainder: of the divisor's sign, or with `fmod` of the dividend's."""
+    x, y = node[0], node[1]
+    dtype = dtype_of(x)
+    is_float = dtype.startswith(("float", "bfloat"))
+    is_dividends = bool(node.get("fmod", 0))
+    if not is_float:
+        return node.emit((relax.op.mod if is_dividends else relax.op.floor_mod)(x, y))
+    rest = numerics.emit_remainder(node.bb, x, y)
+    if is_dividends:
+        return rest
+    zero = relax.const(0, dtype)
+    signs = [node.emit(relax.op.less(each, zero)) for each in (rest, y)]
+    is_other = node.emit(relax.op.logical_xor(*signs))
+    is_other = node.emit(relax.op.logical_and(is_other, node.emit(relax.op.not_equal(rest, zero))))
+    return node.emit(relax.op.where(is_other, node.emit(relax.op.add(rest, y)), rest))
+
+
+def shift(node: Node) -> Any:
+    """Bits shifted left or right; 0, or the sign to the right, where that is all of them."""
+    x, count, direction = node[0], node[1], node.get("direction")
+    dtype = dtype_of(x)
+    n_bits = int("".join(c for c in dtype if c.isdigit()))
+    last = relax.const(n_bits - 1, dtype)
+    is_far = node.emit(relax.op.greater(count, last))
+    if not dtype.startswith("u"):
+        is_negative = node.emit(relax.op.less(count, relax.const(0, dtype)))
+        is_far = node.emit(relax.op.logical_or(is_far, is_negative))
+    near = node.emit(relax.op.where(is_far, last, count))
+    if direction == "LEFT":
+        result = node.emit(relax.op.left_shift(x, near))
+    else:
+        result = node.emit(relax.op.right_shift(x, near))
+        if not dtype.startswith("u"):
+            return result
+    return node.emit(relax.op.where(is_far, relax.const(0, dtype), result))
+
+
+def is_infinite(node: Node) -> Any:
+    """Whether elements are infinite, of the signs that are asked for."""
+    x = node[0]
+    dtype = dtype_of(x)
+    found: Any = relax.op.zeros(x.ty.shape, "bool")
+    for attribute, infinity in (("detect_negative", -np.inf), ("detect_positive", np.inf)):
+        if node.get(attribute, 1):
+            bound = relax.const(infinity, dtype)
+            found = node.emit(relax.op.logical_or(found, node.emit(relax.op.equal(x, bound))))
+    return found
+
+
+def bit_cast(node: Node) -> Any:
+    """The same bits as another type of as many."""
+    x, dtype = node[0], element_type(node.get("to"))
+    if tvm.DataType(dtype).bits != tvm.DataType(dtype_of(x)).bits or "bool" in (
+        dtype,
+        dtype_of(x),
+    ):
+        raise errors.WorkloadError("types of other sizes, and booleans, are not supported")
+    if dtype == dtype_of(x):
+        return x
+
+    def reinterpreted(tensor: te.Tensor) -> te.Tensor:
+        return te.compute(tensor.shape, lambda *i: tirx.reinterpret(dtype, tensor[i]))
+
+    return node.bb.emit_te(reinterpreted, x, primfunc_name_hint="bit_cast")
+
+
+def elu(node: Node) -> Any:
+    """x, or alpha (exp(x) - 1) below 0; rounded once."""
+    x, alpha = node[0], float(node.get("alpha", 1.0))
+    dtype = dtype_of(x)
+    x = node.cast(x, accumulator(dtype))
+    wide = dtype_of(x)
+    below = numerics.emit(node.bb, "expm1", x)
+    below = node.emit(relax.op.multiply(below, relax.const(alpha, wide)))
+    is_below = node.emit(relax.op.less(x, relax.const(0, wide)))
+    return node.cast(node.emit(relax.op.where(is_below, below, x)), dtype)
+
+
+def softplus(node: Node) -> Any:
+    """log(1 + exp(x)), which TVM would write as a sum that loses small results."""
+    return node.emit(relax.op.nn.softplus(node[0], 1.0, _LINEAR))
+
+
+#: Beyond it softplus(x) is x in float64, too.
+_LINEAR = 40.0
+#: Operators of this module.
+CONVERSIONS: Mapping[str, Callable[[Node], Any]] = {
+    "Cast": cast,
+    "CastLike": cast,
+    "Pow": power,
+    "Mod": modulo,
+    "BitCast": bit_cast,
+    "BitShift": shift,
+    "IsInf": is_infinite,
+    "Elu": elu,
+    "Softplus": softplus,
+}

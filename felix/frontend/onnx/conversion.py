@@ -1,0 +1,338 @@
+"""The nodes of a graph as Relax expressions, one after the other: folded, ours, or TVM's.
+
+Branches whose condition is known, loops whose number of rounds is known and scans are written out.
+Every error names the node and its operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from felix import errors, names
+from felix.frontend import imported
+from felix.frontend.onnx import constants, operators, recurrent
+from felix.frontend.onnx.node import Node, UnknownValue, shape_of
+
+#: Nodes that loops and scans of a model become.
+MAX_WRITTEN_OUT = 20_000
+#: Operators whose nodes have graphs.
+WITH_GRAPHS = frozenset({"If", "Loop", "Scan"})
+
+
+#: Operators whose results are as long as data say: they can be outputs of a model.
+_OF_DATA = frozenset({"Compress", "NonZero", "Unique"})
+
+
+class UnknownInput(errors.WorkloadError):
+    """What a node computes follows from the values of inputs of the model."""
+
+    def __init__(self, message: str, inputs: list[str]) -> None:
+        super().__init__(message)
+        #: whose values would tell
+        self.inputs = inputs
+
+
+class GraphConverter:
+    """Converts the nodes of a model into the values of TVM's importer.
+
+    Args:
+        importer: TVM's, with its inputs and initializers.
+        opset: the version of ONNX's operators.
+        originals: names of the file by the ones that values and nodes have here.
+    """
+
+    def __init__(self, importer: Any, opset: int, originals: Mapping[str, str]) -> None:
+        self._importer, self._opset, self._originals = importer, opset, originals
+        self._unroller = recurrent.Unroller(importer)
+        self._n_written_out = 0
+        #: the node that computes a value
+        self._producers: dict[str, Any] = {}
+
+    def convert(self, graph: Any) -> None:
+        """Give every value of a graph its expression.
+
+        Raises:
+            WorkloadError: a node cannot be converted.
+        """
+        for proto in graph.node:
+            self._producers.update(dict.fromkeys(proto.output, proto))
+            try:
+                values = self._values(proto)
+            except UnknownValue as error:
+                raise self._unknown(proto, error) from error
+            except errors.WorkloadError as error:
+                if isinstance(error, UnknownInput) or str(error).startswith(_CANNOT):
+                    raise
+                raise errors.WorkloadError(self._named(proto, str(error))) from error
+            for name, value in zip(proto.output, values, strict=False):
+                if name:
+                    self._nodes[name] = value
+
+    @property
+    def _nodes(self) -> dict[str, Any]:
+        nodes: dict[str, Any] = self._importer._nodes
+        return nodes
+
+    def _values(self, proto: Any) -> list[Any]:
+        """What a node computes, a value for each output that is read."""
+        if proto.op_type in WITH_GRAPHS:
+            with_graphs = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
+            return with_graphs[proto.op_type](proto)
+        node = Node(self._importer, proto, self._opset)
+        value = node.folded()
+        if value is None:
+            value = self._converted(node)
+            node.check()
+        values = self._parts(node, value)
+        _check_shapes(node, values)
+        if len(values) < node.n_outputs:
+            output = self._originals.get(proto.output[len(values)], proto.output[len(values)])
+            raise errors.WorkloadError(f"its output {names.quoted(output)} is not supported")
+        return values
+
+    def _parts(self, node: Node, value: Any) -> list[Any]:
+        if isinstance(value, relax.Tuple):
+            return list(value.fields)
+        if isinstance(value.ty, relax.TupleType):
+            return [node.emit(relax.TupleGetItem(value, i)) for i in range(len(value.ty.fields))]
+        return [value]
+
+    def _converted(self, node: Node) -> Any:
+        """Our conversion of a node or TVM's.
+
+        Raises:
+            UnknownValue: it needs the value of an operand, as far as one can tell.
+            WorkloadError: it has none for this node.
+        """
+        dtype = node.widen() if node.operator in operators.IN_FLOAT32 else None
+        try:
+            value = operators.convert(node, self._unroller)
+            if value is None:
+                value = _by_tvm(node)
+            value = node.bb.normalize(value)
+        except errors.WorkloadError:
+            raise
+        except Exception as error:  # TVM raises bare Exceptions, too
+            if imported.is_short(error):
+                raise errors.WorkloadError(f"it {imported.message()}") from error
+            for index, operand in enumerate(node.given):
+                if index and operand is not None and _is_parameter(node, index, operand):
+                    raise UnknownValue(index, node.formal(index)) from error
+            raise _unsupported(node) from error
+        return value if dtype is None else node.cast(value, dtype)
+
+    # ------------------------------------------------------------ nodes with graphs
+
+    def _if(self, proto: Any) -> list[Any]:
+        branches = {each.name: each.g for each in proto.attribute}
+        then, other = branches["then_branch"], branches["else_branch"]
+        condition = self._nodes[proto.input[0]]
+        known = constants.array(condition, [self._nodes, self._importer._params])
+        if known is not None:
+            return self._inside(then if bool(known.reshape(())) else other, {})
+        bodies = []
+        for graph in (then, other):
+            before = dict(self._nodes)
+            values = self._inside(graph, {})
+            self._importer._nodes = before
+            body = values[0] if len(values) == 1 else relax.Tuple(values)
+            bodies.append(relax.SeqExpr([], body))
+        result = self._importer.bb.emit(relax.If(condition, *bodies))
+        if len(proto.output) == 1:
+            return [result]
+        emit = self._importer.bb.emit
+        return [emit(relax.TupleGetItem(result, i)) for i in range(len(proto.output))]
+
+    def _inside(self, graph: Any, inputs: Mapping[str, Any]) -> list[Any]:
+        """The outputs of a graph of a node, which sees all values around it."""
+        self._nodes.update(inputs)
+        for tensor in graph.initializer:
+            self._nodes[tensor.name] = relax.const(self._importer._parse_array(tensor))
+        self.convert(graph)
+        return [self._nodes[output.name] for output in graph.output]
+
+    def _count(self, graph: Any) -> None:
+        self._n_written_out += len(graph.node)
+        if self._n_written_out > MAX_WRITTEN_OUT:
+            raise errors.WorkloadError(
+                f"written out the loops of the model are more than {MAX_WRITTEN_OUT} nodes"
+            )
+
+    def _loop(self, proto: Any) -> list[Any]:
+        """A loop, round by round; its rounds and its condition must be known."""
+        node = Node(self._importer, proto, self._opset)
+        (body,) = (each.g for each in proto.attribute if each.name == "body")
+        count, condition = node.value(0), node.value(1)
+        carried = node.given[2:]
+        stacked: list[list[Any]] = [[] for _ in body.output[1 + len(carried) :]]
+        number, goes_on = 0, condition is None or bool(condition.reshape(()))
+        while goes_on and (count is None or number < int(count.reshape(()))):
+            self._count(body)
+            outer = [relax.const(np.int64(number)), relax.const(np.bool_(True)), *carried]
+            ends, *values = self._inside(body, _bound(body, outer))
+            carried = values[: len(carried)]
+            for parts, value in zip(stacked, values[len(carried) :], strict=True):
+                parts.append(value)
+            known = constants.array(ends, node.tables)
+            if known is None:
+                raise errors.WorkloadError("whether it goes on follows from data")
+            goes_on, number = bool(known.reshape(())), number + 1
+        if not number and stacked:
+            raise errors.WorkloadError("it has no round")
+        return [*carried, *(_stacked(node, parts, 0) for parts in stacked)]
+
+    def _scan(self, proto: Any) -> list[Any]:
+        """A scan, step by step."""
+        node = Node(self._importer, proto, self._opset)
+        (body,) = (each.g for each in proto.attribute if each.name == "body")
+        n_scanned = int(node.get("num_scan_inputs"))
+        carried, scanned = node.given[:-n_scanned], node.given[-n_scanned:]
+        if node.opset < 9:
+            raise errors.WorkloadError("scans of opset 8 are not supported")
+        n_stacked = len(body.output) - len(carried)
+        axes = node.get("scan_input_axes") or [0] * n_scanned
+        backward = node.get("scan_input_directions") or [0] * n_scanned
+        out_axes = node.get("scan_output_axes") or [0] * n_stacked
+        out_backward = node.get("scan_output_directions") or [0] * n_stacked
+        extents = {shape_of(x)[a] for x, a in zip(scanned, axes, strict=True)}
+        if len(extents) != 1 or not extents.isdisjoint({0}):
+            raise errors.WorkloadError("its inputs differ in their number of steps")
+        (n_steps,) = extents
+        stacked: list[list[Any]] = [[] for _ in range(n_stacked)]
+        for step in range(n_steps):
+            self._count(body)
+            places = [n_steps - 1 - step if b else step for b in backward]
+            parts = [_at(node, *each) for each in zip(scanned, axes, places, strict=True)]
+            values = self._inside(body, _bound(body, [*carried, *parts]))
+            carried = values[: len(carried)]
+            for results, value in zip(stacked, values[len(carried) :], strict=True):
+                results.append(value)
+        ordered = [r[::-1] if b else r for r, b in zip(stacked, out_backward, strict=True)]
+        stacks = [_stacked(node, *each) for each in zip(ordered, out_axes, strict=True)]
+        return [*carried, *stacks]
+
+    # ------------------------------------------------------------ errors
+
+    def _named(self, proto: Any, reason: str) -> str:
+        name = self._originals.get(proto.name, proto.name)
+        return f"{_CANNOT}{describe(name, proto.op_type)}: {reason}"
+
+    def _unknown(self, proto: Any, error: UnknownValue) -> UnknownInput:
+        """Of which inputs of the model somebody must give the value."""
+        found: list[str] = []
+        stack, seen = [proto.input[error.index]], set()
+        while stack:
+            name = stack.pop()
+            if not name or name in seen or name not in self._nodes:
+                continue
+            if constants.array(self._nodes[name], self._tables) is not None:
+                continue
+            seen.add(name)
+            if name in self._producers:
+                stack += self._producers[name].input
+            elif name in self._importer._inputs and name not in self._importer._params:
+                found.append(self._originals.get(name, name))
+        reason = f"its operand {error.operand!r} must be known when the model is imported: "
+        inputs = sorted(set(found))
+        if inputs:
+            listed = ", ".join(names.quoted(each) for each in inputs)
+            reason += f"it follows from the model's inputs {listed}, give their values in `values`"
+        else:
+            reason += "make it a constant"
+        return UnknownInput(self._named(proto, reason), inputs)
+
+    @property
+    def _tables(self) -> list[Any]:
+        return [self._nodes, self._importer._params]
+
+
+_CANNOT = "the ONNX model cannot be imported: the node "
+
+
+def describe(name: str, operator: str) -> str:
+    """A node, in a message."""
+    return f"{names.quoted(name)} (operator {names.quoted(operator)})"
+
+
+def _bound(body: Any, values: list[Any]) -> dict[str, Any]:
+    if len(body.input) != len(values):
+        raise errors.WorkloadError("its graph has another number of inputs")
+    return {item.name: value for item, value in zip(body.input, values, strict=True)}
+
+
+def _at(node: Node, x: Any, axis: int, place: int) -> Any:
+    """A slice of a tensor without its axis."""
+    part = relax.op.strided_slice(x, [axis], [place], [place + 1], assume_inbound=True)
+    return node.emit(relax.op.squeeze(node.emit(part), [axis]))
+
+
+def _stacked(node: Node, parts: list[Any], axis: int) -> Any:
+    rank = len(shape_of(parts[0])) + 1
+    wide = [node.emit(relax.op.expand_dims(part, axis % rank)) for part in parts]
+    return node.emit(relax.op.concat(wide, axis % rank))
+
+
+def _check_shapes(node: Node, values: list[Any]) -> None:
+    """Shapes of results are known, where those of the operands are.
+
+    Raises:
+        UnknownValue: a shape follows from the value of an operand.
+    """
+    if (
+        node.operator in _OF_DATA
+        or not any(map(_is_open, values))
+        or any(map(_is_open, node.given))
+    ):
+        return
+    for index, operand in enumerate(node.given):
+        if operand is not None and node.known(index) is None:
+            if index or _is_parameter(node, index, operand):
+                raise UnknownValue(index, node.formal(index))
+    raise errors.WorkloadError("the shape of its result follows from data")
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value is a tensor of an open shape."""
+    kind = getattr(value, "ty", None)
+    if not isinstance(kind, relax.TensorType):
+        return False
+    is_shape = isinstance(kind.shape, relax.ShapeExpr)
+    return not is_shape or not all(isinstance(e, tvm.tirx.IntImm) for e in kind.shape)
+
+
+def _by_tvm(node: Node) -> Any:
+    kind = onnx_frontend._get_convert_map().get(node.operator)
+    if kind is None:
+        raise errors.WorkloadError("the operator is not supported")
+    return kind.get_converter(node.opset)(node.bb, node.operands, node.attributes, node.tables)
+
+
+def _unsupported(node: Node) -> errors.WorkloadError:
+    types = ", ".join(_type(each) for each in node.given if each is not None)
+    given = sorted(set(node.attributes) - {"tvm_custom"})
+    attributes = f" and the attributes {', '.join(given)}" if given else ""
+    return errors.WorkloadError(
+        f"it is not supported for operands of {types or 'no types'}{attributes}"
+    )
+
+
+def _is_parameter(node: Node, index: int, operand: Any) -> bool:
+    """Whether an operand is small, as those are that say how a node computes, and not known."""
+    shape = getattr(operand.ty, "shape", None)
+    is_small = isinstance(shape, relax.ShapeExpr) and len(shape) < 2
+    return is_small and node.known(index) is None
+
+
+def _type(value: Any) -> str:
+    kind = value.ty
+    is_closed = isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr)
+    if not is_closed:
+        return "an open shape"
+    extents = (int(e) if isinstance(e, tvm.tirx.IntImm) else "?" for e in kind.shape)
+    return f"{kind.dtype} ({', '.join(map(str, extents))})"
