@@ -162,6 +162,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     )
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
+    add("--value", action="append", metavar="NAME=[1,2]", help="of an ONNX input, in every call")
     add(
         "--compare",
         type=values.libraries,

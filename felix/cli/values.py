@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -63,6 +64,24 @@ def worker_devices(text: str) -> tuple[int, ...] | Literal["all", "cpu"]:
     if text == "cpu":
         return "cpu"
     return () if text == "none" else devices(text)
+
+
+def values(texts: Iterable[str] | None) -> dict[str, Any] | None:
+    """Values by name of each NAME=JSON; None without any.
+
+    Raises:
+        WorkloadError: a text is none of these.
+    """
+    found = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise errors.WorkloadError(f"--value takes NAME=[1,2] or NAME=0.5, got {text!r}")
+    return found or None
 
 
 def shapes(texts: Iterable[str] | None) -> dict[str, list[int]] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -42,6 +43,7 @@ def tune(
     target: targets.TargetLike,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     fusion: str | None = None,
     allow_tf32: bool = False,
 ) -> report.Report:
@@ -51,7 +53,7 @@ def tune(
         model: the path or bytes of an ONNX file, or a program exported with its inputs.
         folder: of the artifact.
         request: how unknown tasks are tuned.
-        target, shapes, fusion, allow_tf32: as `felix.optimize` takes them.
+        target, shapes, values, fusion, allow_tf32: as `felix.optimize` takes them.
 
     Returns:
         See `write`.
@@ -63,7 +65,7 @@ def tune(
     full = targets.parse(target)
     grouping = judging.grouping(fusion, full, known, allow_tf32)
     placed = imported.placed(model, (), {}, "cpu")
-    network = imported.read(*placed, full, shapes, grouping, drawn_on="cpu")
+    network = imported.read(*placed, full, shapes, grouping, "cpu", values)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     every = groups.of(network.lowered, full, allow_tf32=allow_tf32)
     gathered = outcomes.gather(groups.tasks(every), known, request)

@@ -72,6 +72,7 @@ def read(
     shapes: Mapping[str, Sequence[int]] | None = None,
     grouping: frontend.Grouping = frontend.Grouping(),  # noqa: B008 - a frozen value
     drawn_on: str | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> Network:
     """Import and lower a model.
 
@@ -83,15 +84,19 @@ def read(
         grouping: how groups of operators are chosen.
         drawn_on: PyTorch's name of the device on which an ONNX file's inputs are drawn if there
             are no examples; the target's kind of device if left out.
+        values: of inputs of an ONNX file that are the same in every call.
 
     Raises:
         WorkloadError: torch cannot export the model, or TVM cannot import or lower it.
     """
     if isinstance(model, str | pathlib.Path | bytes):
         place = drawn_on or device_of(full)
-        return _of_onnx(model, args, kwargs, full, shapes, grouping, place)
-    if shapes is not None:
-        raise errors.WorkloadError("shapes are for ONNX files: give example inputs instead")
+        read_model = frontend.import_onnx(model, shapes, values)
+        return _of_onnx(model, read_model, args, kwargs, full, grouping, place)
+    if shapes is not None or values is not None:
+        raise errors.WorkloadError(
+            "shapes and values are for ONNX files: give example inputs instead"
+        )
     if not isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
         raise errors.WorkloadError(
             "optimize takes a torch.nn.Module, a torch.export.ExportedProgram or an ONNX file, "
@@ -228,14 +233,13 @@ def _of_torch(
 
 def _of_onnx(
     model: str | pathlib.Path | bytes,
+    read: frontend_imported.ImportedModel,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     full: tvm.target.Target,
-    shapes: Mapping[str, Sequence[int]] | None,
     grouping: frontend.Grouping,
     drawn_on: str,
 ) -> Network:
-    read = frontend.import_onnx(model, shapes)
     has_examples = bool(args) or bool(kwargs)
     examples = read.calling.flatten(args, kwargs) if has_examples else _drawn(read, drawn_on)
     return Network(

@@ -55,6 +55,7 @@ def optimize(
     target: targets.TargetLike | None = None,
     kwargs: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] | None = None,
     known_results: str | os.PathLike[str] | None = None,
     database: str | os.PathLike[str] | None = None,
@@ -79,6 +80,7 @@ def optimize(
             else for this CPU. A module and its inputs have to be on the target's kind of device.
         kwargs: keyword arguments of a call.
         shapes: shapes of an ONNX file's inputs whose extents it leaves open.
+        values: values of an ONNX file's inputs that are the same in every call, such as axes.
         out: folder of the tuning session; one beside the known results if left out, until the
             session ends. A session of the same tasks that was killed is resumed.
         known_results: the file of known results (`felix.known_results.store`).
@@ -124,7 +126,7 @@ def optimize(
     full = targets.parse(target)
     placed = imported.placed(model, args, kwargs or {}, imported.device_of(full))
     grouping = judging.grouping(fusion, full, known, allow_tf32)
-    network = imported.read(*placed, full, shapes, grouping)
+    network = imported.read(*placed, full, shapes, grouping, values=values)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     return _optimized(network, known, request)
 

@@ -7,8 +7,8 @@ import argparse
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from felix import errors
 from felix.artifact import export
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from felix.network.backend.queued import Summary
     from felix.network.report import Report
 
-_Shapes: TypeAlias = Mapping[str, list[int]] | None
 
 #: Ends of the names of files that hold a network: of ONNX, and of `torch.export.save`.
 SUFFIXES = (".onnx", ".pt2")
@@ -53,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Report:
     """Tune, build and write the network; what ships."""
-    model, shapes = _read(path, arguments.shape)
+    model, of_inputs = _read(path, arguments)
     pool = measuring.pool_of_cluster(arguments.cluster)
     target = arguments.target or inputs.DEFAULT_TARGET
-    how = {"shapes": shapes, "fusion": arguments.fusion, "allow_tf32": arguments.allow_tf32}
+    how = {**of_inputs, "fusion": arguments.fusion, "allow_tf32": arguments.allow_tf32}
     with progress.tuning(arguments, pool=pool) as (chosen, on_event):
         from felix.known_results import databases
         from felix.network import elsewhere, optimize, outcomes
@@ -92,16 +91,19 @@ def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Rep
         return elsewhere.tune(model, out, request, target, **how)
 
 
-def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, _Shapes]:
-    """(model, shapes) as `felix.optimize` takes them."""
+def _read(path: str, arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """(model, shapes and values of inputs) as `felix.optimize` takes them."""
     if path.endswith(".onnx"):
-        return path, values.shapes(shapes)
-    if shapes:
-        raise errors.WorkloadError("--shape is for ONNX files: a .pt2 file has its shapes")
+        shapes, given = values.shapes(arguments.shape), values.values(arguments.value)
+        return path, {"shapes": shapes, "values": given}
+    if arguments.shape or arguments.value:
+        raise errors.WorkloadError(
+            "--shape and --value are for ONNX files: a .pt2 file has its inputs"
+        )
     import torch
 
     try:
-        return torch.export.load(path), None
+        return torch.export.load(path), {}
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise errors.WorkloadError(f"cannot read {path}: {line}") from error
@@ -125,7 +127,7 @@ def _report(arguments: argparse.Namespace, content: Any, text: str) -> None:
 
 def run_queued(arguments: argparse.Namespace) -> int:
     """Tune what is queued and report; the exit code."""
-    if arguments.target is not None or arguments.shape:
+    if arguments.target is not None or arguments.shape or arguments.value:
         raise errors.TargetError("queued tasks have their targets and shapes: leave them out")
     if arguments.allow_tf32:
         raise errors.TuningError(

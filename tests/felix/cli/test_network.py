@@ -65,9 +65,15 @@ def test_onnx(
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     weight = onnx.numpy_helper.from_array(torch.randn(8, 4).numpy(), "w")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])],
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("Add", ["p", "b"], ["y"]),
+        ],
         "net",
-        [helper.make_tensor_value_info("x", floats, ["n", 8])],
+        [
+            helper.make_tensor_value_info("x", floats, ["n", 8]),
+            helper.make_tensor_value_info("b", floats, [4]),
+        ],
         [helper.make_tensor_value_info("y", floats, ["n", 4])],
         [weight],
     )
@@ -75,7 +81,7 @@ def test_onnx(
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
     out = tmp_path / "out"
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]
-    assert main.main([*arguments, "--shape", "x=3x8"]) == 0
+    assert main.main([*arguments, "--shape", "x=3x8", "--value", "b=[1,2,3,4]"]) == 0
     assert "net for llvm: 1 groups" in capsys.readouterr().out
     assert main.main(arguments) == 1
     assert "shape" in capsys.readouterr().err
@@ -109,7 +115,8 @@ def test_a_network_of_a_cluster_s_device_is_not_run_here(
         (["missing.pt2"], "cannot read missing.pt2"),
         (["net.onnx", "--strategy", "local"], "leave out --strategy and --model"),
         (["net.onnx", "--shape", "x=axb"], "NAME=1x3x224x224"),
-        (["net.pt2", "--shape", "x=1"], "has its shapes"),
+        (["net.pt2", "--shape", "x=1"], "has its inputs"),
+        (["net.onnx", "--value", "x=a"], "NAME=[1,2]"),
     ],
 )
 def test_bad_arguments(
