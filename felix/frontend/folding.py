@@ -23,7 +23,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from felix.frontend import imported, numerics
+from felix.frontend import imported, norms, numerics
 from felix.frontend.rewriting import Rewriter, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
@@ -68,8 +68,8 @@ class _Folding:
             return wide
         if name == "power":
             return numerics.expanded_power(rewriter, value, self._tensor(value.args[1]))
-        if name in numerics.OPERATORS:
-            return numerics.expanded_norm(rewriter, value)
+        if name in norms.OPERATORS:
+            return norms.expanded_norm(rewriter, value)
         if name == "divide":
             return self._by_zero(value)
         if name == "matmul" and _last_extent(value.args[0].ty) == 0:

@@ -177,6 +177,7 @@ def check_types(graph: Any) -> None:
 
 def unread_type(number: int) -> str | None:
     """ONNX's name of an element type whose values are not read; None for others."""
-    name = onnx.TensorProto.DataType.Name(number).lower()
+    known = onnx.TensorProto.DataType.values()
+    name: str = onnx.TensorProto.DataType.Name(number).lower() if number in known else str(number)
     full = {"float": "float32", "double": "float64"}.get(name, name)
     return None if full in _READ else name

@@ -249,6 +249,23 @@ def _normalise_layer(node: Node) -> Any:
     return node.cast(node.emit(result), dtype)
 
 
+def _normalise_groups(node: Node) -> Any:
+    """InstanceNormalization and GroupNormalization."""
+    x, scale, bias = (node[i] for i in range(3))
+    dtype, channels = dtype_of(x), shape_of(x)[1]
+    groups = int(node.get("num_groups", channels))
+    node.get("stash_type", 1)
+    wide = accumulator(dtype)
+    terms = [node.cast(each, wide) for each in (scale, bias)]
+    if shape_of(scale) != [channels]:  # of each group, before opset 21
+        terms = [node.emit(relax.op.repeat(each, channels // groups, 0)) for each in terms]
+    axes = list(range(2, len(shape_of(x))))
+    epsilon = float(node.get("epsilon", 1e-5))
+    options = {"channel_axis": 1, "axes": axes, "epsilon": epsilon}
+    x = node.cast(x, wide)
+    return node.cast(node.emit(relax.op.nn.group_norm(x, *terms, groups, **options)), dtype)
+
+
 def _reverse_sequence(node: Node) -> Any:
     """The first elements along one axis in reverse, as many as each place of another one says."""
     x, lengths = node[0], node.value(1)
@@ -344,6 +361,8 @@ _OWN: Mapping[str, Callable[[Node], Any]] = {
     "Dropout": _dropout,
     "Expand": _expand,
     "EyeLike": _eye_like,
+    "GroupNormalization": _normalise_groups,
+    "InstanceNormalization": _normalise_groups,
     "LayerNormalization": _normalise_layer,
     "LpNormalization": _normalise,
     "MeanVarianceNormalization": _normalise_moments,
@@ -362,7 +381,7 @@ _OWN: Mapping[str, Callable[[Node], Any]] = {
 IN_FLOAT32 = frozenset(
     """
     Acos Acosh Asin Asinh Atan Atanh Cos Cosh Einsum Erf Exp Gelu GlobalAveragePool
-    GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization
+    HardSigmoid HardSwish Hardmax
     LocalResponseNormalization Log LogSoftmax Mean Mish Reciprocal Selu Sigmoid Sin Sinh
     SkipLayerNormalization Softmax Softsign Sqrt Sum Tan Tanh
     """.split()

@@ -18,7 +18,7 @@ from tvm import relax
 
 from felix import errors
 from felix import target as targets
-from felix.frontend import imported, numerics, torch_forms
+from felix.frontend import imported, norms, numerics, torch_forms
 from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import Judge
@@ -114,9 +114,10 @@ def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> 
 
 def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
+    own = {**numerics.legalizations(), **norms.legalizations()}
     views = [relax.transform.RewriteDataflowReshape()] if fusion is Fusion.RULES else []
     return [
-        relax.transform.LegalizeOps(torch_forms.legalizations(numerics.legalizations())),
+        relax.transform.LegalizeOps(torch_forms.legalizations(own)),
         relax.transform.FoldConstant(),
         *views,
         relax.transform.AnnotateTIROpPattern(),

@@ -65,7 +65,8 @@ def standing_for(importer: Any, values: Mapping[torch.fx.Node, Any]) -> Iterator
 HALF = frozenset({"float16", "bfloat16"})
 #: Operators of one tensor that PyTorch computes in float32 for tensors of 16 bits.
 _IN_FLOAT32 = (
-    "cos.default", "erf.default", "exp.default", "gelu.default",
+    "cos.default", "cumprod.default", "cumsum.default", "erf.default", "exp.default",
+    "gelu.default",
     "hardsigmoid.default", "hardswish.default", "leaky_relu.default", "log.default",
     "log_softmax.int", "_log_softmax.default", "mean.dim", "mean.default", "pow.Tensor_Scalar",
     "reciprocal.default", "rsqrt.default", "selu.default", "sigmoid.default", "silu.default",
@@ -88,7 +89,7 @@ _LOGICAL: dict[str, Callable[[Any, Any], Any]] = {
     "minimum.default": relax.op.logical_and,
 }
 #: Others whose first operand has the result's type before they are computed.
-_WIDENING = ("clamp.default", "cumprod.default", "cumsum.default")
+_WIDENING = ("clamp.default",)
 
 
 def typed_map(defaults: Defaults) -> dict[str, Converter]:

@@ -61,6 +61,21 @@ def model(
     return helper.make_model(made, opset_imports=opsets, ir_version=10)
 
 
+def one(
+    operator: str, *arrays: np.ndarray, known: int = 0, opset: int = 23, **options: Any
+) -> Any:
+    """A model of one node whose last so many operands are known."""
+    names = [f"x{i}" for i in range(len(arrays))]
+    split = len(arrays) - known
+    kinds = [helper.np_dtype_to_tensor_dtype(array.dtype) for array in arrays]
+    tensors = [onnx.numpy_helper.from_array(*each) for each in zip(arrays, names, strict=True)]
+    inputs = [
+        value(n, a.shape, k) for n, a, k in list(zip(names, arrays, kinds, strict=True))[:split]
+    ]
+    made = node(operator, names, ["y"], **options)
+    return model([made], tensors[split:], inputs, kind=onnx.TensorProto.UNDEFINED, opset=opset)
+
+
 def matmul_relu() -> bytes:
     """A right model of two operators, serialized."""
     nodes = [node("MatMul", ["x", "w"], ["z"]), node("Relu", ["z"], ["y"])]
