@@ -93,6 +93,7 @@ def write(
 
     Raises:
         MeasureError: a program cannot be compiled here.
+        TuningError: outputs of an ONNX file differ from its judge's.
         OutputError: the folder cannot be written, or there is no linker.
     """
     shipped = optimize.chosen_programs(every, gathered, contest.Contest(network, None))
@@ -100,10 +101,11 @@ def write(
     runs = contest.runs(shipped)
     mod = prepacking.prepack(assembly.assemble(network.lowered, runs, runs_here=False))
     compiled = executable.compile_network(mod, network.target)
+    by, expected = _expected(network, begin_step)
     content = export.Content(
         executable=compiled,
         parameters=network.imported.parameters,
-        outputs=network.expected or _outputs_on_cpu(network, begin_step),
+        outputs=expected,
         prepacks=any(each.name_hint == prepacking.TRANSFORM for each in mod.get_global_vars()),
         cubins=assembly.cubins(runs) if embedded.is_needed() else {},
     )
@@ -115,15 +117,20 @@ def write(
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
         calls=CALLS,
+        judged_by=by,
     )
     begin_step("writing the network")
     export.write(network, content, summary, folder)
     return summary
 
 
-def _outputs_on_cpu(
+def _expected(
     network: imported.Network, begin_step: Callable[[str], None]
-) -> list[torch.Tensor]:
-    """The outputs of a network as TVM builds it for this machine's CPU, without schedules."""
+) -> tuple[str | None, Sequence[torch.Tensor]]:
+    """Who judged a network, and its outputs: the model's own, or the judge's of an ONNX file, which
+    those of its build for this machine's CPU must be."""
+    if network.expected is not None and network.ask_reference is None:
+        return None, network.expected
     begin_step("running the model on the CPU")
-    return optimize.plain_outputs(dataclasses.replace(network, target=targets.parse("llvm")))
+    on_cpu = optimize.judged(dataclasses.replace(network, target=targets.parse("llvm")))
+    return on_cpu.judged_by, on_cpu.expected or optimize.plain_outputs(on_cpu)

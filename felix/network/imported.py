@@ -17,7 +17,7 @@ from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
 from felix.frontend.pytorch import export
 from felix.frontend.rewriting import operator_name
-from felix.network import agreement
+from felix.network import agreement, judge
 from felix.network.passes import memory
 from felix.torch_calls.form import form_from_json, register
 
@@ -43,9 +43,12 @@ class Network:
             a group of fused operators.
         target: what it is lowered for.
         examples: the input tensors of one call.
-        expected: the model's own outputs on them; None of an ONNX file, which only TVM runs here.
+        expected: the model's own outputs on them, those of a judge (`felix.network.judge`) of an
+            ONNX file; None where nobody can run that but TVM.
         call_model: calls the model on the examples; None of an ONNX file.
         allow_tf32: whether products of float32 may be computed in TF32.
+        judged_by: who computed `expected` of an ONNX file, or why nobody did; None of others.
+        ask_reference: asks ONNX's reference evaluator, which decides where `expected` differs.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Network:
     expected: tuple[torch.Tensor, ...] | None
     call_model: Callable[[], Any] | None
     allow_tf32: bool = False
+    judged_by: str | None = None
+    ask_reference: Callable[[], judge.Judgement] | None = None
 
     @property
     def tolerance(self) -> float:
@@ -92,7 +97,8 @@ def read(
     if isinstance(model, str | pathlib.Path | bytes):
         place = drawn_on or device_of(full)
         read_model = frontend.import_onnx(model, shapes, values)
-        return _of_onnx(model, read_model, args, kwargs, full, grouping, place)
+        network = _of_onnx(model, read_model, args, kwargs, full, grouping, place)
+        return _judged(network, model, values or {})
     if shapes is not None or values is not None:
         raise errors.WorkloadError(
             "shapes and values are for ONNX files: give example inputs instead"
@@ -250,6 +256,21 @@ def _of_onnx(
         examples=_copies(examples),
         expected=None,
         call_model=None,
+    )
+
+
+def _judged(
+    network: Network, model: str | pathlib.Path | bytes, values: Mapping[str, Any]
+) -> Network:
+    """The network of an ONNX file with what a judge computes of it."""
+    names = [spec.name for spec in network.imported.inputs]
+    given = {**values, **dict(zip(names, network.examples, strict=True))}
+    found = judge.outputs(model, given)
+    return dataclasses.replace(
+        network,
+        expected=found.outputs,
+        judged_by=found.by,
+        ask_reference=lambda: judge.outputs(model, given, judge.REFERENCE),
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from felix import errors
 from felix import target as targets
 from felix.known_results import databases, store
 from felix.network import (
@@ -166,6 +167,7 @@ def from_outcomes(
     built = _built(dataclasses.replace(network, lowered=chosen.lowered), chosen.shipped)
     runner, calls = optimized.runner(built, network.examples)
     begin_step("running the network as the model does")
+    network = judged(network)
     expected = network.expected or plain_outputs(network)
     begin_step("checking the network")
     outputs = runner(list(network.examples))
@@ -181,6 +183,7 @@ def from_outcomes(
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
         max_error=max_error,
+        judged_by=network.judged_by,
         calls=calls,
         timing=None
         if gathered.reason is None and not contenders.n_timed + chosen.n_timed
@@ -210,6 +213,28 @@ def _built(
     """The network with what ships, compiled and loaded."""
     mod = prepacking.prepack(assembly.assemble(network.lowered, contest.runs(shipped)))
     return executable.build(mod, network.target, network.imported.parameters, is_fixed=True)
+
+
+def judged(network: imported.Network) -> imported.Network:
+    """The network of an ONNX file, whose outputs without tuning are those of its judge.
+
+    Raises:
+        TuningError: they are neither those, nor those of ONNX's reference.
+    """
+    if network.expected is None or network.ask_reference is None:
+        return network
+    plain = plain_outputs(network)
+    try:
+        agreement.check(plain, network.expected, network.tolerance)
+    except errors.TuningError as error:
+        found = network.ask_reference()
+        if found.outputs is not None:
+            agreement.check(plain, found.outputs, network.tolerance)
+            return dataclasses.replace(network, expected=found.outputs, judged_by=found.by)
+        raise errors.TuningError(
+            f"the ONNX file as it is imported differs from {network.judged_by}: {error}"
+        ) from error
+    return network
 
 
 def plain_outputs(network: imported.Network) -> list[torch.Tensor]:

@@ -43,6 +43,8 @@ class Report:
         attentions: attentions that were compared with PyTorch's operator as a whole. Where it
             ships their groups have the calls that are left.
         pytorch: operators that TVM does not convert, which PyTorch runs, and their calls.
+        judged_by: with what an ONNX file's outputs were compared, or why with nothing but the
+            untuned network.
         timing: of whole calls; None if everything was known and nothing was timed, or it was not
             run here.
     """
@@ -58,6 +60,7 @@ class Report:
     timing: Timing | None = None
     attentions: Sequence[whole.Whole] = ()
     pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    judged_by: str | None = None
 
     @property
     def latency_us(self) -> float | None:
@@ -87,6 +90,7 @@ class Report:
             "tuning_s": self.tuning_s,
             "n_compared": self.n_compared,
             "max_error": self.max_error,
+            "judged_by": self.judged_by,
             "calls": self.calls,
             "latency_us": self.latency_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
@@ -136,6 +140,8 @@ class Report:
             for reason in each.wrong.values()
         ]
         notes += [f"left out: {why}" for each in self.attentions for why in each.wrong.values()]
+        if self.judged_by is not None:
+            notes.append(f"outputs checked against: {self.judged_by}")
         if self.reason is None:
             known = "nothing was measured" if not self.n_compared else "nothing was tuned"
             notes.append(f"everything was known: {known}")

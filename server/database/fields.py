@@ -266,7 +266,7 @@ class Network:
     groups: orm.Mapped[list[Any]]
     #: a whole call by wall clock; NULL before it was timed, which needs the device
     call_us: orm.Mapped[float | None]
-    #: largest relative difference from its build without tuning
+    #: largest relative difference from what ONNX Runtime computes, or its untuned build
     max_error: orm.Mapped[float | None]
     #: why it was not built
     failure: orm.Mapped[str | None]

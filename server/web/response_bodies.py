@@ -81,7 +81,7 @@ class Network(ResponseBody):
         "one that was built for a device of a cluster: its run.py times it"
     )
     max_error: float | None = pydantic.Field(
-        description="largest relative difference from its build without tuning"
+        description="largest relative difference from ONNX Runtime, or its untuned build"
     )
     failure: str | None = pydantic.Field(description="why it was not built")
     groups: list[Group]
