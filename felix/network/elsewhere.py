@@ -127,8 +127,10 @@ def write(
 def _expected(
     network: imported.Network, begin_step: Callable[[str], None]
 ) -> tuple[str | None, Sequence[torch.Tensor]]:
-    """Who judged a network, and its outputs: the model's own, or the judge's of an ONNX file, which
-    those of its build for this machine's CPU must be."""
+    """Who judged a network, and its outputs: the model's own, or the judge's of an ONNX file.
+
+    The outputs of an ONNX file's build for this machine's CPU must be the judge's.
+    """
     if network.expected is not None and network.ask_reference is None:
         return None, network.expected
     begin_step("running the model on the CPU")
