@@ -58,9 +58,16 @@ MOST_ELEMENTS = 1 << 24
 #: The least and the largest integers that operands are drawn from: the first for which PyTorch
 #: runs. Indices and divisors may be some only.
 _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
-#: Operators that are about values that are not finite: operands begin with such.
+#: Operators that are compared on operands with such values as well.
 _OF_NONFINITE = frozenset(
-    "eq.Tensor isfinite.default isinf.default isnan.default nan_to_num.default ne.Tensor".split()
+    """
+    argmax.default argmin.default argsort.default clamp.Tensor cummax.default cummin.default
+    div.Tensor_mode eq.Tensor floor_divide.default fmod.Scalar fmod.Tensor isfinite.default
+    isinf.default isnan.default kthvalue.default logsumexp.default max_pool1d.default
+    max_pool2d_with_indices.default max_pool3d_with_indices.default median.default median.dim
+    mode.default nan_to_num.default ne.Tensor remainder.Scalar remainder.Tensor selu.default
+    sort.default sort.stable topk.default
+    """.split()
 )
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -79,22 +86,31 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
     is_confirmed = name in CONFIRMED or (name in FIRST_CONFIRMED and read_results(node) <= {0})
     if is_confirmed or not _is_comparable(node):
         return True
-    for least, largest in _INTEGERS:
-        drawn = _drawn(node, least, largest, has_nonfinite=name in _OF_NONFINITE)
-        operands = dict(zip(node.all_input_nodes, drawn, strict=True))
-        try:
-            expected = _called(node, operands)
-        except _REFUSALS:
-            continue
-        try:
-            made = _converted(node, name, operands, conversions)
-        except export.EXPORT_ERRORS:
-            return False
-        has_types = _read(node) is None or all(
-            result.dtype == wanted.dtype for result, wanted in zip(made, expected, strict=True)
-        )
-        return has_types and all(itertools.starmap(_agree, zip(made, expected, strict=True)))
-    return True
+    cases = []
+    for has_nonfinite in (False, True) if name in _OF_NONFINITE else (False,):
+        for least, largest in _INTEGERS:
+            drawn = _drawn(node, least, largest, has_nonfinite)
+            operands = dict(zip(node.all_input_nodes, drawn, strict=True))
+            try:
+                cases.append((operands, _called(node, operands)))
+            except _REFUSALS:
+                continue
+            break
+    if not cases:
+        return True
+    try:
+        convert = _converted(node, name, cases[0][0], conversions)
+        return all(_is_same(node, convert(given), expected) for given, expected in cases)
+    except export.EXPORT_ERRORS:
+        return False
+
+
+def _is_same(
+    node: torch.fx.Node, made: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> bool:
+    pairs = list(zip(made, expected, strict=True))
+    has_types = _read(node) is None or all(ours.dtype == theirs.dtype for ours, theirs in pairs)
+    return has_types and all(itertools.starmap(_agree, pairs))
 
 
 def _is_comparable(node: torch.fx.Node) -> bool:
@@ -133,13 +149,14 @@ def _drawn(
 ) -> Iterator[torch.Tensor]:
     """Random operands, the same whenever they are drawn."""
     options: Any = {"generator": torch.Generator("cpu").manual_seed(0), "device": "cpu"}
-    for each in node.all_input_nodes:
+    for number, each in enumerate(node.all_input_nodes):
         value = each.meta["val"]
         if value.dtype.is_floating_point:
             drawn = torch.randn(value.shape, dtype=torch.float32, **options)
             if has_nonfinite:
-                first = drawn.view(-1)[: len(_NONFINITE)]
-                first.copy_(_NONFINITE[: len(first)])
+                begin = number * len(_NONFINITE) % max(1, drawn.numel())  # beside finite ones
+                some = drawn.view(-1)[begin : begin + len(_NONFINITE)]
+                some.copy_(_NONFINITE[: len(some)])
         else:
             low = max(least, 0) if value.dtype in (torch.bool, torch.uint8) else least
             drawn = torch.randint(low, max(low, largest) + 1, value.shape, **options)
@@ -165,8 +182,8 @@ def _converted(
     name: str,
     operands: Mapping[torch.fx.Node, torch.Tensor],
     conversions: Conversions,
-) -> list[torch.Tensor]:
-    """What a conversion gives, built and run alone: the results that are read."""
+) -> Callable[[Mapping[torch.fx.Node, torch.Tensor]], list[torch.Tensor]]:
+    """A conversion, built alone: from operands to the results that are read."""
     importer: Any = translator.ExportedProgramImporter()
     builder = importer.block_builder = relax.BlockBuilder()
     variables = {
@@ -187,7 +204,11 @@ def _converted(
         builder.emit_func_output(result)
     built = relax.build(builder.finalize(), target="llvm")
     main = relax.VirtualMachine(built, tvm.cpu())["main"]
-    return [torch.utils.dlpack.from_dlpack(each) for each in main(*operands.values())]
+
+    def run(given: Mapping[torch.fx.Node, torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.utils.dlpack.from_dlpack(each) for each in main(*given.values())]
+
+    return run
 
 
 def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:

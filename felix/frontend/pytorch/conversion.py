@@ -69,15 +69,14 @@ _IN_FLOAT32 = (
     "gelu.default",
     "hardsigmoid.default", "hardswish.default", "leaky_relu.default", "log.default",
     "log_softmax.int", "_log_softmax.default", "mean.dim", "mean.default", "pow.Tensor_Scalar",
-    "reciprocal.default", "rsqrt.default", "selu.default", "sigmoid.default", "silu.default",
+    "reciprocal.default", "rsqrt.default", "sigmoid.default", "silu.default",
     "sin.default", "softmax.int", "_softmax.default", "softplus.default", "sqrt.default",
     "sum.default", "sum.dim_IntList", "tan.default", "tanh.default", "var.correction",
     "std.correction",
 )  # fmt: skip
 #: Operators of two operands, which PyTorch computes in the type that they have in common;
 _PROMOTED = (
-    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "fmod.Scalar",
-    "fmod.Tensor", "remainder.Scalar", "remainder.Tensor", "maximum.default", "minimum.default",
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum.default", "minimum.default",
     "pow.Tensor_Tensor", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
     "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
 )  # fmt: skip
@@ -96,7 +95,7 @@ def typed_map(defaults: Defaults) -> dict[str, Converter]:
     """The conversions by the operators' names."""
     return {
         **{name: _widened(name, defaults) for name in (*_IN_FLOAT32, *_WIDENING)},
-        **{name: _promoted(name, defaults) for name in _PROMOTED},
+        **{name: promoted(name, defaults) for name in _PROMOTED},
     }
 
 
@@ -116,11 +115,11 @@ def _widened(name: str, defaults: Defaults) -> Converter:
     return convert
 
 
-def _promoted(name: str, defaults: Defaults) -> Converter:
+def promoted(name: str, defaults: Defaults) -> Converter:
     """TVM's conversion of an operator of two operands, given both in their common type."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
-        dtype = _common_type(name, node)
+        dtype = common_type(name, node)
         if dtype is torch.bool and name in _LOGICAL:
             return importer.block_builder.emit(_LOGICAL[name](*arguments(node, importer, 2)))
         operands = {
@@ -134,7 +133,8 @@ def _promoted(name: str, defaults: Defaults) -> Converter:
     return convert
 
 
-def _common_type(name: str, node: torch.fx.Node) -> torch.dtype:
+def common_type(name: str, node: torch.fx.Node) -> torch.dtype:
+    """In which an operator of two operands computes."""
     values: list[Any] = [
         each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in node.args[:2]
     ]

@@ -16,7 +16,7 @@ import torch
 from tvm import relax
 
 from felix.frontend import numerics
-from felix.frontend.pytorch import conversion
+from felix.frontend.pytorch import conversion, division
 from felix.frontend.pytorch.conversion import HALF, arguments, cast
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
@@ -38,6 +38,7 @@ def convert_map() -> dict[str, conversion.Converter]:
         "rms_norm.default": _rms_norm,
         "hardtanh.default": _hardtanh,
         "elu.default": _elu,
+        "selu.default": _elu,
         **{f"{name}.default": _near_zero(name) for name in ("expm1", "log1p")},
         "native_group_norm.default": _group_norm,
         "_native_batch_norm_legit_no_training.default": _batch_norm,
@@ -48,6 +49,7 @@ def convert_map() -> dict[str, conversion.Converter]:
         "clamp.default": _clamp(typed["clamp.default"]),
         "eq.Tensor": _of_itself(typed["eq.Tensor"], is_equal=True),
         "ne.Tensor": _of_itself(typed["ne.Tensor"], is_equal=False),
+        **division.convert_map(defaults),
         **conversion.indexing_map(defaults),
     }
 
@@ -230,18 +232,21 @@ def _split(name: str, defaults: conversion.Defaults) -> conversion.Converter:
 
 
 def _clamp(convert: conversion.Converter) -> conversion.Converter:
-    """Integers between bounds of which one may be missing: TVM would take infinity for it."""
+    """Integers between bounds of which one may be missing: TVM would take infinity for it; and
+    between crossed bounds, where it takes the higher one and PyTorch the second one."""
 
     def converted(node: torch.fx.Node, importer: Any) -> Any:
         dtype = conversion.result_dtype(node)
-        if "float" in dtype:
-            return convert(node, importer)
         x, low, high = arguments(node, importer, 3)
         low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
-        value = cast(importer, x, dtype)
+        is_crossed = low is not None and high is not None and low > high
+        if "float" in dtype and not is_crossed:
+            return convert(node, importer)
+        value, number = cast(importer, x, dtype), float if "float" in dtype else int
         for bound, limited in ((low, relax.op.maximum), (high, relax.op.minimum)):
             if bound is not None:
-                value = importer.block_builder.emit(limited(value, relax.const(int(bound), dtype)))
+                constant = relax.const(number(bound), dtype)
+                value = importer.block_builder.emit(limited(value, constant))
         return value
 
     return converted
@@ -258,9 +263,15 @@ def _near_zero(function: str) -> conversion.Converter:
     return converted
 
 
+#: Alpha and scale of SELU.
+_SELU = (1.6732632423543772, 1.0507009873554805)
+
+
 def _elu(node: torch.fx.Node, importer: Any) -> Any:
-    """scale * x where x > 0, else alpha * scale * (exp(x * input_scale) - 1)."""
+    """scale * x where x > 0, else alpha * scale * (exp(x * input_scale) - 1); and SELU."""
     x, alpha, scale, input_scale = arguments(node, importer, 4)
+    if "selu" in str(node.target):
+        alpha, scale = _SELU
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
     wide = _accumulator(dtype)
     x = cast(importer, x, wide)
@@ -274,9 +285,10 @@ def _elu(node: torch.fx.Node, importer: Any) -> Any:
         return emit(relax.op.multiply(value, relax.const(factor, wide)))
 
     # Where x is positive the exponential is not read, and may not overflow.
-    least = emit(relax.op.minimum(x, relax.const(0.0, wide)))
+    zero = relax.const(0.0, wide)
+    is_positive = emit(relax.op.greater(x, zero))
+    least = emit(relax.op.where(is_positive, zero, x))
     below = numerics.emit(importer.block_builder, "expm1", times(least, input_scale))
-    is_positive = emit(relax.op.greater(x, relax.const(0.0, wide)))
     result = emit(relax.op.where(is_positive, times(x, scale), times(below, alpha * scale)))
     return cast(importer, result, dtype)
 

@@ -77,7 +77,7 @@ CASES = [
     (_both_results, "rules", {"aten.kthvalue.default": 2}),
     (_both_results, "planned", {"aten.kthvalue.default": 2}),
     (_distances, "planned", {"aten._cdist_forward.default": 1}),
-    (_places, "planned", {"aten.searchsorted.Tensor": 1}),
+    (_places, "planned", {"aten.searchsorted.Tensor": 1, "aten.sort.default": 1}),
     (_smoothed, "rules", {"aten._upsample_bilinear2d_aa.default": 1}),
     (_divided, "rules", {"aten.avg_pool2d.default": 1}),
     (_scaled, "planned", {"aten.add.Tensor": 1}),  # whose factor TVM drops
@@ -91,8 +91,8 @@ def test_pytorch_runs_it_inside_of_the_network(
     model = Model(call).eval()
     fast = networks.optimize(model, torch.randn(8, 8), everything_known, fusion=fusion)
     assert fast.report.pytorch == left and fast.report.to_json()["pytorch"] == left
-    (name,) = left
-    assert f"runs in PyTorch: {name}: TVM does not import it" in str(fast.report)
+    for name in left:
+        assert f"runs in PyTorch: {name}: TVM does not import it" in str(fast.report)
     assert any(each.group.task is not None for each in fast.report.groups)  # the rest is tuned
     networks.assert_same(fast, model, torch.randn(8, 8))
 

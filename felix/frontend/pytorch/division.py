@@ -1,0 +1,68 @@
+"""Conversions of PyTorch's remainders and whole quotients of floats, by C's fmod as PyTorch's are.
+
+A quotient that is rounded down is wrong where the quotient itself is rounded up: 1.0 // 0.1 is 9.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tvm import relax
+
+from felix.frontend import numerics
+from felix.frontend.pytorch import conversion
+
+_NAMES = ("fmod.Scalar", "fmod.Tensor", "remainder.Scalar", "remainder.Tensor")
+
+
+def convert_map(defaults: conversion.Defaults) -> dict[str, conversion.Converter]:
+    """The conversions by the operators' names."""
+    names = (*_NAMES, "div.Tensor_mode", "floor_divide.default")
+    return {name: _converter(name, defaults) for name in names}
+
+
+def _converter(name: str, defaults: conversion.Defaults) -> conversion.Converter:
+    promoted = conversion.promoted(name, defaults)
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        dtype = str(conversion.common_type(name, node)).removeprefix("torch.")
+        is_floor = name == "floor_divide.default" or node.kwargs.get("rounding_mode") == "floor"
+        is_remainder = name in _NAMES
+        if "float" not in dtype or not (is_floor or is_remainder):
+            return promoted(node, importer)
+        emit = importer.block_builder.emit
+        wide = "float32" if dtype in conversion.HALF else dtype
+        x, y = (_operand(importer, each, wide) for each in node.args[:2])
+        rest = numerics.emit_remainder(importer.block_builder, x, y)
+        if name.startswith("fmod"):
+            return conversion.cast(importer, rest, dtype)
+        zero = relax.const(0.0, wide)
+        signs = [emit(relax.op.less(each, zero)) for each in (rest, y)]
+        is_other = emit(relax.op.logical_xor(*signs))
+        is_other = emit(relax.op.logical_and(is_other, emit(relax.op.not_equal(rest, zero))))
+        if is_remainder:
+            result = emit(relax.op.where(is_other, emit(relax.op.add(rest, y)), rest))
+        else:
+            result = _whole_quotient(emit, x, y, rest, is_other)
+        return conversion.cast(importer, result, dtype)
+
+    return convert
+
+
+def _operand(importer: Any, value: Any, dtype: str) -> Any:
+    if not isinstance(value, torch.fx.Node):
+        return relax.const(float(value), dtype)
+    return conversion.cast(importer, importer.env[value], dtype)
+
+
+def _whole_quotient(emit: Any, x: Any, y: Any, rest: Any, is_other: Any) -> Any:
+    """(x - rest) / y, one less where the rest has not the sign of y, to the nearest whole number;
+    x / 0 is what it is."""
+    dtype = str(x.ty.dtype)
+    one, zero = relax.const(1.0, dtype), relax.const(0.0, dtype)
+    quotient = emit(relax.op.divide(emit(relax.op.subtract(x, rest)), y))
+    quotient = emit(relax.op.where(is_other, emit(relax.op.subtract(quotient, one)), quotient))
+    nearest = emit(relax.op.floor(emit(relax.op.add(quotient, relax.const(0.5, dtype)))))
+    by_zero = emit(relax.op.equal(y, zero))
+    return emit(relax.op.where(by_zero, emit(relax.op.divide(x, y)), nearest))

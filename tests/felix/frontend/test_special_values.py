@@ -1,0 +1,55 @@
+"""Infinities, NaN, crossed bounds, remainders and whole quotients are PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import tvm
+
+from felix import target
+from felix.network import executable, imported
+from tests.support.modules import Called
+
+NAN, INF = math.nan, math.inf
+X = torch.tensor([1.0, 5.5, -5.5, 7.0, -7.0, 0.0, 3.0, 1e30, INF, NAN, 2.5])
+Y = torch.tensor([0.1, INF, INF, -2.0, 2.0, 3.0, 0.0, 3.0, 2.0, 1.0, -INF])
+WITH_NAN = torch.tensor([[1.0, NAN, 2.0, 3.0, 0.0], [4.0, -INF, INF, 2.0, 1.0]])
+WHOLE = torch.tensor([7, -7, 7, -7, 0])
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "whole quotient": (lambda x, y: x // y, (X, Y)),
+    "whole quotient of a number": (lambda x: x // 0.1, (X,)),
+    "rounded to 0": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), (X[:5], Y[:5])),
+    "remainder": (lambda x, y: x % y, (X, Y)),
+    "remainder of a number": (lambda x: torch.remainder(x, 0.7), (X,)),
+    "fmod": (torch.fmod, (X, Y)),
+    "fmod of a number": (lambda x: torch.fmod(x, -0.7), (X,)),
+    "remainder of float16": (lambda x, y: x % y, (X[:7].half(), Y[:7].half())),
+    "whole numbers": (lambda x: (x // 2, x % 3, torch.fmod(x, 3)), (WHOLE,)),
+    "crossed bounds": (lambda x: x.clamp(1, -1), (X[:7],)),
+    "crossed bounds of integers": (lambda x: x.clamp(1, -1), (WHOLE,)),
+    "sorted": (lambda x: x.sort(-1), (WITH_NAN,)),
+    "place of the largest": (lambda x: x.argmax(-1), (WITH_NAN,)),
+    "place of the smallest": (lambda x: x.argmin(-1), (WITH_NAN,)),
+    "largest five": (lambda x: x.topk(2), (WITH_NAN,)),
+    "selu": (torch.selu, (WITH_NAN,)),
+    "logsumexp": (lambda x: x.logsumexp(-1), (WITH_NAN,)),
+    "largest infinity": (lambda x: x.amax(-1), (torch.full((2, 3), -INF),)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_are_pytorchs(name: str) -> None:
+    function, args = FUNCTIONS[name]
+    full = target.parse("llvm")
+    network = imported.read(Called(function), args, {}, full)
+    built = executable.compile_network(network.lowered, full)
+    outputs = executable.Executable(built, network.imported.parameters, tvm.cpu())(list(args))
+    expected = function(*args)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    for actual, right in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(actual, right, equal_nan=True, rtol=1e-5, atol=1e-6)
