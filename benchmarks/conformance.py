@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import onnx
+import onnxruntime
 import tvm
 from onnx.backend.test.case import node as onnx_cases
 from tvm import relax
@@ -45,6 +46,11 @@ LEDGER = common.RESULTS / "conformance" / "onnx_nodes.txt"
 STATES = ("wrong", "failed", "unclear", "refused", "right")
 #: Of 16-bit floats: a unit in the last place, relative.
 _ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+#: Cases whose values are not what ONNX's text says, and what is taken for right: ONNX Runtime's.
+#: By the text ends are aligned by whole lengths; the cases take those before they are rounded.
+_DISPUTED = frozenset(
+    f"test_resize_downsample_scales_{mode}_align_corners" for mode in ("cubic", "linear")
+)
 #: Seconds that a case may take.
 LIMIT_S = 60.0
 #: What sentences that say nothing of the model have.
@@ -135,12 +141,23 @@ def _compared(case: Any) -> Found:
     names = [item.name for item in case.model.graph.input]
     for inputs, outputs in case.data_sets:
         by_name = dict(zip(names, inputs, strict=False))
+        if case.name in _DISPUTED:
+            outputs = _by_runtime(case.model, by_name)
         given = [tvm.runtime.tensor(_array(by_name[spec.name])) for spec in imported.inputs]
         results = machine["main"](*given, *imported.parameters)
         for index, (result, expected) in enumerate(zip(results, outputs, strict=True)):
             if (why := _difference(result.numpy(), _array(expected), case)) is not None:
                 return "wrong", f"output {index}: {why}"
     return "right", ""
+
+
+def _by_runtime(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a model by ONNX Runtime."""
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    outputs: list[Any] = session.run(None, {name: _array(each) for name, each in inputs.items()})
+    return outputs
 
 
 def _imported(case: Any) -> frontend.ImportedModel:

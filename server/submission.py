@@ -91,7 +91,11 @@ def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submissi
     if upload.name.lower().endswith(".pt2"):
         raise errors.InvalidRequest(PICKLED)
     workload = parsing.Workload(
-        kind=body.kind, name=upload.name, shapes=body.shapes, allow_tf32=body.allow_tf32
+        kind=body.kind,
+        name=upload.name,
+        shapes=body.shapes,
+        values=body.values,
+        allow_tf32=body.allow_tf32,
     )
     stored = {
         "file": upload.name,
@@ -99,6 +103,8 @@ def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submissi
         "size_bytes": upload.size_bytes,
         "shapes": body.shapes,
     }
+    if body.values:
+        stored["values"] = body.values
     if body.pytorch:
         stored["pytorch"] = True
     idempotency = _idempotency(idempotency_key, body, upload.sha256)

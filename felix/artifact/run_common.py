@@ -117,6 +117,6 @@ def largest_error(actual: Any, expected: Any, size: float, is_exact: bool) -> fl
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     scale = np.maximum(np.abs(expected) + size, np.finfo(np.float64).tiny)
     with np.errstate(invalid="ignore"):
-        error = np.abs(actual - expected) / scale
+        error = np.asarray(np.abs(actual - expected) / scale)
     error[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
     return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))

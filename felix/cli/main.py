@@ -304,6 +304,7 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("--tag", action="append", metavar="TAG", help="may be given several times")
     add("--priority", type=int, help="higher goes first (default 0)")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
+    add("--value", action="append", metavar="NAME=[1,2]", help="of an ONNX input, in every call")
     add(
         "--no-network",
         dest="network",

@@ -91,6 +91,7 @@ class Client(_teams.Teams):
         *,
         kind: str | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        values: Mapping[str, Any] | None = None,
         network: bool | None = None,
         pytorch: bool = False,
         idempotency_key: str | None = None,
@@ -102,6 +103,7 @@ class Client(_teams.Teams):
             path: the file.
             kind: onnx or tir; None: by the name's end (`.onnx`, `.json`).
             shapes: of ONNX inputs whose extents the file leaves open.
+            values: numbers, or lists of them, of ONNX inputs that are the same in every call.
             network: whether the whole network is built when tuning ends; None: that of ONNX is.
             pytorch: whether PyTorch's operators run groups of it where they are faster; what is
                 built then needs PyTorch.
@@ -112,6 +114,8 @@ class Client(_teams.Teams):
         job = {"kind": kind or ("tir" if path.suffix == ".json" else "onnx"), **settings}
         if shapes is not None:
             job["shapes"] = {name: list(shape) for name, shape in shapes.items()}
+        if values is not None:
+            job["values"] = dict(values)
         if network is not None:
             job["network"] = network
         if pytorch:

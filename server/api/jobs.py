@@ -24,7 +24,7 @@ _FORM = uploads.form(
     "application/octet-stream",
     job={
         "type": "string",
-        "description": "JSON: kind (onnx or tir), shapes, network, and the fields of "
+        "description": "JSON: kind (onnx or tir), shapes, values, network, and the fields of "
         "`POST /v1/jobs` but for workload",
         "examples": ['{"kind": "onnx", "target": "llvm", "trials": 256}'],
     },

@@ -50,6 +50,8 @@ class Workload:
     content: bytes = b""
     #: of ONNX inputs whose extents the file leaves open
     shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    #: of ONNX inputs that are the same in every call
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: whether products of float32 may be computed in TF32
     allow_tf32: bool = False
 
@@ -127,6 +129,7 @@ class Parser:
             "name": workload.name,
             "params": dict(workload.params),
             "shapes": {name: list(shape) for name, shape in workload.shapes.items()},
+            "values": dict(workload.values),
             "allow_tf32": workload.allow_tf32,
             "target": target,
             "devices": [

@@ -256,10 +256,10 @@ def _answer(
 
 
 def _same_model(job: models.Job, new: jobs.NewJob) -> bool:
-    """Whether two jobs are of one file, shapes and contenders: so the parameters are equal."""
+    """Whether two jobs are of one file, inputs and contenders: so the parameters are equal."""
     return all(
         job.workload.get(name) == new.workload.get(name)
-        for name in ("sha256", "shapes", "pytorch")
+        for name in ("sha256", "shapes", "values", "pytorch")
     )
 
 

@@ -229,6 +229,7 @@ def _read_network(
             workload.get("shapes") or None,
             grouping.of(full),
             drawn_on,
+            workload.get("values"),
         ),
         name=pathlib.PurePath(claimed.job.op).stem,
         allow_tf32=workload.get("allow_tf32", False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import fastapi
 import pydantic
@@ -103,6 +103,15 @@ Tags = Annotated[list[Tag], pydantic.Field(max_length=32)]
 Extent = Annotated[int, pydantic.Field(ge=1, le=MAX_INT)]
 Shapes = Annotated[
     dict[Line, Annotated[list[Extent], pydantic.Field(max_length=16)]],
+    pydantic.Field(max_length=64),
+]
+Element: TypeAlias = (
+    Annotated[bool, pydantic.Strict()]
+    | Annotated[int, pydantic.Field(ge=-(2**63), lt=2**63)]
+    | pydantic.FiniteFloat
+)
+Values = Annotated[
+    dict[Line, Element | Annotated[list[Element], pydantic.Field(max_length=1024)]],
     pydantic.Field(max_length=64),
 ]
 StrategyName = Annotated[
@@ -247,6 +256,9 @@ class UploadedJob(JobSettings):
     kind: Literal["onnx", "tir"] = "onnx"
     shapes: Shapes = pydantic.Field(
         default={}, description="of ONNX inputs whose extents the file leaves open"
+    )
+    values: Values = pydantic.Field(
+        default={}, description="of ONNX inputs that are the same in every call, such as axes"
     )
     network: bool | None = pydantic.Field(
         default=None,

@@ -114,7 +114,8 @@ def test_a_tiny_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "argv", [*command, "--work", str(tmp_path / "work")])
     assert compare.main() == 0
     (run,) = json.loads(out.read_text())["runs"]
-    assert run["times"]["latency_us"].keys() == {"felix 8 s", "felix 12 s", "eager"}
+    timed = {"felix 8 s", "felix 12 s", "eager", "onnxruntime"}
+    assert run["times"]["latency_us"].keys() == timed
     assert set(run["times"]["calls"].values()) == {5}
     assert all(error < 1e-3 for error in run["times"]["max_error"].values())
     before, after = run["felix"]["points"]

@@ -58,10 +58,13 @@ def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job
     path = pathlib.Path(text)
     is_file = path.suffix in (".onnx", ".pt2", ".json") or ("/" in text and ":" not in text)
     if is_file:
-        shapes = values.shapes(arguments.shape)
-        network = None if arguments.network else False
         return service.submit_file(
-            path, shapes=shapes, network=network, pytorch=arguments.pytorch, **settings
+            path,
+            shapes=values.shapes(arguments.shape),
+            values=values.values(arguments.value),
+            network=None if arguments.network else False,
+            pytorch=arguments.pytorch,
+            **settings,
         )
     if arguments.pytorch:
         raise errors.WorkloadError("--pytorch is for the network of an ONNX file; leave it out")

@@ -173,8 +173,7 @@ def _coordinates(axis: _Axis, method: str) -> Any:
             return np.array([0.5 * (begin + end) * last], "float32")
         return np.float32(begin * last) + x * np.float32((end - begin) * last / (axis.size - 1))
     if method == "align_corners":
-        steps = axis.scale * axis.extent - 1  # of the scale, whole or not
-        return x * np.float32((axis.extent - 1) / steps if axis.size > 1 else 0)
+        return x * np.float32((axis.extent - 1) / max(1, axis.size - 1))
     if method == "tf_half_pixel_for_nn":
         return (x + half) / scale
     if method == "pytorch_half_pixel" and axis.size == 1:

@@ -61,12 +61,12 @@ _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
 #: Operators that are compared on operands with such values as well.
 _OF_NONFINITE = frozenset(
     """
-    argmax.default argmin.default argsort.default clamp.Tensor cummax.default cummin.default
+    clamp.Tensor cummax.default cummin.default
     div.Tensor_mode eq.Tensor floor_divide.default fmod.Scalar fmod.Tensor isfinite.default
     isinf.default isnan.default kthvalue.default logsumexp.default max_pool1d.default
     max_pool2d_with_indices.default max_pool3d_with_indices.default median.default median.dim
     mode.default nan_to_num.default ne.Tensor remainder.Scalar remainder.Tensor selu.default
-    sort.default sort.stable topk.default
+    topk.default
     """.split()
 )
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")

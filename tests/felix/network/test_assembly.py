@@ -215,6 +215,7 @@ def test_bools_and_far_integers_are_exact() -> None:
     other = bools.clone()
     other[3] = True
     assert agreement.difference(other, bools, is_exact=False) == float("inf")
+    assert agreement.difference(torch.tensor(2.0), torch.tensor(2.0)) == 0.0  # one number
     far = torch.zeros(1000, dtype=torch.int64)
     far[3] = torch.iinfo(torch.int64).min
     assert agreement.difference(far, torch.zeros_like(far), is_exact=False) == float("inf")

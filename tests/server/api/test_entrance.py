@@ -8,6 +8,7 @@ import pathlib
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from felix import target, workloads
@@ -79,6 +80,16 @@ def test_unknown_names_in_shapes_list_the_inputs(service: Service) -> None:
     )
     refused(upload(service, open_input, shapes={"input": [4, 8]}), "its inputs are 'x'")
     assert upload(service, open_input, shapes={"x": [4, 8]}).status_code == 201
+
+
+def test_values_of_inputs_are_known_when_a_file_is_read(service: Service) -> None:
+    x = np.zeros((4, 8), "float32")
+    summed = models.one("ReduceSum", x, np.array([1]))
+    refused(upload(service, summed), "must be known")
+    refused(upload(service, summed, values={"x2": [1]}), "no input 'x2'")
+    refused(upload(service, summed, values={"x1": [[1]]}))
+    done = upload(service, summed, values={"x1": [1]})
+    assert done.status_code == 201 and done.json()["workload"]["values"] == {"x1": [1]}
 
 
 @pytest.mark.parametrize(
