@@ -128,7 +128,7 @@ def _model(
 ) -> tuple[list[Task], list[dict[str, Any]]]:
     """The tasks of an ONNX model, and its groups as `server.store.networks` has them."""
     full = targets.parse(target)
-    model = frontend.import_onnx(content, request["shapes"] or None, request["values"] or None)
+    model = frontend.import_onnx(content, request["shapes"] or None, request.get("values"))
     lowered = frontend.lowered(model, full, grouping.of(full))
     every = network_groups.of(lowered, full, allow_tf32=request["allow_tf32"])
     tasks = network_groups.tasks(every)
