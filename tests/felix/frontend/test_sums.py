@@ -17,6 +17,7 @@ from torch.nn import functional
 from felix import frontend, target
 from felix.network import executable
 from tests.felix.frontend.test_networks import assert_agrees
+from tests.support import share
 from tests.support.hostile.onnx_models import one
 from tests.support.modules import Called
 
@@ -84,7 +85,7 @@ FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", share.of([torch.float16, torch.bfloat16], 1))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_sums_of_pytorch(name: str, dtype: torch.dtype, kind: str) -> None:
     function, x = FUNCTIONS[name]
