@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from felix import errors
@@ -72,16 +72,7 @@ def values(texts: Iterable[str] | None) -> dict[str, Any] | None:
     Raises:
         WorkloadError: a text is none of these.
     """
-    found = {}
-    for text in texts or ():
-        name, _, value = text.partition("=")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            name = ""
-        if not name:
-            raise errors.WorkloadError(f"--value takes NAME=[1,2] or NAME=0.5, got {text!r}")
-    return found or None
+    return _named(texts, json.loads, "--value takes NAME=[1,2] or NAME=0.5")
 
 
 def shapes(texts: Iterable[str] | None) -> dict[str, list[int]] | None:
@@ -90,13 +81,24 @@ def shapes(texts: Iterable[str] | None) -> dict[str, list[int]] | None:
     Raises:
         WorkloadError: a text is none of these.
     """
+    return _named(
+        texts,
+        lambda text: [int(extent) for extent in text.split("x")],
+        "--shape takes NAME=1x3x224x224",
+    )
+
+
+def _named(
+    texts: Iterable[str] | None, read: Callable[[str], Any], usage: str
+) -> dict[str, Any] | None:
+    """What is read of each NAME=TEXT, by name; a name may have "="."""
     found = {}
     for text in texts or ():
-        name, _, extents = text.rpartition("=")
+        name, _, value = text.rpartition("=")
         try:
-            found[name] = [int(extent) for extent in extents.split("x")]
+            found[name] = read(value)
         except ValueError:
             name = ""
         if not name:
-            raise errors.WorkloadError(f"--shape takes NAME=1x3x224x224, got {text!r}")
+            raise errors.WorkloadError(f"{usage}, got {text!r}")
     return found or None

@@ -61,6 +61,22 @@ def emit_remainder(builder: relax.BlockBuilder, x: Any, y: Any) -> Any:
     return emit(relax.op.astype(emit(relax.op.where(is_all, x, rest)), dtype))
 
 
+def emit_modulo(builder: relax.BlockBuilder, x: Any, y: Any) -> Any:
+    """What is left of x after whole multiples of y, of the sign of y."""
+    rest = emit_remainder(builder, x, y)
+    moved = builder.emit(relax.op.add(rest, y))
+    return builder.emit(relax.op.where(has_other_sign(builder, rest, y), moved, rest))
+
+
+def has_other_sign(builder: relax.BlockBuilder, rest: Any, y: Any) -> Any:
+    """Whether what is left is not 0, and has not the sign of y."""
+    zero = relax.const(0.0, str(rest.ty.dtype))
+    signs = [builder.emit(relax.op.less(each, zero)) for each in (rest, y)]
+    is_other = builder.emit(relax.op.logical_xor(*signs))
+    is_left = builder.emit(relax.op.not_equal(rest, zero))
+    return builder.emit(relax.op.logical_and(is_other, is_left))
+
+
 def legalizations() -> Mapping[str, torch_forms.Lowering]:
     """Ways to lower Relax operators that TVM lowers to the plain formulas."""
     return {

@@ -79,14 +79,8 @@ def modulo(node: Node) -> Any:
     is_dividends = bool(node.get("fmod", 0))
     if not is_float:
         return node.emit((relax.op.mod if is_dividends else relax.op.floor_mod)(x, y))
-    rest = numerics.emit_remainder(node.bb, x, y)
-    if is_dividends:
-        return rest
-    zero = relax.const(0, dtype)
-    signs = [node.emit(relax.op.less(each, zero)) for each in (rest, y)]
-    is_other = node.emit(relax.op.logical_xor(*signs))
-    is_other = node.emit(relax.op.logical_and(is_other, node.emit(relax.op.not_equal(rest, zero))))
-    return node.emit(relax.op.where(is_other, node.emit(relax.op.add(rest, y)), rest))
+    emit = numerics.emit_remainder if is_dividends else numerics.emit_modulo
+    return emit(node.bb, x, y)
 
 
 def shift(node: Node) -> Any:

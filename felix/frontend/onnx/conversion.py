@@ -23,8 +23,6 @@ from felix.frontend.onnx.node import Node, UnknownValue, shape_of
 MAX_WRITTEN_OUT = 20_000
 #: Operators whose nodes have graphs.
 WITH_GRAPHS = frozenset({"If", "Loop", "Scan"})
-
-
 #: Operators whose results are as long as data say: they can be outputs of a model.
 _OF_DATA = frozenset({"Compress", "NonZero", "Unique"})
 
@@ -83,7 +81,10 @@ class GraphConverter:
         """What a node computes, a value for each output that is read."""
         if proto.op_type in WITH_GRAPHS:
             with_graphs = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
-            return with_graphs[proto.op_type](proto)
+            try:
+                return with_graphs[proto.op_type](proto)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise errors.WorkloadError("its graphs or attributes do not fit") from error
         node = Node(self._importer, proto, self._opset)
         value = node.folded()
         if value is None:

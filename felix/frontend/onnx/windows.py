@@ -76,25 +76,32 @@ def convolve(node: Node) -> Any:
 
 def _convolved(node: Node, x: Any, weight: Any, bias: Any) -> Any:
     window = _window(node, shape_of(x)[2:], _kernel(node, weight))
-    letters = _SPATIAL[len(window.kernel)]
-    result = getattr(relax.op.nn, f"conv{len(letters)}d")(
-        x,
-        weight,
-        strides=window.strides,
-        padding=window.pads,
-        dilation=window.dilations,
-        groups=int(node.get("group", 1)),
-        data_layout=f"NC{letters}",
-        kernel_layout=f"OI{letters}",
-        out_dtype=accumulator(dtype_of(x)),
+    operator = getattr(relax.op.nn, f"conv{len(window.kernel)}d")
+    return _with_bias(node, operator, "OI", window, (x, weight, bias))
+
+
+def _with_bias(
+    node: Node, operator: Any, layout: str, window: _Window, tensors: Sequence[Any], **more: Any
+) -> Any:
+    """A convolution of x by weights, whose first axes are `layout`, and its bias."""
+    x, weight, bias = tensors
+    dtype, letters = dtype_of(x), _SPATIAL[len(window.kernel)]
+    result = node.emit(
+        operator(
+            x,
+            weight,
+            strides=window.strides,
+            padding=window.pads,
+            dilation=window.dilations,
+            groups=int(node.get("group", 1)),
+            data_layout=f"NC{letters}",
+            kernel_layout=f"{layout}{letters}",
+            out_dtype=accumulator(dtype),
+            **more,
+        )
     )
-    return _with_bias(node, result, bias, dtype_of(x))
-
-
-def _with_bias(node: Node, result: Any, bias: Any, dtype: str) -> Any:
-    result = node.emit(result)
     if bias is not None:
-        per_channel = [1, -1, *[1] * (len(result.ty.shape) - 2)]
+        per_channel = [1, -1, *[1] * len(letters)]
         term = node.cast(node.emit(relax.op.reshape(bias, per_channel)), dtype_of(result))
         result = node.emit(relax.op.add(result, term))
     return node.cast(result, dtype)
@@ -109,7 +116,6 @@ def convolve_transposed(node: Node) -> Any:
     window = _window(node, extents, kernel)
     if outputs is None and auto.startswith("SAME"):
         outputs = [e * s for e, s in zip(extents, window.strides, strict=True)]
-    pads = window.pads
     if outputs is not None:
         reach = [(k - 1) * d + 1 for k, d in zip(kernel, window.dilations, strict=True)]
         totals = [
@@ -120,20 +126,10 @@ def convolve_transposed(node: Node) -> Any:
         ]
         behind = [more - min(0, t) for more, t in zip(behind, totals, strict=True)]
         pads = _halves([max(0, t) for t in totals], auto)
-    letters = _SPATIAL[n]
-    result = getattr(relax.op.nn, f"conv{n}d_transpose")(
-        x,
-        weight,
-        strides=window.strides,
-        padding=pads,
-        output_padding=behind,
-        dilation=window.dilations,
-        groups=int(node.get("group", 1)),
-        data_layout=f"NC{letters}",
-        kernel_layout=f"IO{letters}",
-        out_dtype=accumulator(dtype_of(x)),
-    )
-    return _with_bias(node, result, bias, dtype_of(x))
+        window = dataclasses.replace(window, pads=pads)
+    operator = getattr(relax.op.nn, f"conv{n}d_transpose")
+    tensors = (x, weight, bias)
+    return _with_bias(node, operator, "IO", window, tensors, output_padding=behind)
 
 
 def convolve_integers(node: Node) -> Any:

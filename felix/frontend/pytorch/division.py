@@ -31,20 +31,15 @@ def _converter(name: str, defaults: conversion.Defaults) -> conversion.Converter
         is_remainder = name in _NAMES
         if "float" not in dtype or not (is_floor or is_remainder):
             return promoted(node, importer)
-        emit = importer.block_builder.emit
+        builder = importer.block_builder
         wide = "float32" if dtype in conversion.HALF else dtype
         x, y = (_operand(importer, each, wide) for each in node.args[:2])
-        rest = numerics.emit_remainder(importer.block_builder, x, y)
         if name.startswith("fmod"):
-            return conversion.cast(importer, rest, dtype)
-        zero = relax.const(0.0, wide)
-        signs = [emit(relax.op.less(each, zero)) for each in (rest, y)]
-        is_other = emit(relax.op.logical_xor(*signs))
-        is_other = emit(relax.op.logical_and(is_other, emit(relax.op.not_equal(rest, zero))))
-        if is_remainder:
-            result = emit(relax.op.where(is_other, emit(relax.op.add(rest, y)), rest))
+            result = numerics.emit_remainder(builder, x, y)
+        elif is_remainder:
+            result = numerics.emit_modulo(builder, x, y)
         else:
-            result = _whole_quotient(emit, x, y, rest, is_other)
+            result = _whole_quotient(builder, x, y)
         return conversion.cast(importer, result, dtype)
 
     return convert
@@ -56,13 +51,15 @@ def _operand(importer: Any, value: Any, dtype: str) -> Any:
     return conversion.cast(importer, importer.env[value], dtype)
 
 
-def _whole_quotient(emit: Any, x: Any, y: Any, rest: Any, is_other: Any) -> Any:
+def _whole_quotient(builder: relax.BlockBuilder, x: Any, y: Any) -> Any:
     """(x - rest) / y, one less where the rest has not the sign of y, to the nearest whole number;
     x / 0 is what it is."""
-    dtype = str(x.ty.dtype)
-    one, zero = relax.const(1.0, dtype), relax.const(0.0, dtype)
+    emit, dtype = builder.emit, str(x.ty.dtype)
+    rest = numerics.emit_remainder(builder, x, y)
     quotient = emit(relax.op.divide(emit(relax.op.subtract(x, rest)), y))
-    quotient = emit(relax.op.where(is_other, emit(relax.op.subtract(quotient, one)), quotient))
+    less = emit(relax.op.subtract(quotient, relax.const(1.0, dtype)))
+    is_other = numerics.has_other_sign(builder, rest, y)
+    quotient = emit(relax.op.where(is_other, less, quotient))
     nearest = emit(relax.op.floor(emit(relax.op.add(quotient, relax.const(0.5, dtype)))))
-    by_zero = emit(relax.op.equal(y, zero))
+    by_zero = emit(relax.op.equal(y, relax.const(0.0, dtype)))
     return emit(relax.op.where(by_zero, emit(relax.op.divide(x, y)), nearest))

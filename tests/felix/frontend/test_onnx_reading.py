@@ -104,6 +104,14 @@ def test_a_loop_of_known_rounds_and_a_function_of_the_model() -> None:
     np.testing.assert_array_equal(result(model, x).numpy(), 8 * x + 7)
 
 
+def test_a_graph_that_does_not_fit_its_node_is_refused() -> None:
+    body = models.graph([models.node("Relu", ["a"], ["b"])], [models.value("a", [2])], ["b"])
+    scan = models.node("Scan", ["x"], ["y"], body=body, num_scan_inputs=1, scan_input_axes=[5])
+    content = models.model([scan], [], [models.value("x", [3, 2])]).SerializeToString()
+    with pytest.raises(errors.WorkloadError, match=r"'Scan'\): its graphs or attributes do not"):
+        frontend.import_onnx(content)
+
+
 def test_an_operator_is_written_out_as_onnx_defines_it() -> None:
     x = np.random.default_rng(0).standard_normal((3, 5)).astype("float32")
     labels = np.array([4, 0, 2])
