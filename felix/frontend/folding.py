@@ -8,6 +8,8 @@
   Transposed weights stay: programs read them as they lie.
 - A power with a constant exponent is a product or a root (`numerics`).
 - What sums 16-bit floats does it in float32, and rounds once.
+- A model's own cast to 16 bits stays one (`casts`).
+- What orders floats takes NaN for the largest (`ordering`).
 - A norm of float64 is its sums and products (`norms`); a quotient by 0 is a product.
 - A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
@@ -23,7 +25,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from felix.frontend import imported, norms, numerics
+from felix.frontend import casts, imported, norms, numerics, ordering
 from felix.frontend.rewriting import Rewriter, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
@@ -60,12 +62,16 @@ class _Folding:
         if name == "astype" and value.args[0] in self.values:
             dtype = str(value.attrs.dtype)
             return self._changed(value.args[0], (name, dtype), lambda t: t.astype(_numpy(dtype)))
+        if (rounding := casts.rule(rewriter, value)) is not None:
+            return rounding
         if name == "strided_slice" and value.args[0] in self.values:
             return self._sliced(value)
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
         if (wide := numerics.widened_sum(rewriter, value)) is not None:
             return wide
+        if (by_keys := ordering.rule(rewriter, value)) is not None:
+            return by_keys
         if name == "power":
             return numerics.expanded_power(rewriter, value, self._tensor(value.args[1]))
         if name in norms.OPERATORS:

@@ -11,8 +11,9 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 from tvm.tirx import op
+from tvm_ffi import structural
 
-from felix.frontend import torch_forms
+from felix.frontend import ordering, torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
 from felix.torch_calls.form import TorchCall, TorchForm
 
@@ -82,8 +83,8 @@ def legalizations() -> Mapping[str, torch_forms.Lowering]:
     return {
         "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
         "relax.nn.softplus": _lower_softplus,
-        "relax.max": _lower_extreme("max", tirx.max, -math.inf),
-        "relax.min": _lower_extreme("min", tirx.min, math.inf),
+        **{f"relax.nn.max_pool{n}d": _from_infinity(f"relax.nn.max_pool{n}d") for n in (1, 2, 3)},
+        **ordering.legalizations(),
     }
 
 
@@ -121,43 +122,28 @@ def _lower_softplus(builder: relax.BlockBuilder, call: Any) -> Any:
     )
 
 
-def _lower_extreme(
-    name: str, combine: Callable[[Any, Any], Any], start: float
-) -> torch_forms.Lowering:
-    """The largest or smallest element, from an infinity on: TVM begins with a finite number."""
-    reducer = te.comm_reducer(
-        lambda x, y: combine(x, y), lambda dtype: tirx.const(start, dtype), name=name
-    )
+def _from_infinity(name: str) -> torch_forms.Lowering:
+    """TVM's program of the largest elements of windows, begun with an infinity: TVM's begins with
+    the last finite number, which is wrong where nothing is beyond it."""
 
     def lower(builder: relax.BlockBuilder, call: Any) -> Any:
-        (x,) = call.args
-        if not str(x.ty.dtype).startswith(("float", "bfloat")):
-            return tvm.ir.Op.get(f"relax.{name}").get_attr("FLegalize")(builder, call)
-        rank = len(x.ty.shape)
-        axes = range(rank) if call.attrs.axis is None else call.attrs.axis
-        reduced, keep = sorted({int(axis) % rank for axis in axes}), bool(call.attrs.keepdims)
-        return builder.call_te(
-            lambda tensor: _extreme(reducer, name, tensor, reduced, keep),
-            x,
-            primfunc_name_hint=name,
-        )
+        lowered = tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
+        variable = lowered.args[0]
+        func = builder.get()[variable]
+        body = structural.structural_map(func.body, ((tirx.FloatImm, _infinite),))
+        builder.update_func(variable, func.with_body(body))
+        return lowered
 
     return lower
 
 
-def _extreme(
-    reducer: Any, name: str, x: te.Tensor, reduced: Sequence[int], keep: bool
-) -> te.Tensor:
-    rank = len(x.shape)
-    extents = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in reduced}
-    places = [axis for axis in range(rank) if keep or axis not in extents]
-    shape = [1 if axis in extents else x.shape[axis] for axis in places]
-
-    def element(*indices: Any) -> Any:
-        by_axis = {**dict(zip(places, indices, strict=True)), **extents}
-        return reducer(x(*(by_axis[axis] for axis in range(rank))), axis=list(extents.values()))
-
-    return te.compute(shape, element, name=f"x_red_{name}", tag="comm_reduce")
+def _infinite(number: tirx.FloatImm) -> tirx.FloatImm:
+    """An infinity in the place of the last finite number."""
+    dtype = str(number.ty.dtype)
+    largest = tirx.max_value(dtype).value
+    if abs(number.value) != largest:
+        return number
+    return tirx.const(math.copysign(math.inf, number.value), dtype)
 
 
 def _program(name: str, formula: Callable[[Any], Any], x: te.Tensor) -> te.Tensor:
@@ -270,7 +256,8 @@ _SUMS = frozenset(
     nn.log_softmax nn.rms_norm nn.softmax prod std sum variance
     """.split()
 )
-_WINDOWS = ("nn.avg_pool", "nn.adaptive_avg_pool", "nn.conv")
+#: Largest elements are found in float32, too: TVM writes no infinity of 16 bits in CUDA.
+_WINDOWS = ("nn.avg_pool", "nn.adaptive_avg_pool", "nn.conv", "nn.max_pool")
 
 
 def widened_sum(rewriter: Rewriter, call: Any) -> Any:

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from felix import errors, names
-from felix.frontend import numerics
+from felix.frontend import casts, numerics
 from felix.frontend.onnx import constants
 from felix.frontend.onnx.node import Node, accumulator, dtype_of
 
@@ -43,7 +43,7 @@ def cast(node: Node) -> Any:
     x = node[0]
     if dtype == "bool" and dtype_of(x) != "bool":
         return node.emit(relax.op.not_equal(x, relax.const(0, dtype_of(x))))
-    return node.cast(x, dtype)
+    return casts.emit_cast(node.emit, x, dtype)
 
 
 def power(node: Node) -> Any:

@@ -27,7 +27,7 @@ from tvm import relax, tirx
 
 from felix.frontend import imported
 from felix.frontend.rewriting import operator_name
-from felix.tir import grammar
+from felix.tir import grammar, rounding
 
 #: Calls of a group; a program of many more has no schedule within the limits of a kernel.
 MAX_CALLS = 32
@@ -215,7 +215,9 @@ def _sources(expr: Any) -> list[Any]:
 def _is_cast(func: tirx.PrimFunc) -> bool:
     blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
     bodies = [block.body for block in blocks if type(block.body).__name__ == "BufferStore"]
-    return len(bodies) == 1 and type(bodies[0].value).__name__ == "Cast"
+    if len(bodies) != 1:
+        return False
+    return type(bodies[0].value).__name__ == "Cast" or rounding.source(bodies[0].value) is not None
 
 
 def _nodes(root: Any) -> list[Any]:

@@ -20,7 +20,9 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
+from felix.frontend import norms, numerics, ordering, rewriting
 from felix.frontend.pytorch import calling, conversion, export
+from felix.tir import nan
 
 #: Conversions of an importer by the operators' names.
 Conversions = Callable[[Any], Mapping[str, conversion.Converter]]
@@ -61,9 +63,11 @@ _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
 #: Operators that are compared on operands with such values as well.
 _OF_NONFINITE = frozenset(
     """
-    clamp.Tensor cummax.default cummin.default
+    amax.default amin.default argmax.default argmin.default argsort.default argsort.stable
+    clamp.Tensor clamp_max.default clamp_min.default cummax.default cummin.default
     div.Tensor_mode eq.Tensor floor_divide.default fmod.Scalar fmod.Tensor isfinite.default
-    isinf.default isnan.default kthvalue.default logsumexp.default max_pool1d.default
+    isinf.default isnan.default kthvalue.default logsumexp.default max.default max.dim
+    max_pool1d.default min.default min.dim sort.default sort.stable
     max_pool2d_with_indices.default max_pool3d_with_indices.default median.default median.dim
     mode.default nan_to_num.default ne.Tensor remainder.Scalar remainder.Tensor selu.default
     topk.default
@@ -202,7 +206,10 @@ def _converted(
             outputs = [table["getitem"](each, importer) for each in readers]
             result = builder.emit_output(relax.Tuple(outputs or [importer.env[node]]))
         builder.emit_func_output(result)
-    built = relax.build(builder.finalize(), target="llvm")
+    ordered = rewriting.Rewriter(builder.finalize()).run(ordering.rule)
+    own = {**numerics.legalizations(), **norms.legalizations()}
+    lowered = nan.KEPT(relax.transform.LegalizeOps(own)(ordered))
+    built = relax.build(lowered, target="llvm")
     main = relax.VirtualMachine(built, tvm.cpu())["main"]
 
     def run(given: Mapping[torch.fx.Node, torch.Tensor]) -> list[torch.Tensor]:

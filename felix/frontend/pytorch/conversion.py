@@ -12,7 +12,7 @@ import torch
 from tvm import relax
 
 from felix import errors
-from felix.frontend import attention
+from felix.frontend import attention, casts
 
 #: A node of the graph and TVM's importer -> the Relax expression of the node's value.
 Converter = Callable[[torch.fx.Node, Any], Any]
@@ -91,11 +91,16 @@ _LOGICAL: dict[str, Callable[[Any, Any], Any]] = {
 _WIDENING = ("clamp.default",)
 
 
+#: Casts that a model has.
+_CASTS = ("_to_copy.default", "to.dtype", "to.dtype_layout")
+
+
 def typed_map(defaults: Defaults) -> dict[str, Converter]:
     """The conversions by the operators' names."""
     return {
         **{name: _widened(name, defaults) for name in (*_IN_FLOAT32, *_WIDENING)},
         **{name: promoted(name, defaults) for name in _PROMOTED},
+        **{name: _model_cast(name, defaults) for name in _CASTS},
     }
 
 
@@ -111,6 +116,19 @@ def _widened(name: str, defaults: Defaults) -> Converter:
         with standing_for(importer, {source: cast(importer, operand, wide)}):
             result = defaults.convert(name, node, importer)
         return cast(importer, result, result_dtype(node))
+
+    return convert
+
+
+def _model_cast(name: str, defaults: Defaults) -> Converter:
+    """TVM's conversion of a cast; one to 16 bits is marked as the model's."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        dtype = result_dtype(node)
+        if dtype not in HALF:
+            return defaults.convert(name, node, importer)
+        (x,) = arguments(node, importer, 1)
+        return casts.emit_cast(importer.block_builder.emit, x, dtype)
 
     return convert
 

@@ -47,6 +47,8 @@ def convert_map() -> dict[str, conversion.Converter]:
         "split.Tensor": _split("split.Tensor", defaults),
         "split_with_sizes.default": _split("split_with_sizes.default", defaults),
         "clamp.default": _clamp(typed["clamp.default"]),
+        "amax.default": _largest(relax.op.max),
+        "amin.default": _largest(relax.op.min),
         "eq.Tensor": _of_itself(typed["eq.Tensor"], is_equal=True),
         "ne.Tensor": _of_itself(typed["ne.Tensor"], is_equal=False),
         **division.convert_map(defaults),
@@ -202,6 +204,17 @@ def _normalised(
     wide_scales = [_scale(importer, scale, shape, wide, fill) for scale, fill in filled]
     result = importer.block_builder.emit(norm(wide_x, *wide_scales, **options))
     return cast(importer, result, dtype)
+
+
+def _largest(operator: Any) -> conversion.Converter:
+    """The largest or smallest element along some dimensions, or along all."""
+
+    def converted(node: torch.fx.Node, importer: Any) -> Any:
+        x, dims, keeps = arguments(node, importer, 3)
+        keeps = bool(node.kwargs.get("keepdim", keeps))
+        return importer.block_builder.emit(operator(x, list(dims or []) or None, keeps))
+
+    return converted
 
 
 def _of_itself(convert: conversion.Converter, is_equal: bool) -> conversion.Converter:

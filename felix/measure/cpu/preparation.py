@@ -1,4 +1,5 @@
-"""What TVM compiles of a program for a CPU: exp written out, divisions guarded, bindings moved."""
+"""What TVM compiles of a program for a CPU: NaN kept, exp written out, divisions guarded, bindings
+moved."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tvm import tirx
 from tvm_ffi import structural
 
 from felix.measure.checking import reference
-from felix.tir import grammar
+from felix.tir import bindings, grammar, nan
 
 # Changes of the TIR functions of a module, one by one.
 
@@ -157,92 +158,10 @@ def _division_changed(operation: Any) -> tvm.ir.Expr:
     return tirx.Let(n, operation.a, tirx.Let(d, operation.b, result))
 
 
-# Bindings of expressions at the root of a value, where TVM's vectorizer reads them once.
-#
-# The vectorizer visits both sides of a product twice where neither changes, as in a sum of
-# products whose first factor is the same for all lanes, and refuses a `Let` that it visits
-# again. So
-#
-#     (let v = x in f(v)) * w  ->  let v = x in f(v) * w
-#
-# and alike through all that evaluates its operands anyhow. What only one branch of
-# `if_then_else` evaluates stays there: its loads may be outside of a buffer elsewhere.
-
-_BINARY = (
-    tirx.Add,
-    tirx.Sub,
-    tirx.Mul,
-    tirx.Div,
-    tirx.FloorDiv,
-    tirx.FloorMod,
-    tirx.Min,
-    tirx.Max,
-    tirx.EQ,
-    tirx.NE,
-    tirx.LT,
-    tirx.LE,
-    tirx.GT,
-    tirx.GE,
-)
-
-
-def at_roots(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with the Lets of its TIR functions as far out as they may be."""
-    return changed(mod, _bindings_of_function)
-
-
-def _bindings_of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    found: list[tirx.Let] = []
-    structural.structural_walk(func.body, ((tirx.Let, found.append),))
-    if not found:
-        return func
-    rules = [(kind, lambda node: _around(node, (node.a, node.b), type(node))) for kind in _BINARY]
-    rules += [(tirx.Cast, _of_cast), (tirx.Select, _of_select), (tvm.ir.Call, _of_call)]
-    return func.with_body(structural.structural_map(func.body, (*rules, (tirx.Let, _of_let))))
-
-
-def _of_cast(node: Any) -> Any:
-    return _around(node, (node.value,), lambda value: tirx.Cast(grammar.dtype(node), value))
-
-
-def _of_select(node: Any) -> Any:
-    return _around(node, (node.condition, node.true_value, node.false_value), tirx.Select)
-
-
-def _of_call(node: Any) -> Any:
-    if not isinstance(node.op, tvm.ir.Op) or grammar.function_name(node) == "if_then_else":
-        return node
-    return _around(
-        node, node.args, lambda *args: tirx.call_intrin(grammar.dtype(node), node.op, *args)
-    )
-
-
-def _of_let(node: Any) -> Any:
-    """let v = (let u = a in b) in c  ->  let u = a in let v = b in c."""
-    return _around(node, (node.value,), lambda value: tirx.Let(node.var, value, node.body))
-
-
-def _around(node: Any, operands: Sequence[Any], made: Callable[..., Any]) -> Any:
-    """A node of bare operands within all that these bind; a variable is bound once."""
-    if not any(isinstance(each, tirx.Let) for each in operands):
-        return node
-    bound: dict[Any, Any] = {}
-    bare = []
-    for operand in operands:
-        inner = operand
-        while isinstance(inner, tirx.Let):
-            bound.setdefault(inner.var, inner.value)
-            inner = inner.body
-        bare.append(inner)
-    result = made(*bare)
-    for var, value in reversed(bound.items()):
-        result = tirx.Let(var, value, result)
-    return result
-
-
 def prepared(mod: tvm.IRModule) -> tvm.IRModule:
     """The module as TVM compiles it; bindings come last, for the others make some."""
-    return at_roots(guarded(written_out(mod)))
+    kept = guarded(written_out(changed(mod, nan.keeping)))
+    return changed(kept, bindings.at_roots)
 
 
 #: `prepared` as a pass of TVM.

@@ -2,17 +2,19 @@
 
 Arithmetic on floats is done in float32 from the sum to the store: casts to narrower floats in the
 middle, and the rounding of narrower arithmetic, are dropped, so the result is at least as near to
-the exact one as the program's. Casts to integers are done as the program says.
+the exact one as the program's. Casts that the model has (`felix.tir.rounding`), and those to
+integers, are done as the program says. Maxima and minima are NaN where an operand is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from felix.tir import grammar
+from felix.tir import grammar, nan, rounding
 
 _OPERATORS = {
     kind: {"and": "&&", "or": "||"}.get(symbol, symbol)
@@ -43,6 +45,27 @@ _INTEGERS = {
     "int32": "int",
 }
 _BITS = 32
+_FLOAT16_ROUNDED = """\
+__device__ __forceinline__ float float16_rounded(float value) {
+  unsigned short narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(narrow));
+  return value;
+}
+"""
+_BFLOAT16_ROUNDED = """\
+__device__ __forceinline__ float bfloat16_rounded(float value) {
+  unsigned short narrow;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+  return __uint_as_float((unsigned int)narrow << 16);
+}
+"""
+#: What C++ of `text` may call besides, by its name.
+_DEVICE_FUNCTIONS = {
+    **nan.DEVICE_FUNCTIONS,
+    "float16_rounded": _FLOAT16_ROUNDED,
+    "bfloat16_rounded": _BFLOAT16_ROUNDED,
+}
 
 
 class Unsupported(Exception):
@@ -60,6 +83,16 @@ def c_type(dtype: str) -> str:
     if dtype in _INTEGERS:
         return "bool" if dtype == "bool" else "int"
     raise Unsupported(f"it computes in {dtype}")
+
+
+def in_device_code(expression: str) -> tuple[str, str]:
+    """What C++ of `text` calls, for the source in front of it, and the expression that calls it.
+
+    Keys of templates have the expression as `text` writes it, with C's `fmaxf`, which loses NaN.
+    """
+    kept = re.sub(r"\bf(max|min)f\(", r"\1_or_nan(", expression)
+    names = set(re.findall(r"\w+_(?:or_nan|rounded)(?=\()", kept))
+    return "".join(_DEVICE_FUNCTIONS[name] for name in sorted(names)), kept
 
 
 def text(expr: Any, load: Callable[[Any], str], index: Callable[[Any], str]) -> str:
@@ -81,6 +114,8 @@ def text(expr: Any, load: Callable[[Any], str], index: Callable[[Any], str]) -> 
     value = c_type(dtype)
     if kind in ("IntImm", "FloatImm"):
         return _number(expr.value, value)
+    if (exact := rounding.source(expr)) is not None:
+        return f"{dtype}_rounded({text(exact, load, index)})"
     below = [text(child, load, index) for child in grammar.children(expr)]
     if kind == "Cast":
         return _cast(below[0], c_type(grammar.dtype(expr.value)), dtype)

@@ -139,7 +139,8 @@ class Epilogue:
     Its value is converted to the output's dtype.
     Names are identifiers that C++ and the templates leave free (`read0`, ...), and are to be
     variables, for the expression may be the call of a lambda that captures them. It may name
-    functions of C's math library for float32 (`expf`, `fmaxf`), and `min` and `max` of integers.
+    functions of C's math library for float32 (`expf`, `fmaxf`), `min` and `max` of integers, and
+    what `epilogue.in_device_code` defines.
     """
 
     expression: str = "x"

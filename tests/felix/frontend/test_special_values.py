@@ -1,4 +1,4 @@
-"""Infinities, NaN, crossed bounds, remainders and whole quotients are PyTorch's."""
+"""Infinities, NaN, roundings, crossed bounds, remainders and whole quotients are PyTorch's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import tvm
+from torch.nn import functional
 
 from felix import target
 from felix.network import executable, imported
@@ -18,6 +19,7 @@ NAN, INF = math.nan, math.inf
 X = torch.tensor([1.0, 5.5, -5.5, 7.0, -7.0, 0.0, 3.0, 1e30, INF, NAN, 2.5])
 Y = torch.tensor([0.1, INF, INF, -2.0, 2.0, 3.0, 0.0, 3.0, 2.0, 1.0, -INF])
 WITH_NAN = torch.tensor([[1.0, NAN, 2.0, 3.0, 0.0], [4.0, -INF, INF, 2.0, 1.0]])
+ROUNDED = torch.tensor([1.003, 2.001, -1.0045, 70000.0, 3e38, 1e-6, 0.1, 1.00390625, NAN])
 WHOLE = torch.tensor([7, -7, 7, -7, 0])
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -32,7 +34,32 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "whole numbers": (lambda x: (x // 2, x % 3, torch.fmod(x, 3)), (WHOLE,)),
     "crossed bounds": (lambda x: x.clamp(1, -1), (X[:7],)),
     "crossed bounds of integers": (lambda x: x.clamp(1, -1), (WHOLE,)),
-    "largest five": (lambda x: x.topk(2), (WITH_NAN,)),
+    "first two": (lambda x: x.topk(2)[0], (WITH_NAN,)),
+    "sorted": (lambda x: (x.sort()[0], x.half().sort(descending=True)[0]), (WITH_NAN,)),
+    "places": (lambda x: (x.argmax(-1), x.argmin(), (-x).argmin(0)), (WITH_NAN,)),
+    "places of 16 bits": (lambda x: x.bfloat16().argmax(-1), (WITH_NAN,)),
+    "quantile": (lambda x: x.quantile(0.3, -1), (WITH_NAN,)),
+    "bounded": (
+        lambda x: (x.relu(), x.clamp(-1, 2), x.clamp(max=x.flip(0)), functional.relu6(x)),
+        (WITH_NAN,),
+    ),
+    "bounded of 16 bits": (lambda x: (x.half().relu(), x.bfloat16().relu()), (WITH_NAN,)),
+    "larger of two": (
+        lambda x: (torch.maximum(x, x.flip(0)), torch.minimum(x.flip(0), x)),
+        (WITH_NAN,),
+    ),
+    "largest of windows": (lambda x: functional.max_pool1d(x[None], 2, 1), (WITH_NAN,)),
+    "largest of infinities": (
+        lambda x: (functional.max_pool1d(x, 2), functional.max_pool2d(x, 2, padding=1)),
+        (torch.full((1, 4, 4), -INF),),
+    ),
+    "largest of all": (lambda x: (x.max(), x.amin(0), x.amax(-1)), (WITH_NAN,)),
+    "to bfloat16 and back": (lambda x: x.bfloat16().float(), (ROUNDED,)),
+    "to float16 and back": (lambda x: (x.half().float() + 1, x.half().double()), (ROUNDED,)),
+    "through both": (lambda x: x.bfloat16().half().float(), (ROUNDED,)),
+    "compared in 16 bits": (lambda x: x.bfloat16() > 1, (ROUNDED,)),
+    "an operator between": (lambda x: x.bfloat16().relu().float() * 3, (ROUNDED,)),
+    "behind a product": (lambda x: (x[:4, None] @ x[None, :4]).bfloat16().float(), (ROUNDED[:4],)),
     "selu": (torch.selu, (WITH_NAN,)),
     "logsumexp": (lambda x: x.logsumexp(-1), (WITH_NAN,)),
     "largest infinity": (lambda x: x.amax(-1), (torch.full((2, 3), -INF),)),

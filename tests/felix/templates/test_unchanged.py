@@ -2,7 +2,8 @@
 
 `unchanged.json` has it for each template of some tasks: key, parameters, and for some decisions
 the program, features, limits and the prediction. Where it has to change, so has the version of
-the template (or of `felix.templates.spec`, with a new checkpoint); the file is what `_said` gives.
+the template (or of `felix.templates.spec`, with a new checkpoint), but for a program alone that
+takes as long as before; the file is what `_said` gives.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """What NVRTC gets and gives: CUDA source without what only costs time, and cubins kept on disk.
 
+Maxima and minima keep NaN (`felix.tir.nan`).
+
 TVM's text begins with libcu++ headers for integer types and type traits; reading them takes
 NVRTC 0.4 s a kernel, and a float32 kernel uses none. They are replaced by typedefs unless the
 rest of the source names something of theirs that is not as easily defined.
@@ -22,6 +24,7 @@ import re
 
 from felix.files import cache_folder, write_atomically
 from felix.measure.cuda.building import nvrtc
+from felix.tir import nan
 
 _BLOCK = re.compile(r"#ifdef __CUDACC_RTC__\n.*?#include <cuda\.h>\s*\n#endif\n", re.DOTALL)
 _KERNEL = re.compile(r'^(?=extern "C" __global__ )', re.MULTILINE)
@@ -75,6 +78,7 @@ def slim(generated: str, with_scalars: bool = True) -> Source:
     """
     if with_scalars:
         generated = scalars(generated)
+    generated = nan.in_cuda(generated)
     rest = _BLOCK.sub("", generated, count=1)
     includes = "#include" in rest
     used = set(_LIBCUXX.findall(rest))

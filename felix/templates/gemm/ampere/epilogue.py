@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from felix.templates.gemm import indexing
+from felix.templates.gemm import epilogue, indexing
 from felix.templates.gemm.ampere import instructions
 from felix.templates.gemm.problem import GemmProblem, Output, Read
 
@@ -87,12 +87,13 @@ def _arguments(problem: GemmProblem, number: int = 0, column: str = "column") ->
 def _finished(problem: GemmProblem) -> str:
     reads, places = problem.epilogue.reads, problem.epilogue.places
     storage = instructions.STORAGE[problem.output.dtype]
-    return _FINISHED.format(
+    functions, expression = epilogue.in_device_code(problem.epilogue.expression)
+    return functions + _FINISHED.format(
         c_type=storage.c_type,
         fields="".join(f"  const {_c_type(read)}* {read.name};\n" for read in reads),
         typed="".join(f", {instructions.arithmetic(read.dtype)} {read.name}" for read in reads)
         + "".join(f", int {place.name}" for place in places),
-        expression=problem.epilogue.expression,
+        expression=expression,
         narrow=storage.narrow.format("value"),
     )
 

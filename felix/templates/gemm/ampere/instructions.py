@@ -9,7 +9,8 @@ load_matrices(to, row)                  ldmatrix: lane 8 i + r has the address o
                                         4 (lane % 4) to 4 (lane % 4) + 3, of matrix i
 load_transposed_matrices(to, row)       the same of the matrices' transposes, 16-bit elements
 mma(sums, a, b0, b1)                    sums += a · b of a warp
-float_of_half, half_of, bfloat16_of, float_of_e4m3, e4m3_of     round to nearest even
+float_of_half, half_of, bfloat16_of, float_of_e4m3, e4m3_of     round to nearest even; what float8
+                                        cannot hold is infinite, or NaN in e4m3, as in PyTorch
 """
 
 from __future__ import annotations
@@ -132,12 +133,14 @@ __device__ __forceinline__ float float_of_e4m3(u8 value) {
   return float_of_half(u16(halves));
 }
 __device__ __forceinline__ u8 e4m3_of(float value) {
+  if (fabsf(value) > 464.0f) return value < 0.0f ? 0xff : 0x7f;
   u16 pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return u8(pair);
 }
 __device__ __forceinline__ float float_of_e5m2(u8 value) { return float_of_half(u16(value) << 8); }
 __device__ __forceinline__ u8 e5m2_of(float value) {
+  if (fabsf(value) >= 61440.0f) return value < 0.0f ? 0xfc : 0x7c;
   u16 pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return u8(pair);

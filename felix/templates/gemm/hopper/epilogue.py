@@ -7,7 +7,7 @@ Sum i of a thread is at row 16·warp + lane/4 + 8·(i/2 mod 2) and column 8·(i/
 
 from __future__ import annotations
 
-from felix.templates.gemm import indexing
+from felix.templates.gemm import epilogue, indexing
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.hopper.design import Design, Sink
@@ -46,10 +46,11 @@ def functions(sink: Sink, accumulator: str, m: int, n: int) -> str:
     fields = "".join(
         f"  const {instructions.STORAGE[read.dtype].c_type}* {read.name};\n" for read in reads
     )
+    called, expression = epilogue.in_device_code(sink.epilogue.expression)
     names = {
         "sum": instructions.ACCUMULATOR[accumulator],
         "out": instructions.STORAGE[sink.output.dtype].c_type,
-        "expression": sink.epilogue.expression,
+        "expression": expression,
         "narrow": instructions.STORAGE[sink.output.dtype].narrow.format("value"),
         "typed": "".join(f", {_kind(read)} {read.name}" for read in reads)
         + "".join(f", int {place.name}" for place in places),
@@ -64,7 +65,7 @@ def functions(sink: Sink, accumulator: str, m: int, n: int) -> str:
         "stores": _pair_store(sink, m, n),
         "index": _index_type(sink, m, n),
     }
-    return _text(names, fields)
+    return called + _text(names, fields)
 
 
 def _text(names: dict[str, object], fields: str) -> str:

@@ -84,6 +84,7 @@ __device__ __forceinline__ float e4m3_to_float(u8 value) {
   return half_to_float(static_cast<u16>(halves));
 }
 __device__ __forceinline__ u8 float_to_e4m3(float value) {
+  if (fabsf(value) > 464.0f) return value < 0.0f ? 0xff : 0x7f;
   u16 pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return static_cast<u8>(pair);
@@ -94,6 +95,7 @@ __device__ __forceinline__ float e5m2_to_float(u8 value) {
   return half_to_float(static_cast<u16>(halves));
 }
 __device__ __forceinline__ u8 float_to_e5m2(float value) {
+  if (fabsf(value) >= 61440.0f) return value < 0.0f ? 0xfc : 0x7c;
   u16 pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return static_cast<u8>(pair);

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 
 from felix.templates.gemm.stages import NotPlain, require
-from felix.tir import grammar
+from felix.tir import grammar, rounding
 
 FLOAT = "float32"
 
@@ -41,6 +41,8 @@ def terms(expr: Any, k: tirx.Var, is_parameter: Callable[[Any], bool]) -> list[T
     if used == {k}:
         return [Term(column=as_float(expr))]
     kind = type(expr).__name__
+    if (exact := rounding.source(expr)) is not None:
+        return terms(exact, k, is_parameter)
     if kind == "Cast" and grammar.is_float(grammar.dtype(expr.value)):
         return terms(expr.value, k, is_parameter)
     if is_parameter(expr):

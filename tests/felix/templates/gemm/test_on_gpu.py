@@ -7,12 +7,16 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 import tvm
+from tvm import te, tirx, topi
 
 from felix import target, workloads
+from felix.measure import build
 from felix.task import Task
 from felix.templates import registry
 from felix.templates.registry import Generator
+from felix.tir import rounding
 from tests.support.templates import attention_programs, on_gpu, recognised, transposed_programs
 from tests.support.templates.transposed_programs import Dimension
 
@@ -146,6 +150,31 @@ def test_random_decisions_compute_attention(
 def test_random_decisions_compute_transposed_convolutions(name: str) -> None:
     task = Task.from_prim_func(TRANSPOSED[name]()["main"], "cuda", name=name)
     _check(GENERATORS["mma"], task)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_roundings_of_the_model_and_nan_are_kept(generator: str, dtype: str) -> None:
+    """Sums are whole, so exact until they are rounded; two operands are no numbers."""
+    kind, rows = "float32" if generator == "threads" else "float16", 5
+    x = te.placeholder((rows, 264), kind, "x")
+    w = te.placeholder((72, 264), kind, "w")
+    y = topi.nn.dense(x, w, out_dtype="float32")
+    rounded = te.compute(y.shape, lambda *i: rounding.rounded(y[i], dtype), "rounded")
+    bound = topi.nn.relu(topi.cast(rounded, "float32"))
+    mod = recognised.program(x, w, topi.minimum(bound, tirx.const(9000.0, "float32")))
+    task = Task.from_prim_func(mod["main"], "cuda", name="rounded")
+    a, b = torch.randint(0, 9, (rows, 264)), torch.randint(0, 9, (72, 264))
+    a, b = (each.to(getattr(torch, kind)).cuda() for each in (a, b))
+    a[1, 7], b[9, 200] = torch.nan, torch.nan
+    exact = (a.double() @ b.double().T).float().to(getattr(torch, dtype)).float()
+    arch = str(task.target.attrs["arch"])
+    problem, machine = recognised.problem(task.mod), target.hardware(task.target)
+    for template in GENERATORS[generator].templates(problem, machine, arch):
+        for program in on_gpu.random_programs(template):
+            out = torch.zeros(rows, 72, device="cuda")
+            build.module_of_task(program, task)["main"](*map(tvm.runtime.from_dlpack, (a, b, out)))
+            torch.testing.assert_close(out, exact.clamp(0, 9000), rtol=0, atol=0, equal_nan=True)
 
 
 def _check(generator: Generator, task: Task) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pathlib
+import random
 
 import numpy as np
 import pytest
@@ -18,9 +19,13 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import workloads
+from felix.measure.cuda.building import nvrtc
+from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
+from felix.tir import rounding
 from tests.support import share, tir_programs
 from tests.support.templates import attention_programs, recognised
+from tests.support.templates.kernels import A100, legal
 from tests.support.templates.recognised import problem, program
 
 
@@ -245,6 +250,20 @@ def test_orders_and_merged_axes() -> None:
     assert (left.batch, left.m, left.b.strides[0]) == (3, 4, 0)
     narrow = of("activated_narrow")
     assert "half" not in narrow.epilogue.expression and narrow.accumulator == "float32"
+
+
+@pytest.mark.parametrize("dtype", rounding.HALF)
+def test_casts_of_the_model_stay_and_extremes_keep_nan(dtype: str) -> None:
+    x, w = (te.placeholder((64, 64), name=name, dtype="float16") for name in "xw")
+    y = topi.nn.dense(x, w, out_dtype="float32")
+    rounded = te.compute(y.shape, lambda *i: rounding.rounded(y[i], dtype))
+    made = problem(program(x, w, topi.nn.relu(topi.cast(rounded, "float32"))))
+    assert made.epilogue.expression == f"fmaxf({dtype}_rounded(x), 0.0f)"
+    kernel = template.AmpereGemm(made, A100, "sm_80")
+    source = kernel.generate(legal(kernel, random.Random(0))).source
+    ptx = nvrtc.compile_ptx(source, "sm_80", headers=False)
+    assert f"cvt.rn.{'bf16' if dtype == 'bfloat16' else 'f16'}.f32" in ptx
+    assert "max.NaN.f32" in ptx
 
 
 A, B = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")

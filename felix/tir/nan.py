@@ -1,0 +1,134 @@
+"""Maxima and minima that are NaN where an operand is, as PyTorch's and ONNX's are.
+
+TVM's are one operand or the other: `a > b ? a : b` on a CPU, `fmaxf` in CUDA. For a CPU each is
+written out before a program is compiled; where one operand is a number, a comparison the right
+way round is enough, which costs what TVM's does. In CUDA C++ they are functions, from sm_80 on an
+instruction each. Not in the program: TVM makes cross-thread reductions of maxima that it knows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm_ffi import structural
+
+from felix.tir import bindings, grammar
+
+_COMPARISONS = {tirx.Max: tirx.GT, tirx.Min: tirx.LT}
+
+
+def keeping(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function whose maxima and minima of floats keep NaN; itself if it has none."""
+    found: list[Any] = []
+
+    def note(node: Any) -> None:
+        if grammar.is_float(grammar.dtype(node)):
+            found.append(node)
+
+    structural.structural_walk(func.body, tuple((kind, note) for kind in _COMPARISONS))
+    if not found:
+        return func
+    rules = tuple((kind, _written_out) for kind in _COMPARISONS)
+    return func.with_body(structural.structural_map(func.body, rules))
+
+
+def _of_function(
+    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tirx.PrimFunc:
+    return bindings.at_roots(keeping(func))
+
+
+#: A pass of TVM that makes programs keep NaN.
+KEPT = tirx.transform.prim_func_pass(_of_function, opt_level=0, name="felix.KeepNaN")
+
+
+def _written_out(node: Any) -> Any:
+    dtype, compare = grammar.dtype(node), _COMPARISONS[type(node)]
+    if not grammar.is_float(dtype):
+        return node
+    if dtype == "bfloat16":  # TVM legalizes no bindings of it
+        wide = [tirx.Cast("float32", operand) for operand in (node.a, node.b)]
+        return tirx.Cast(dtype, _extreme(compare, *wide))
+    bound: dict[Any, Any] = {}
+    operands = []
+    for value in (node.a, node.b):
+        operands.append(value if _is_short(value) else tirx.Var("operand", dtype))
+        if operands[-1] is not value:
+            bound[operands[-1]] = value
+    result = _extreme(compare, *operands)
+    for variable, value in bound.items():
+        result = tirx.Let(variable, value, result)
+    return result
+
+
+def _is_short(expr: Any) -> bool:
+    """Whether an expression is read as easily as a variable that is bound to it."""
+    return isinstance(expr, tirx.Var | tirx.FloatImm) or grammar.is_load(expr)
+
+
+def _extreme(compare: Any, first: Any, second: Any) -> Any:
+    for number, x in ((first, second), (second, first)):
+        if isinstance(number, tirx.FloatImm):
+            is_nan = math.isnan(number.value)
+            return number if is_nan else tirx.Select(compare(number, x), number, x)
+    return tirx.Select(tirx.Or(compare(first, second), tirx.isnan(first)), first, second)
+
+
+_FUNCTION = """\
+__device__ __forceinline__ float {name}_or_nan(float a, float b) {{
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("{name}.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a {symbol} b || a != a ? a : b;
+#endif
+}}
+"""
+_SYMBOLS = {"max": ">", "min": "<"}
+#: CUDA C++ of `max_or_nan` and `min_or_nan` of float, by name.
+DEVICE_FUNCTIONS = {
+    f"{name}_or_nan": _FUNCTION.format(name=name, symbol=symbol)
+    for name, symbol in _SYMBOLS.items()
+}
+_FURTHER = """\
+template <typename A, typename B>
+__device__ __forceinline__ auto {name}_or_nan(A a, B b) {{ return {name}(a, b); }}
+__device__ __forceinline__ double {name}_or_nan(double a, double b) {{
+  return a {symbol} b || a != a ? a : b;
+}}
+"""
+_OF_16_BITS = """\
+__device__ __forceinline__ {dtype} {name}_or_nan({dtype} a, {dtype} b) {{
+#if __CUDA_ARCH__ >= 800
+  return __h{name}_nan(a, b);
+#else
+  return __hisnan(a) ? a : {name}(a, b);
+#endif
+}}
+"""
+_CALL = re.compile(r"\b(max|min)\(")
+_KERNELS = 'extern "C" __global__ '
+
+
+def in_cuda(source: str) -> str:
+    """TVM's CUDA source with functions that keep NaN in the place of `max` and `min`."""
+    prelude, mark, kernels = source.partition(_KERNELS)
+    names = sorted(set(_CALL.findall(kernels)))
+    functions = "".join(_functions(name, prelude) for name in names)
+    return "".join([prelude, functions, mark, _CALL.sub(r"\1_or_nan(", kernels)])
+
+
+def _functions(name: str, prelude: str) -> str:
+    """What stands for `max` or `min` of all types that the prelude has one for."""
+    further = _FURTHER.format(name=name, symbol=_SYMBOLS[name])
+    halves = [
+        _OF_16_BITS.format(name=name, dtype=dtype)
+        for dtype in ("half", "nv_bfloat16")
+        if f"{dtype} {name}({dtype} a" in prelude
+    ]
+    return "".join([DEVICE_FUNCTIONS[f"{name}_or_nan"], further, *halves])
