@@ -39,6 +39,9 @@ class Calling(Protocol):
             WorkloadError: the call has other arguments than the model was imported with.
         """
 
+    def arguments_of(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of a call that `flatten` makes these inputs of."""
+
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """The model's result from its output tensors, in the order of `ImportedModel.outputs`."""
 

@@ -59,6 +59,12 @@ def check(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limi
     return worst
 
 
+def agree(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limit: float) -> bool:
+    """Whether no output differs by more than the limit."""
+    pairs = zip(actual, expected, strict=True)
+    return all(difference(*pair, is_exact=limit == 0) <= limit for pair in pairs)
+
+
 def difference(output: torch.Tensor, reference: torch.Tensor, is_exact: bool = True) -> float:
     """The error of an output; infinite where shapes, types or places of non-finite values differ.
 

@@ -13,13 +13,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
 import tvm
 from tvm import relax, tirx
 
 from felix.measure.cuda.building import tvm_module
 from felix.measure.payload import Program
-from felix.network import groups
-from felix.network.passes import intermediates
+from felix.network import executable, groups, imported
+from felix.network.passes import intermediates, prepacking
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 from felix.torch_calls.form import TorchForm, register
@@ -68,6 +69,22 @@ def assemble(
     if packed:
         mod = _with_packed_calls(mod, packed)
     return mod.with_attr("external_mods", modules) if modules else mod
+
+
+def built(
+    network: imported.Network, shipped: Sequence[tuple[groups.Group, Runs]]
+) -> executable.Executable:
+    """The network with what ships, compiled and loaded; raises as `assemble`."""
+    mod = prepacking.prepack(assemble(network.lowered, shipped))
+    return executable.build(mod, network.target, network.imported.parameters, is_fixed=True)
+
+
+def untuned_outputs(
+    network: imported.Network, inputs: Sequence[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """The outputs of a network as TVM builds it without tuning, on its examples if not on
+    others."""
+    return built(network, [])(list(network.examples if inputs is None else inputs))
 
 
 def cubins(shipped: Sequence[tuple[groups.Group, Runs]]) -> dict[str, bytes]:

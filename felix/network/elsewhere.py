@@ -20,6 +20,7 @@ from felix.known_results import store
 from felix.measure.cuda.building import embedded
 from felix.network import (
     assembly,
+    checking,
     executable,
     groups,
     imported,
@@ -134,5 +135,5 @@ def _expected(
     if network.expected is not None and network.ask_reference is None:
         return None, network.expected
     begin_step("running the model on the CPU")
-    on_cpu = optimize.judged(dataclasses.replace(network, target=targets.parse("llvm")))
-    return on_cpu.judged_by, on_cpu.expected or optimize.plain_outputs(on_cpu)
+    on_cpu = checking.judged(dataclasses.replace(network, target=targets.parse("llvm")))
+    return on_cpu.judged_by, on_cpu.expected or assembly.untuned_outputs(on_cpu)

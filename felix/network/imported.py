@@ -46,6 +46,9 @@ class Network:
         expected: the model's own outputs on them, those of a judge (`felix.network.judge`) of an
             ONNX file; None where nobody can run that but TVM.
         call_model: calls the model on the examples; None of an ONNX file.
+        model: the PyTorch module; None of an ONNX file, and of a network that is tuned.
+        file: the ONNX file or its bytes; None of others.
+        values: of inputs of an ONNX file that are the same in every call.
         allow_tf32: whether products of float32 may be computed in TF32.
         judged_by: who computed `expected` of an ONNX file, or why nobody did; None of others.
         ask_reference: asks ONNX's reference evaluator, which decides where `expected` differs.
@@ -58,6 +61,9 @@ class Network:
     examples: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...] | None
     call_model: Callable[[], Any] | None
+    model: torch.nn.Module | None = None
+    file: str | pathlib.Path | bytes | None = None
+    values: Mapping[str, Any] | None = None
     allow_tf32: bool = False
     judged_by: str | None = None
     ask_reference: Callable[[], judge.Judgement] | None = None
@@ -234,6 +240,7 @@ def _of_torch(
         examples=_copies(read.calling.flatten(args, kwargs)),
         expected=_copies(_expected(module, args, kwargs)),
         call_model=lambda: result(module, args, kwargs),
+        model=module,
     )
 
 
@@ -268,6 +275,8 @@ def _judged(
     found = judge.outputs(model, given)
     return dataclasses.replace(
         network,
+        file=model,
+        values=values,
         expected=found.outputs,
         judged_by=found.by,
         ask_reference=lambda: judge.outputs(model, given, judge.REFERENCE),
@@ -303,6 +312,12 @@ def result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     """What the model returns."""
     with export.evaluating(module), torch.no_grad():
         return module(*args, **kwargs)
+
+
+def outputs_on(network: Network, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the PyTorch module of a network returns on other inputs than the examples."""
+    assert network.model is not None
+    return _expected(network.model, *network.imported.calling.arguments_of(inputs))
 
 
 def _expected(

@@ -19,28 +19,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from felix import errors
 from felix import target as targets
 from felix.known_results import databases, store
-from felix.network import (
-    agreement,
-    assembly,
-    executable,
-    groups,
-    imported,
-    judging,
-    optimized,
-    outcomes,
-)
+from felix.network import assembly, checking, groups, imported, judging, optimized, outcomes
 from felix.network import report as reports
 from felix.network.attentions import whole
 from felix.network.contenders import contest, shipping
-from felix.network.passes import prepacking
 from felix.tuning import options as tune_options
 
 #: Seconds of tuning when neither seconds nor trials are given.
@@ -161,17 +151,17 @@ def from_outcomes(
         TuningError: outputs differ from the model's.
         MeasureError: a program cannot be compiled here.
     """
+    begin = time.perf_counter()
     shipped = chosen_programs(every, gathered, contenders)
     chosen = whole.choose(network, shipped, contenders.store)
     begin_step("building the network")
-    built = _built(dataclasses.replace(network, lowered=chosen.lowered), chosen.shipped)
+    changed = dataclasses.replace(network, lowered=chosen.lowered)
+    built = assembly.built(changed, contest.runs(chosen.shipped))
     runner, calls = optimized.runner(built, network.examples)
     begin_step("running the network as the model does")
-    network = judged(network)
-    expected = network.expected or plain_outputs(network)
+    network = checking.judged(network)
     begin_step("checking the network")
-    outputs = runner(list(network.examples))
-    max_error = agreement.check(outputs, expected, network.tolerance)
+    checked = checking.check(network, runner, time.perf_counter() - begin + gathered.elapsed_s)
     begin_step("timing the network")
     summary = reports.Report(
         network=network.name,
@@ -182,7 +172,8 @@ def from_outcomes(
         n_compared=contenders.n_timed + chosen.n_timed,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
-        max_error=max_error,
+        max_error=checked.max_error,
+        unchecked=checked.left_out,
         judged_by=network.judged_by,
         calls=calls,
         timing=None
@@ -205,38 +196,3 @@ def chosen_programs(
         shipping.choose(group, outcome, compared, is_known=key(group) in gathered.known)
         for group, outcome, compared in contenders.compare(outcomes_of)
     ]
-
-
-def _built(
-    network: imported.Network, shipped: Sequence[shipping.Shipped]
-) -> executable.Executable:
-    """The network with what ships, compiled and loaded."""
-    mod = prepacking.prepack(assembly.assemble(network.lowered, contest.runs(shipped)))
-    return executable.build(mod, network.target, network.imported.parameters, is_fixed=True)
-
-
-def judged(network: imported.Network) -> imported.Network:
-    """The network of an ONNX file, whose outputs without tuning are those of its judge.
-
-    Raises:
-        TuningError: they are neither those, nor those of ONNX's reference.
-    """
-    if network.expected is None or network.ask_reference is None:
-        return network
-    plain = plain_outputs(network)
-    try:
-        agreement.check(plain, network.expected, network.tolerance)
-    except errors.TuningError as error:
-        found = network.ask_reference()
-        if found.outputs is not None:
-            agreement.check(plain, found.outputs, network.tolerance)
-            return dataclasses.replace(network, expected=found.outputs, judged_by=found.by)
-        raise errors.TuningError(
-            f"the ONNX file as it is imported differs from {network.judged_by}: {error}"
-        ) from error
-    return network
-
-
-def plain_outputs(network: imported.Network) -> list[torch.Tensor]:
-    """The outputs of a network as TVM builds it without tuning."""
-    return _built(network, [])(list(network.examples))

@@ -91,7 +91,9 @@ def _without_parameters(network: imported.Network) -> imported.Network:
     """A network that keeps nothing of the model's memory; its tolerance stays."""
     types = tuple(torch.empty(0, dtype=each) for each in imported.torch_dtypes(network.imported))
     model = dataclasses.replace(network.imported, parameters=types, parameter_names=())
-    return dataclasses.replace(network, imported=model, call_model=None)
+    return dataclasses.replace(
+        network, imported=model, call_model=None, model=None, file=None, ask_reference=None
+    )
 
 
 def runner(built: executables.Executable, examples: Sequence[torch.Tensor]) -> tuple[Runner, str]:

@@ -45,6 +45,7 @@ class Report:
         pytorch: operators that TVM does not convert, which PyTorch runs, and their calls.
         judged_by: with what an ONNX file's outputs were compared, or why with nothing but the
             untuned network.
+        unchecked: what was not compared with the model, and why.
         timing: of whole calls; None if everything was known and nothing was timed, or it was not
             run here.
     """
@@ -61,6 +62,7 @@ class Report:
     attentions: Sequence[whole.Whole] = ()
     pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
     judged_by: str | None = None
+    unchecked: Sequence[str] = ()
 
     @property
     def latency_us(self) -> float | None:
@@ -91,6 +93,7 @@ class Report:
             "n_compared": self.n_compared,
             "max_error": self.max_error,
             "judged_by": self.judged_by,
+            "unchecked": list(self.unchecked),
             "calls": self.calls,
             "latency_us": self.latency_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
@@ -142,6 +145,7 @@ class Report:
         notes += [f"left out: {why}" for each in self.attentions for why in each.wrong.values()]
         if self.judged_by is not None:
             notes.append(f"outputs checked against: {self.judged_by}")
+        notes += [f"not checked: {each}" for each in self.unchecked]
         if self.reason is None:
             known = "nothing was measured" if not self.n_compared else "nothing was tuned"
             notes.append(f"everything was known: {known}")

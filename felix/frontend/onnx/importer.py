@@ -78,6 +78,10 @@ class OnnxCalling:
             )
         return [_checked(by_name[spec.name], spec) for spec in self.inputs]
 
+    def arguments_of(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs by position."""
+        return tuple(inputs), {}
+
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """One output as it is, several as a tuple."""
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

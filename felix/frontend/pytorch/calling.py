@@ -92,6 +92,16 @@ class TorchCalling:
                 )
         return tensors
 
+    def arguments_of(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of a call with these input tensors: what `flatten` takes apart."""
+        tensors = iter(inputs)
+        leaves = [
+            next(tensors) if isinstance(leaf, imported.TensorSpec) else leaf
+            for leaf in self.leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self.arguments)
+        return tuple(args), kwargs
+
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """The module's result from its output tensors."""
         if self._returns_one_tensor:

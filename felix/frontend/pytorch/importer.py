@@ -126,6 +126,10 @@ class GraphCalling:
             raise errors.WorkloadError(f"the graph takes {len(self.inputs)} tensors")
         return list(args)
 
+    def arguments_of(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs by position."""
+        return tuple(inputs), {}
+
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """The outputs."""
         return list(outputs)

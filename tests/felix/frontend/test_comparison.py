@@ -13,7 +13,7 @@ from tvm import relax
 
 from felix import errors, target
 from felix.frontend.pytorch import comparison, conversion, operators
-from felix.network import imported, optimize
+from felix.network import assembly, imported
 from tests.support.modules import Called
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -24,7 +24,7 @@ def _left_to_pytorch(call: Callable[..., Any], *inputs: torch.Tensor) -> list[st
     """The operators that PyTorch runs of a network whose outputs are right."""
     model, args = Called(call), inputs or (X,)
     network = imported.read(model, args, {}, target.parse("llvm"))
-    results, expected = optimize.plain_outputs(network), pytree.tree_leaves(model(*args))
+    results, expected = assembly.untuned_outputs(network), pytree.tree_leaves(model(*args))
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
     return sorted(network.imported.pytorch)

@@ -11,7 +11,7 @@ from torch import nn
 
 import felix
 from felix import errors, target
-from felix.network import executable, imported, optimize
+from felix.network import assembly, executable, imported
 from tests.support import networks, run_py
 from tests.support.modules import Called
 
@@ -73,7 +73,7 @@ def test_inputs_without_elements() -> None:
 
     inputs = torch.randn(5, 0), torch.randn(0, 3)
     network = imported.read(Called(products), inputs, {}, target.parse("llvm"))
-    product, layer, chain = optimize.plain_outputs(network)
+    product, layer, chain = assembly.untuned_outputs(network)
     assert torch.equal(product, torch.zeros(5, 3)) and torch.equal(layer, torch.ones(5, 3))
     assert torch.equal(chain, torch.zeros(5))
     assert not any("matmul" in each.name_hint for each in network.lowered.get_global_vars())
