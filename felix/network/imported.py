@@ -19,6 +19,7 @@ from felix.frontend.pytorch import export
 from felix.frontend.rewriting import operator_name
 from felix.network import agreement, judge
 from felix.network.passes import memory
+from felix.tir import rounding
 from felix.torch_calls.form import form_from_json, register
 
 if TYPE_CHECKING:
@@ -272,14 +273,27 @@ def _judged(
     """The network of an ONNX file with what a judge computes of it."""
     names = [spec.name for spec in network.imported.inputs]
     given = {**values, **dict(zip(names, network.examples, strict=True))}
-    found = judge.outputs(model, given)
+    specs = network.imported.outputs
+
+    def ask(engine: str) -> judge.Judgement:
+        found = judge.outputs(model, given, engine)
+        if found.outputs is None:
+            return found
+        pairs = zip(found.outputs, specs, strict=True)
+        narrow = tuple(
+            each.to(torch_dtype(spec.dtype)) if spec.dtype in rounding.HALF else each
+            for each, spec in pairs
+        )
+        return dataclasses.replace(found, outputs=narrow)
+
+    found = ask(judge.RUNTIME)
     return dataclasses.replace(
         network,
         file=model,
         values=values,
         expected=found.outputs,
         judged_by=found.by,
-        ask_reference=lambda: judge.outputs(model, given, judge.REFERENCE),
+        ask_reference=lambda: ask(judge.REFERENCE),
     )
 
 

@@ -24,11 +24,15 @@ from felix.target import cpu
 RUNTIME, REFERENCE = onnx_engine.RUNTIME, onnx_engine.REFERENCE
 #: Seconds that a judge may take.
 LIMIT_S = 120.0
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judgement:
-    """Outputs of a model, or None; `by` says who computed them, or why nobody did."""
+    """Outputs of a model, or None; `by` says who computed them, or why nobody did.
+
+    Floats of 16 bits are float32.
+    """
 
     outputs: tuple[torch.Tensor, ...] | None
     by: str
@@ -49,9 +53,7 @@ def outputs(
     arrays: dict[str, Any] = {}
     for name, value in inputs.items():
         tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.tensor(value)
-        if tensor.dtype == torch.bfloat16:
-            return Judgement(None, f"{engine} computes no bfloat16 here")
-        arrays[name] = tensor.numpy()
+        arrays[name] = (tensor.float() if tensor.dtype in _HALF else tensor).numpy()
     with tempfile.TemporaryDirectory(prefix="felix-judge-") as folder:
         path = pathlib.Path(folder, "model.onnx")
         if isinstance(model, bytes):

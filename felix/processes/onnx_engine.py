@@ -3,7 +3,8 @@
     python -m felix.processes.onnx_engine FOLDER FILE ENGINE THREADS
 
 The folder has the inputs; the child writes the outputs there, and an answer that says who computed
-them, or that nobody could.
+them, or that nobody could. Floats of 16 bits are inputs and outputs as float32; a file that an
+engine does not run with them is computed in float32 throughout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ RUNTIME, REFERENCE = "ONNX Runtime", "ONNX's reference"
 ANSWER, INPUTS, OUTPUTS = "answer.json", "inputs.npz", "outputs.npz"
 #: CPU seconds.
 LIMIT_S = 3600
+#: A larger file is not computed in float32.
+MOST_BYTES = 1 << 30
+#: Attributes that are element types.
+_TYPES = ("to", "dtype", "output_dtype")
 
 
 def main(folder: str, path: str, engine: str, threads: str) -> None:
@@ -36,26 +41,73 @@ def main(folder: str, path: str, engine: str, threads: str) -> None:
     )
     with np.load(pathlib.Path(folder, INPUTS)) as arrays:
         inputs = {name: arrays[name] for name in arrays.files}
-    try:
-        if runtime is not None:
-            by, results = (
-                f"{engine} {runtime.__version__}",
-                _run(runtime, path, inputs, int(threads)),
-            )
-        else:
-            by, results = engine, reference.ReferenceEvaluator(path).run(None, inputs)
-        np.savez(pathlib.Path(folder, OUTPUTS), *results)
-        answer = {"n": len(results), "by": by}
-    except Exception as error:  # whatever an engine raises: nothing is judged then
-        answer = {"n": None, "by": type(error).__name__}
+    answer: dict[str, Any] = {}
+    for read in (str, _in_float32):
+        try:
+            model = read(path)
+            if runtime is not None:
+                by = f"{engine} {runtime.__version__}"
+                results = _run(runtime, model, inputs, int(threads))
+            else:
+                by, results = engine, reference.ReferenceEvaluator(model).run(None, inputs)
+            np.savez(pathlib.Path(folder, OUTPUTS), *map(_as_float32, results))
+            answer = {"n": len(results), "by": by}
+            break
+        except Exception as error:  # whatever an engine raises: nothing is judged then
+            answer = answer or {"n": None, "by": type(error).__name__}
     pathlib.Path(folder, ANSWER).write_text(json.dumps(answer))
 
 
-def _run(runtime: Any, path: str, inputs: Mapping[str, np.ndarray], threads: int) -> list[Any]:
+def _in_float32(path: str) -> bytes:
+    """A file with float32 in the place of the floats of 16 bits.
+
+    Raises:
+        ValueError: it is too large, or has none.
+    """
+    onnx = importlib.import_module("onnx")
+    model = onnx.load(path)
+    if model.ByteSize() > MOST_BYTES:
+        raise ValueError("the file is too large")
+    halves = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    if not _widen(onnx, model, halves):
+        raise ValueError("it has no floats of 16 bits")
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _widen(onnx: Any, message: Any, halves: Collection[int]) -> bool:
+    """Give a message, and those inside, float32 for other types; whether it has had any."""
+    kind = message.DESCRIPTOR.name
+    if kind == "TensorProto":
+        if message.data_type not in halves:
+            return False
+        wide = onnx.numpy_helper.to_array(message).astype(np.float32)
+        message.CopyFrom(onnx.numpy_helper.from_array(wide, message.name))
+        return True
+    found = False
+    if kind == "Tensor" and message.elem_type in halves:  # of a type
+        message.elem_type, found = onnx.TensorProto.FLOAT, True
+    if kind == "AttributeProto" and message.name in _TYPES and message.i in halves:
+        message.i, found = onnx.TensorProto.FLOAT, True
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for each in value if field.is_repeated else [value]:
+                found |= _widen(onnx, each, halves)
+    return found
+
+
+def _as_float32(result: Any) -> np.ndarray:
+    array = np.asarray(result)
+    return array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
+
+
+def _run(
+    runtime: Any, model: str | bytes, inputs: Mapping[str, np.ndarray], threads: int
+) -> list[Any]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     given = {}
     for item in session.get_inputs():
         dtype = _dtype(item.type)
