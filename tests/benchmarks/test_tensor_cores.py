@@ -171,6 +171,7 @@ def _fuzz(
     return fuzzing.fuzz(drawn, pool.for_task, TARGET, limits, random.Random(seed))
 
 
+@pytest.mark.slow("makes a hundred tasks")
 def test_draws_have_every_family_and_type() -> None:
     rng = random.Random(0)
     tasks: list[Any] = []
@@ -190,6 +191,7 @@ def test_draws_have_every_family_and_type() -> None:
     assert set(dtypes) == set(random_workloads._DTYPES) and len(tasks) >= 100
 
 
+@pytest.mark.slow("fuzzes all generators twice")
 def test_settings_of_all_generators_are_measured_the_same_for_a_seed() -> None:
     pools = [made_up_data.Pool(), made_up_data.Pool()]
     outcomes = [_fuzz(pool, 120) for pool in pools]

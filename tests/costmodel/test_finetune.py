@@ -62,6 +62,7 @@ def pairwise(module: torch.nn.Module, t: task_features.TaskData) -> float:
     return metrics.pairwise_accuracy(p, t.ln_latency)
 
 
+@pytest.mark.slow("trains two models for many rounds")
 def test_fine_tuning_follows_the_new_machine_and_replay_keeps_the_old_ranking() -> None:
     here, unseen_here = changed_law(task(20, 160), 2.0), changed_law(task(22, 160), 2.0)
     old = [task(i, 30) for i in range(10)]

@@ -24,6 +24,7 @@ from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.search import cost_model
 from tests.costmodel.conftest import Measured
+from tests.support import share
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +88,9 @@ def test_tuning_templates_starts_from_theirs() -> None:
     assert isinstance(loaded.module, within_training.WithinTraining)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "shipped", share.of([TEMPLATES, LLVM, CUDA], 1), ids=lambda each: each.scored
+)
 def test_data_are_those_of_the_checkpoint_and_small(shipped: Shipped, measured: Measured) -> None:
     data = measured(shipped.data)
     assert not data.torn
@@ -124,6 +127,7 @@ def test_card_tells_where_the_scores_are(shipped: Shipped) -> None:
     assert card == model_card.render(registry.FILE_NAME, model, metadata, folder)
 
 
+@pytest.mark.slow("reads all data of two models")
 def test_no_benchmark_is_in_the_data(measured: Measured) -> None:
     of_traces = [subgraphs.SUBGRAPHS, subgraphs.AWKWARD, subgraphs.CONFIRMING]
     for name, sets in (("cuda", of_traces), ("templates", [*tensor_cores.SETS.values()])):

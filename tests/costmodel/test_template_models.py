@@ -156,6 +156,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.slow("trains a model for 60 epochs")
 def test_the_network_beats_the_formula_on_workloads_it_never_saw(trained: pathlib.Path) -> None:
     content = json.loads((trained / "scores" / model_card.SCORES).read_text())
     reports = {report["label"]: report["overall"] for report in content["reports"]}

@@ -18,7 +18,7 @@ from felix.artifact import export, run_script
 from felix.measure import task_program
 from felix.measure.checking import reference
 from felix.task import Task
-from tests.support import bundles, run_py
+from tests.support import bundles, run_py, share
 
 
 def _export(task: Task, best: Any, folder: pathlib.Path) -> dict[str, Any]:
@@ -29,16 +29,22 @@ def _export(task: Task, best: Any, folder: pathlib.Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "text, output",
-    [
-        ("gemm:24,16,32,dtype=bfloat16,epilogue=bias+gelu", "bfloat16"),
-        ("gemm:24,16,32,dtype=bfloat16,out_dtype=float32", "float32"),
-        ("gemm:24,16,32,dtype=float16,batch=2", "float16"),
-        ("gemm:24,16,32,dtype=bfloat16,out_dtype=float16", "float16"),
-        ("gemm:24,16,32,dtype=int8,epilogue=bias+relu", "int32"),
-        ("gemm:24,16,32,dtype=int8,epilogue=scale+bias", "bfloat16"),
-        ("gemm:24,16,32,dtype=int8,epilogue=scalar_scale+gelu,out_dtype=float16", "float16"),
-        ("conv2d:1,6,6,8,8,3,padding=1,dtype=int8,epilogue=scale,out_dtype=float32", "float32"),
-    ],
+    share.of(
+        [
+            ("gemm:24,16,32,dtype=bfloat16,epilogue=bias+gelu", "bfloat16"),
+            ("gemm:24,16,32,dtype=bfloat16,out_dtype=float32", "float32"),
+            ("gemm:24,16,32,dtype=float16,batch=2", "float16"),
+            ("gemm:24,16,32,dtype=bfloat16,out_dtype=float16", "float16"),
+            ("gemm:24,16,32,dtype=int8,epilogue=bias+relu", "int32"),
+            ("gemm:24,16,32,dtype=int8,epilogue=scale+bias", "bfloat16"),
+            ("gemm:24,16,32,dtype=int8,epilogue=scalar_scale+gelu,out_dtype=float16", "float16"),
+            (
+                "conv2d:1,6,6,8,8,3,padding=1,dtype=int8,epilogue=scale,out_dtype=float32",
+                "float32",
+            ),
+        ],
+        3,
+    ),
 )
 def test_run_py_checks_narrow_types_on_a_cpu(
     text: str, output: str, tmp_path: pathlib.Path

@@ -32,9 +32,12 @@ def exported(module: nn.Module, args: tuple[torch.Tensor, ...]) -> bytes:
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    share.crossed(
-        [{}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}],
-        [nn.LSTM, nn.GRU, nn.RNN],
+    share.of(
+        share.crossed(
+            [{}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}],
+            [nn.LSTM, nn.GRU, nn.RNN],
+        ),
+        3,
     ),
 )
 def test_modules_of_pytorch(kind: type[nn.RNNBase], options: dict[str, object]) -> None:
@@ -96,7 +99,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "attributes"), CASES)
+@pytest.mark.parametrize(("operator", "attributes"), share.of(CASES, 4))
 def test_nodes_with_states(operator: str, attributes: dict[str, object]) -> None:
     given = values(operator)
     content = model(operator, given, [STEPS] * BATCH, **attributes)
@@ -130,7 +133,7 @@ def by_formula(
     return [np.stack(ys), h[None], *([] if c is None else [c[None]])]
 
 
-@pytest.mark.parametrize("operator", list(recurrent.GATES))
+@pytest.mark.parametrize("operator", share.of(recurrent.GATES, 1))
 def test_batch_first_and_reverse(operator: str) -> None:
     """The layout 1 is that of 0 with axes swapped; reversed is forward on reversed inputs."""
     given = values(operator)

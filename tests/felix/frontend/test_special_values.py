@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import tvm
 from torch.nn import functional
 
 from felix import target
-from felix.network import executable, imported
+from felix.network import assembly, imported
+from tests.support import share
 from tests.support.modules import Called
 
 NAN, INF = math.nan, math.inf
@@ -66,14 +66,35 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_are_pytorchs(name: str) -> None:
+@pytest.mark.parametrize("kind", ["llvm", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", share.of(FUNCTIONS, 12))
+def test_values_are_pytorchs(name: str, kind: str) -> None:
     function, args = FUNCTIONS[name]
-    full = target.parse("llvm")
-    network = imported.read(Called(function), args, {}, full)
-    built = executable.compile_network(network.lowered, full)
-    outputs = executable.Executable(built, network.imported.parameters, tvm.cpu())(list(args))
-    expected = function(*args)
+    place = imported.device_of(target.parse(kind))
+    on_device = [each.to(place) for each in args]
+    network = imported.read(Called(function), on_device, {}, target.parse(kind))
+    outputs = assembly.untuned_outputs(network)
+    expected = function(*on_device)
     expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     for actual, right in zip(outputs, expected, strict=True):
         torch.testing.assert_close(actual, right, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def test_exceptions_are_what_the_guide_says() -> None:
+    """docs/guide/models.md: PyTorch's kernel for CPUs gives NaN for the last one."""
+    x = torch.full((1, 16), INF)
+    network = imported.read(Called(functional.gelu), (x,), {}, target.parse("llvm"))
+    assert torch.equal(assembly.untuned_outputs(network)[0], x)
+
+
+@pytest.mark.gpu
+def test_kernels_have_fast_math() -> None:
+    """docs/guide/models.md: subnormal numbers are 0, and so are quotients by large ones."""
+    x = torch.full((1, 64), 1e-39, device="cuda")
+    y = torch.full((1, 64), 2.0**127, device="cuda")
+    network = imported.read(
+        Called(lambda x, y: (x * 1.5, (y / 2) / y)), (x, y), {}, target.parse("cuda")
+    )
+    assert all(
+        torch.equal(each, torch.zeros_like(each)) for each in assembly.untuned_outputs(network)
+    )

@@ -20,7 +20,7 @@ from torch import nn
 from felix import errors, target
 from felix.network import cuda_graph, executable, imported
 from felix.network.passes import memory
-from tests.support import networks
+from tests.support import networks, share
 
 Call = tuple[list[cuda_graph.Span], list[cuda_graph.Span]]
 
@@ -84,7 +84,7 @@ def test_a_branch_that_has_been_waited_for_is_used_again() -> None:
     assert {place.branch for place in places} == {0, 1}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(share.rounds(10, 30)))
 @pytest.mark.parametrize("max_branches", [1, 2, 8])
 def test_conflicting_calls_run_in_order(seed: int, max_branches: int) -> None:
     generator = random.Random(seed)

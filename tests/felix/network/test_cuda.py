@@ -49,7 +49,8 @@ def test_compiles_without_a_gpu() -> None:
     assert built.stats()
 
 
-@pytest.mark.parametrize("name", share.of(["llama", "vit_b32", "bert_base"], 1))
+@pytest.mark.slow("compiles whole networks for a GPU")
+@pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
 def test_planned_groups_have_default_schedules(name: str) -> None:
     """Products that read one tensor twice, where a rule of TVM's fails, among them."""
     full = target.parse("cuda -arch sm_90a")

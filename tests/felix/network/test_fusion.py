@@ -66,6 +66,7 @@ def test_pytorch_contends_for_planned_groups(
     networks.assert_same(fast, model, x)
 
 
+@pytest.mark.slow("optimizes a network again")
 def test_folded_norms_run_and_are_named(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

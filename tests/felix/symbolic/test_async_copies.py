@@ -118,7 +118,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "has_other_limits"), share.of(RUNS, 2))
+@pytest.mark.parametrize(("text", "has_other_limits"), share.of(RUNS, 1))
 def test_a_run_that_one_thread_copies_is_not_legal(text: str, has_other_limits: bool) -> None:
     """TVM takes its loop for the work of a DMA engine, which its CUDA cannot write."""
     sketch = pipelined(text)[0]

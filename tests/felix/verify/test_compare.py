@@ -42,7 +42,7 @@ TASKS = [
 ]
 
 
-@pytest.mark.parametrize("name, target", share.crossed(TASKS, ["llvm", "cuda"]))
+@pytest.mark.parametrize("name, target", share.of(share.crossed(TASKS, ["llvm", "cuda"]), 9))
 def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
     for sketch in sketching.trace_sketches(workloads.CHECK_SUITE[name](target)):
         rows = legal_rows.draw(sketch, share.rounds(2, 4), seed=2)
@@ -52,7 +52,9 @@ def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
         assert report.invalid <= len(rows) // 4
 
 
-@pytest.mark.parametrize(("kernels", "shape"), [((3, 3), (1, 8, 14, 14)), ((5, 2, 3), (2, 3, 9))])
+@pytest.mark.parametrize(
+    ("kernels", "shape"), share.of([((5, 2, 3), (2, 3, 9)), ((3, 3), (1, 8, 14, 14))], 1)
+)
 def test_pools_computed_at_a_pool_across_threads(
     kernels: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:

@@ -76,6 +76,7 @@ def test_it_is_what_visiting_every_iteration_says(target: str, rows: int) -> Non
     assert n_compared >= 20
 
 
+@pytest.mark.slow("a nest of many loops, traced by Python")
 def test_a_deep_nest_takes_little_memory() -> None:
     sketch = pools(6, 16, "llvm")[0]
     rows = legal_rows.draw(sketch, 2, seed=0)

@@ -79,6 +79,7 @@ def wait_for(page: Any, chart: str) -> None:
     page.wait_for_selector(f"#{chart}[data-points] .main-svg")
 
 
+@pytest.mark.slow("a browser draws, as in others")
 @browser.only
 def test_outliers_leave_the_axis_to_the_best(page: Any, site: Served) -> None:
     claim = api_rows.running(site.db, n_trials=0, trials=64)

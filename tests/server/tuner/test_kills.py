@@ -230,6 +230,7 @@ def computed_s(engine: engine_process.EngineProcess) -> float:
     return seconds
 
 
+@pytest.mark.slow("formulas that take a quarter of a minute of the real engine")
 def test_chained_reductions_do_not_hold_a_tuner(
     db: database.Database, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_network_with_layer_norms() -> None:
     assert all(f"matmul_transposed, narrow, reshape, multiply, {added}" in each for each in known)
 
 
+@pytest.mark.slow("a whole network again")
 def test_sums_of_16_bits_are_not_taken_apart() -> None:
     """What is left of a sum less a mean would be of few bits."""
     assert not _by_pytorch(*small("vit_b32", torch.bfloat16))

@@ -18,7 +18,7 @@ from felix.measure.boards import pool, tracker
 from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
-from tests.support import cluster_machines, run_py, waiting, warm
+from tests.support import cluster_machines, run_py, share, waiting, warm
 from tests.support import pool_programs as programs
 
 AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
@@ -41,7 +41,7 @@ def board(boards: board_fixture.Boards) -> pool.Board:
     return boards.add("first")
 
 
-@pytest.mark.parametrize("holds", contract.EVERY)
+@pytest.mark.parametrize("holds", share.of(contract.EVERY, 2))
 def test_contract(holds: Callable[[protocol.Measurer], None], board: pool.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         holds(measurer)
@@ -66,6 +66,7 @@ def test_a_board_that_vanishes_loses_no_candidate(
     boards.kill("stays")
 
 
+@pytest.mark.slow("boards start and end, which others do, too")
 def test_sessions_end_with_their_board(boards: board_fixture.Boards) -> None:
     dies = boards.add("dies")
     board = boards.boards["dies"].pid

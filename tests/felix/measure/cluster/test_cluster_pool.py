@@ -20,7 +20,7 @@ from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.support import pool_programs as programs
-from tests.support import waiting
+from tests.support import share, waiting
 
 QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
 GEMM = tvm.IRModule({"main": programs.gemm})
@@ -50,8 +50,7 @@ def over(cluster: nodes.Cluster) -> Iterator[pool.ClusterPool]:
         yield made
 
 
-@pytest.mark.parametrize("holds", contract.EVERY)
-@pytest.mark.parametrize("where", ["local", "cluster"])
+@pytest.mark.parametrize("where, holds", share.crossed(["local", "cluster"], contract.EVERY))
 def test_contract(
     holds: Callable[[protocol.Measurer], None], where: str, cluster: nodes.Cluster
 ) -> None:

@@ -110,7 +110,7 @@ def _same(actual: Any, expected: Any, limit: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "inputs", "operators"), share.of(_MODULES, 18), ids=share.of(_IDS, 18)
+    ("make", "inputs", "operators"), share.of(_MODULES, 9), ids=share.of(_IDS, 9)
 )
 def test_module(
     make: Callable[[], nn.Module],

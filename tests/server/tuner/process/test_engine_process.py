@@ -194,13 +194,16 @@ def test_an_artifact_is_dropped_when_its_job_is_cancelled(at: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("act", "error", "message"),
-    [
-        ("deaf", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
-        ("long", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
-        ("deaf export", "TimeLimit", "making the artifact took longer than 2 s"),
-        ("hoard", "MemoryLimit", "needs more than 400 MiB of memory"),
-        ("workload error", "WorkloadError", "it cannot be scheduled"),
-    ],
+    share.of(
+        [
+            ("deaf", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
+            ("long", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
+            ("deaf export", "TimeLimit", "making the artifact took longer than 2 s"),
+            ("hoard", "MemoryLimit", "needs more than 400 MiB of memory"),
+            ("workload error", "WorkloadError", "it cannot be scheduled"),
+        ],
+        3,
+    ),
 )
 def test_a_job_beyond_its_limits_fails_and_says_why(
     at: Bench, monkeypatch: pytest.MonkeyPatch, act: str, error: str, message: str
