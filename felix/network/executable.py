@@ -28,6 +28,7 @@ from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import launches
 from felix.network.passes import intermediates, memory, prepacking
 from felix.target import cpu
+from felix.tir import unit_reductions
 
 #: TVM's programs expect tensors to begin at a multiple of this.
 ALIGNMENT_BYTES = 64
@@ -346,7 +347,8 @@ def default_schedules() -> tvm.transform.Pass:
     """The pass that schedules the PrimFuncs of a module; the last rule takes every program."""
     gpu = dlight.gpu
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction())
-    return dlight.ApplyDefaultSchedule(*map(_Careful, rules), gpu.Fallback())
+    scheduled = dlight.ApplyDefaultSchedule(*map(_Careful, rules), gpu.Fallback())
+    return tvm.transform.Sequential([unit_reductions.REMOVED, scheduled])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

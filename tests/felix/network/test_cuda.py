@@ -49,6 +49,15 @@ def test_compiles_without_a_gpu() -> None:
     assert built.stats()
 
 
+def test_what_follows_a_sum_of_one_term_is_done_once() -> None:
+    full = target.parse(ARCH)
+    columns, rows = torch.randn(4, 1), torch.randn(1, 4)
+    network = imported.read(Called(lambda x, y: (x @ y).cos()), (columns, rows), {}, full)
+    with full:
+        scheduled = executable.default_schedules()(network.lowered).script()
+    assert scheduled.count("T.cos(") == 1 and "T.init()" not in scheduled
+
+
 @pytest.mark.slow("compiles whole networks for a GPU")
 @pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
 def test_planned_groups_have_default_schedules(name: str) -> None:
