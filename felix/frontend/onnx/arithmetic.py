@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import tvm
 from tvm import relax, te, tirx
 
 from felix import errors, names
 from felix.frontend import casts, numerics
-from felix.frontend.onnx import constants
+from felix.frontend.onnx import constants, schemas
 from felix.frontend.onnx.node import Node, accumulator, dtype_of
 
 #: Element types that values may have.
@@ -25,8 +24,7 @@ def element_type(number: int) -> str:
     Raises:
         WorkloadError: values of the type are not supported.
     """
-    name: str = onnx.TensorProto.DataType.Name(int(number)).lower()
-    name = {"float": "float32", "double": "float64"}.get(name, name)
+    name = schemas.type_name(int(number))
     if name not in TYPES:
         raise errors.WorkloadError(f"the element type {names.quoted(name)} is not supported")
     return name
@@ -78,9 +76,45 @@ def modulo(node: Node) -> Any:
     is_float = dtype.startswith(("float", "bfloat"))
     is_dividends = bool(node.get("fmod", 0))
     if not is_float:
-        return node.emit((relax.op.mod if is_dividends else relax.op.floor_mod)(x, y))
+        _, divisor = _divisors(node, y)
+        return node.emit((relax.op.mod if is_dividends else relax.op.floor_mod)(x, divisor))
+    if not is_dividends and node.opset < _FLOAT_MODULO:
+        raise errors.WorkloadError(
+            f"floats need its attribute 'fmod' before opset {_FLOAT_MODULO}, which it lacks"
+        )
     emit = numerics.emit_remainder if is_dividends else numerics.emit_modulo
     return emit(node.bb, x, y)
+
+
+def divide(node: Node) -> Any:
+    """The quotient; of integers towards 0, and 0 where the divisor is 0.
+
+    The processor ends a program that divides an integer by 0, or the least one by -1.
+    """
+    x, y = node[0], node[1]
+    dtype = dtype_of(x)
+    if "float" in dtype:
+        return node.emit(relax.op.divide(x, y))
+    is_odd, divisor = _divisors(node, y)
+    quotient = node.emit(relax.op.divide(x, divisor))
+    if is_odd is None:
+        return quotient
+    # y is 0 or -1 where it is odd: x y is 0 or -x
+    return node.emit(relax.op.where(is_odd, node.emit(relax.op.multiply(x, y)), quotient))
+
+
+def _divisors(node: Node, y: Any) -> tuple[Any, Any]:
+    """Where integers are 0 or -1, and them with 1 there; None and them where none is."""
+    dtype = dtype_of(y)
+    odd = [0] if dtype.startswith("u") else [0, -1]
+    known = constants.small(y, node.tables)
+    if known is not None and not np.isin(known, odd).any():
+        return None, y
+    is_odd = node.emit(relax.op.equal(y, relax.const(0, dtype)))
+    if len(odd) > 1:
+        is_other = node.emit(relax.op.equal(y, relax.const(-1, dtype)))
+        is_odd = node.emit(relax.op.logical_or(is_odd, is_other))
+    return is_odd, node.emit(relax.op.where(is_odd, relax.const(1, dtype), y))
 
 
 def shift(node: Node) -> Any:
@@ -149,6 +183,8 @@ def softplus(node: Node) -> Any:
     return node.emit(relax.op.nn.softplus(node[0], 1.0, _LINEAR))
 
 
+#: The first opset whose Mod has floats without 'fmod'.
+_FLOAT_MODULO = 28
 #: Beyond it softplus(x) is x in float64, too.
 _LINEAR = 40.0
 #: Operators of this module.
@@ -156,6 +192,7 @@ CONVERSIONS: Mapping[str, Callable[[Node], Any]] = {
     "Cast": cast,
     "CastLike": cast,
     "Pow": power,
+    "Div": divide,
     "Mod": modulo,
     "BitCast": bit_cast,
     "BitShift": shift,

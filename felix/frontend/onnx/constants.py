@@ -135,6 +135,15 @@ def known(value: Any, tables: Sequence[Any]) -> Any:
     return array(value, tables) if is_small else None
 
 
+def small(value: Any, tables: Sequence[Any]) -> Any:
+    """The value of an initializer or a constant of at most `MAX_ELEMENTS`; None of others."""
+    found = known(value, tables)
+    extents = _extents(getattr(getattr(value, "ty", None), "shape", None))
+    if found is not None or extents is None or math.prod(extents) > MAX_ELEMENTS:
+        return found
+    return array(value, tables)
+
+
 def array(value: Any, tables: Sequence[Any]) -> Any:
     """The value of an initializer or a constant; None where it is not known."""
     constant = None if value is None else onnx_frontend.get_constant(value, tables)

@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
 from felix.frontend import imported
-from felix.frontend.onnx import constants, operators, recurrent
+from felix.frontend.onnx import checking, constants, operators, recurrent
 from felix.frontend.onnx.node import Node, UnknownValue, shape_of
 
 #: Nodes that loops and scans of a model become.
 MAX_WRITTEN_OUT = 20_000
 #: Operators whose nodes have graphs.
 WITH_GRAPHS = frozenset({"If", "Loop", "Scan"})
-#: Operators whose results are as long as data say: they can be outputs of a model.
-_OF_DATA = frozenset({"Compress", "NonZero", "Unique"})
 
 
 class UnknownInput(errors.WorkloadError):
@@ -58,6 +54,7 @@ class GraphConverter:
         Raises:
             WorkloadError: a node cannot be converted.
         """
+        declared = {item.name: item.type for item in (*graph.value_info, *graph.output)}
         for proto in graph.node:
             self._producers.update(dict.fromkeys(proto.output, proto))
             try:
@@ -71,6 +68,7 @@ class GraphConverter:
             for name, value in zip(proto.output, values, strict=False):
                 if name:
                     self._nodes[name] = value
+                    self._check_declared(proto, name, declared.get(name))
 
     @property
     def _nodes(self) -> dict[str, Any]:
@@ -79,22 +77,25 @@ class GraphConverter:
 
     def _values(self, proto: Any) -> list[Any]:
         """What a node computes, a value for each output that is read."""
+        node = Node(self._importer, proto, self._opset)
+        checking.check_rules(node)
         if proto.op_type in WITH_GRAPHS:
             with_graphs = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
             try:
                 return with_graphs[proto.op_type](proto)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise errors.WorkloadError("its graphs or attributes do not fit") from error
-        node = Node(self._importer, proto, self._opset)
+        expected = checking.expected(node, proto)
         value = node.folded()
         if value is None:
             value = self._converted(node)
             node.check()
         values = self._parts(node, value)
-        _check_shapes(node, values)
+        checking.check_shapes(node, values)
         if len(values) < node.n_outputs:
             output = self._originals.get(proto.output[len(values)], proto.output[len(values)])
             raise errors.WorkloadError(f"its output {names.quoted(output)} is not supported")
+        checking.check_values(node, dict(zip(proto.output, values, strict=False)), expected)
         return values
 
     def _parts(self, node: Node, value: Any) -> list[Any]:
@@ -123,9 +124,9 @@ class GraphConverter:
             if imported.is_short(error):
                 raise errors.WorkloadError(f"it {imported.message()}") from error
             for index, operand in enumerate(node.given):
-                if index and operand is not None and _is_parameter(node, index, operand):
+                if index and operand is not None and checking.is_parameter(node, index, operand):
                     raise UnknownValue(index, node.formal(index)) from error
-            raise _unsupported(node) from error
+            raise checking.unsupported(node) from error
         return value if dtype is None else node.cast(value, dtype)
 
     # ------------------------------------------------------------ nodes with graphs
@@ -133,6 +134,8 @@ class GraphConverter:
     def _if(self, proto: Any) -> list[Any]:
         branches = {each.name: each.g for each in proto.attribute}
         then, other = branches["then_branch"], branches["else_branch"]
+        _check_outputs(proto, then, 0)
+        _check_outputs(proto, other, 0)
         condition = self._nodes[proto.input[0]]
         known = constants.array(condition, [self._nodes, self._importer._params])
         if known is not None:
@@ -169,14 +172,15 @@ class GraphConverter:
         """A loop, round by round; its rounds and its condition must be known."""
         node = Node(self._importer, proto, self._opset)
         (body,) = (each.g for each in proto.attribute if each.name == "body")
+        _check_outputs(proto, body, 1)
         count, condition = node.value(0), node.value(1)
         carried = node.given[2:]
         stacked: list[list[Any]] = [[] for _ in body.output[1 + len(carried) :]]
         number, goes_on = 0, condition is None or bool(condition.reshape(()))
         while goes_on and (count is None or number < int(count.reshape(()))):
             self._count(body)
-            outer = [relax.const(np.int64(number)), relax.const(np.bool_(True)), *carried]
-            ends, *values = self._inside(body, _bound(body, outer))
+            outer = [relax.const(number, "int64"), relax.const(True, "bool"), *carried]
+            ends, *values = self._inside(body, _bound(body, outer, has_shapes=False))
             carried = values[: len(carried)]
             for parts, value in zip(stacked, values[len(carried) :], strict=True):
                 parts.append(value)
@@ -192,15 +196,16 @@ class GraphConverter:
         """A scan, step by step."""
         node = Node(self._importer, proto, self._opset)
         (body,) = (each.g for each in proto.attribute if each.name == "body")
+        _check_outputs(proto, body, 0)
         n_scanned = int(node.get("num_scan_inputs"))
         carried, scanned = node.given[:-n_scanned], node.given[-n_scanned:]
         if node.opset < 9:
             raise errors.WorkloadError("scans of opset 8 are not supported")
         n_stacked = len(body.output) - len(carried)
-        axes = node.get("scan_input_axes") or [0] * n_scanned
-        backward = node.get("scan_input_directions") or [0] * n_scanned
-        out_axes = node.get("scan_output_axes") or [0] * n_stacked
-        out_backward = node.get("scan_output_directions") or [0] * n_stacked
+        axes = node.get("scan_input_axes", [0] * n_scanned)
+        backward = node.get("scan_input_directions", [0] * n_scanned)
+        out_axes = node.get("scan_output_axes", [0] * n_stacked)
+        out_backward = node.get("scan_output_directions", [0] * n_stacked)
         extents = {shape_of(x)[a] for x, a in zip(scanned, axes, strict=True)}
         if len(extents) != 1 or not extents.isdisjoint({0}):
             raise errors.WorkloadError("its inputs differ in their number of steps")
@@ -219,6 +224,11 @@ class GraphConverter:
         return [*carried, *stacks]
 
     # ------------------------------------------------------------ errors
+
+    def _check_declared(self, proto: Any, name: str, kind: Any) -> None:
+        if (wrong := checking.misdeclared(kind, self._nodes[name])) is not None:
+            output = names.quoted(self._originals.get(name, name))
+            raise errors.WorkloadError(self._named(proto, f"its output {output} is {wrong}"))
 
     def _named(self, proto: Any, reason: str) -> str:
         name = self._originals.get(proto.name, proto.name)
@@ -261,10 +271,20 @@ def describe(name: str, operator: str) -> str:
     return f"{names.quoted(name)} (operator {names.quoted(operator)})"
 
 
-def _bound(body: Any, values: list[Any]) -> dict[str, Any]:
+def _bound(body: Any, values: list[Any], has_shapes: bool = True) -> dict[str, Any]:
+    """Values by the names of a graph's inputs, whose types they have."""
     if len(body.input) != len(values):
         raise errors.WorkloadError("its graph has another number of inputs")
+    for item, value in zip(body.input, values, strict=True):
+        if checking.differs(item.type, value, has_shapes):
+            raise errors.WorkloadError("an input of its graph is declared with another type")
     return {item.name: value for item, value in zip(body.input, values, strict=True)}
+
+
+def _check_outputs(proto: Any, graph: Any, n_more: int) -> None:
+    """A node has the outputs of its graph, which may have some more."""
+    if len(proto.output) != len(graph.output) - n_more:
+        raise errors.WorkloadError("its graph has another number of outputs")
 
 
 def _at(node: Node, x: Any, axis: int, place: int) -> Any:
@@ -279,61 +299,8 @@ def _stacked(node: Node, parts: list[Any], axis: int) -> Any:
     return node.emit(relax.op.concat(wide, axis % rank))
 
 
-def _check_shapes(node: Node, values: list[Any]) -> None:
-    """Shapes of results are known, where those of the operands are.
-
-    Raises:
-        UnknownValue: a shape follows from the value of an operand.
-    """
-    if (
-        node.operator in _OF_DATA
-        or not any(map(_is_open, values))
-        or any(map(_is_open, node.given))
-    ):
-        return
-    for index, operand in enumerate(node.given):
-        if operand is not None and node.known(index) is None:
-            if index or _is_parameter(node, index, operand):
-                raise UnknownValue(index, node.formal(index))
-    raise errors.WorkloadError("the shape of its result follows from data")
-
-
-def _is_open(value: Any) -> bool:
-    """Whether a value is a tensor of an open shape."""
-    kind = getattr(value, "ty", None)
-    if not isinstance(kind, relax.TensorType):
-        return False
-    is_shape = isinstance(kind.shape, relax.ShapeExpr)
-    return not is_shape or not all(isinstance(e, tvm.tirx.IntImm) for e in kind.shape)
-
-
 def _by_tvm(node: Node) -> Any:
     kind = onnx_frontend._get_convert_map().get(node.operator)
     if kind is None:
         raise errors.WorkloadError("the operator is not supported")
     return kind.get_converter(node.opset)(node.bb, node.operands, node.attributes, node.tables)
-
-
-def _unsupported(node: Node) -> errors.WorkloadError:
-    types = ", ".join(_type(each) for each in node.given if each is not None)
-    given = sorted(set(node.attributes) - {"tvm_custom"})
-    attributes = f" and the attributes {', '.join(given)}" if given else ""
-    return errors.WorkloadError(
-        f"it is not supported for operands of {types or 'no types'}{attributes}"
-    )
-
-
-def _is_parameter(node: Node, index: int, operand: Any) -> bool:
-    """Whether an operand is small, as those are that say how a node computes, and not known."""
-    shape = getattr(operand.ty, "shape", None)
-    is_small = isinstance(shape, relax.ShapeExpr) and len(shape) < 2
-    return is_small and node.known(index) is None
-
-
-def _type(value: Any) -> str:
-    kind = value.ty
-    is_closed = isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr)
-    if not is_closed:
-        return "an open shape"
-    extents = (int(e) if isinstance(e, tvm.tirx.IntImm) else "?" for e in kind.shape)
-    return f"{kind.dtype} ({', '.join(map(str, extents))})"

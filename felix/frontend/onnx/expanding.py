@@ -17,12 +17,12 @@ from onnx import helper, inliner, numpy_helper
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend.onnx import operators
+from felix.frontend.onnx import operators, rules, schemas
 
 #: Elements of initializers that ONNX sees: shapes may be among them.
 _MAX_ELEMENTS = 1024
 #: Of functions that TVM converts these are computed as ONNX's text says.
-_INEXACT = frozenset({"AffineGrid", "DynamicQuantizeLinear", "Mish"})
+_INEXACT = frozenset({"AffineGrid", "Mish"})
 #: Of functions that are made here.
 _DOMAIN = "felix"
 #: What our conversion of an attention reads.
@@ -90,6 +90,7 @@ def expand(proto: Any) -> Any:
         return proto
     weights, light = _without_weights(proto)
     try:
+        _check(light, kept)
         _complete(light, kept)
         made = inliner.inline_selected_functions(
             light, sorted(("", name) for name in kept), exclude=True, inline_schema_functions=True
@@ -102,6 +103,36 @@ def expand(proto: Any) -> Any:
     del made.graph.input[len(proto.graph.input) :]
     made.graph.initializer.extend(weights.values())
     return made
+
+
+def _check(model: Any, kept: set[str]) -> None:
+    """ONNX defines every function that is written out for its operands.
+
+    Raises:
+        WorkloadError: it does not; what is written out would compute something else.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    types = {item.name: item.type for item in (*inferred.input, *inferred.value_info)}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if _is_kept(node, kept):
+            continue
+        known = {i: arrays[name] for i, name in enumerate(node.input) if name in arrays}
+        operands = [types.get(name) for name in node.input]
+        where = (
+            f"the ONNX model cannot be imported: the node {names.quoted(node.name)} "
+            f"(operator {names.quoted(node.op_type)}): "
+        )
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        shapes = [schemas.shape_of(kind) for kind in operands]
+        if (wrong := rules.broken(node.op_type, shapes, attributes)) is not None:
+            raise errors.WorkloadError(where + wrong)
+        try:
+            schemas.inferred(node, schemas.version(model, node.domain), operands, known)
+        except schemas.UndefinedNode as error:
+            raise errors.WorkloadError(
+                f"{where}its operands or attributes are not those that ONNX's operator has"
+            ) from error
 
 
 def _complete(model: Any, kept: set[str]) -> None:
@@ -124,7 +155,9 @@ def _complete(model: Any, kept: set[str]) -> None:
     model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     for number, node in enumerate(lacking):
         versions = _schema(node, model).context_dependent_function_opset_versions
-        version = max((v for v in versions if v <= _version(node, model)), default=None)
+        version = max(
+            (v for v in versions if v <= schemas.version(model, node.domain)), default=None
+        )
         if version is None or any(name and name not in types for name in node.input):
             continue
         body = onnx.FunctionProto()
@@ -140,16 +173,10 @@ def _complete(model: Any, kept: set[str]) -> None:
         model.functions.append(body)
 
 
-def _version(node: Any, model: Any) -> int:
-    of_domain = {each.domain.removeprefix("ai.onnx"): each for each in model.opset_import}
-    found = of_domain.get(node.domain.removeprefix("ai.onnx"))
-    return found.version if found else 1
-
-
 def _schema(node: Any, model: Any) -> Any:
     """ONNX's schema of a node; None where it has none."""
     try:
-        return onnx.defs.get_schema(node.op_type, _version(node, model), node.domain)
+        return onnx.defs.get_schema(node.op_type, schemas.version(model, node.domain), node.domain)
     except onnx.defs.SchemaError:
         return None
 

@@ -1,5 +1,4 @@
-"""An ONNX model's inputs: shapes that the file leaves open and the caller gives, and what
-operators need."""
+"""An ONNX model's inputs: shapes that the file leaves open and the caller gives, and types."""
 
 from __future__ import annotations
 
@@ -7,12 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx
-from onnx import defs
-
 from felix import errors, names
-from felix.frontend.onnx import arithmetic
-from felix.frontend.onnx import node as node_module
+from felix.frontend.onnx import arithmetic, schemas
 
 #: Inputs and operators that a message lists.
 _MAX_LISTED = 20
@@ -111,46 +106,10 @@ def listed(items: Iterable[str]) -> str:
     return (", ".join(quoted[:_MAX_LISTED]) or "none") + more
 
 
-# Which inputs an ONNX operator needs, by ONNX's schemas, and which types a model's may have.
-#
-# TVM's conversions read inputs that are not there as None, and some give it to native code,
-# which ends the process.
-
-#: Of these only the first input is required: models leave others empty against the schema, or mean
-#: Microsoft's operator of the name, which takes others; TVM's conversions know it.
-_LENIENT = frozenset({"Attention", "Resize", "Upsample"})
+# Which types a model's inputs may have.
 
 #: Element types of tensors that are read: real numbers of whole bytes, and scales of 8 bits.
 _READ = arithmetic.TYPES | {"float8e8m0"}
-
-
-def missing(node: Any, opset: int) -> str | None:
-    """The first input that a node lacks and needs, in words; None if it has all.
-
-    Args:
-        node: a NodeProto.
-        opset: the version of the operators of its model.
-    """
-    inputs = list(node.input)
-    for index, name in enumerate(_required(node, opset, len(inputs))):
-        if name is not None and (index >= len(inputs) or not inputs[index]):
-            return f"its input {name!r}"
-    return None
-
-
-def _required(node: Any, opset: int, n_inputs: int) -> list[str | None]:
-    """Names of the inputs by position; None for one that may be left out."""
-    schema = node_module.schema(node.op_type, opset)
-    if schema is None:
-        return ["1"]
-    required: list[str | None] = []
-    for formal in schema.inputs:
-        if formal.option == defs.OpSchema.FormalParameterOption.Variadic:
-            count = max(formal.min_arity, n_inputs - len(required))
-            return required + [formal.name] * count
-        is_required = formal.option == defs.OpSchema.FormalParameterOption.Single
-        required.append(formal.name if is_required else None)
-    return required[:1] if node.op_type in _LENIENT else required
 
 
 def check_types(graph: Any) -> None:
@@ -177,7 +136,5 @@ def check_types(graph: Any) -> None:
 
 def unread_type(number: int) -> str | None:
     """ONNX's name of an element type whose values are not read; None for others."""
-    known = onnx.TensorProto.DataType.values()
-    name: str = onnx.TensorProto.DataType.Name(number).lower() if number in known else str(number)
-    full = {"float": "float32", "double": "float64"}.get(name, name)
-    return None if full in _READ else name
+    name = schemas.type_name(number)
+    return None if name in _READ else name

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs, helper
+from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend.onnx import constants
+from felix.frontend.onnx import constants, schemas
 
 #: Attributes that change no result that is supported, or repeat what shapes say, and TVM's own.
 _WITHOUT_EFFECT = {"consumed_inputs", "hidden_size", "kernel_shape", "momentum", "num_outputs"}
@@ -165,7 +165,7 @@ class Node:
 
     def formal(self, index: int) -> str:
         """What ONNX calls an operand."""
-        found = schema(self.operator, self.opset)
+        found = schemas.schema(self.operator, self.opset)
         formals = [] if found is None else list(found.inputs)
         return str(formals[min(index, len(formals) - 1)].name) if formals else str(index)
 
@@ -177,7 +177,7 @@ class Node:
         """
         for index in sorted(self.operands.unread):
             raise errors.WorkloadError(f"its operand {self.formal(index)!r} is not supported")
-        found = schema(self.operator, self.opset)
+        found = schemas.schema(self.operator, self.opset)
         for name in sorted(self.attributes.unread):
             formal = found.attributes.get(name) if found else None
             usual = formal.default_value if formal else onnx.AttributeProto()
@@ -207,16 +207,3 @@ def shape_of(value: Any) -> list[int]:
 def _attribute(proto: Any) -> Any:
     value = helper.get_attribute_value(proto)
     return tuple(value) if isinstance(value, list) else value
-
-
-def schema(operator: str, opset: int) -> defs.OpSchema | None:
-    """ONNX's schema of an operator at a version, or the newest where it is younger than that.
-
-    Conversions go by an operator's name alone, whatever its domain.
-    """
-    for version in (max(1, min(opset, defs.onnx_opset_version())), defs.onnx_opset_version()):
-        try:
-            return defs.get_schema(operator, version)
-        except defs.SchemaError:
-            continue
-    return None

@@ -16,14 +16,16 @@ from felix.frontend import attention
 from felix.frontend.onnx import (
     arithmetic,
     constants,
+    losses,
     products,
     quantizing,
     recurrent,
     reductions,
     resizing,
+    rules,
     windows,
 )
-from felix.frontend.onnx.node import Node, accumulator, dtype_of, shape_of
+from felix.frontend.onnx.node import HALF, Node, accumulator, dtype_of, shape_of
 
 
 def convert(node: Node, unroller: recurrent.Unroller) -> Any:
@@ -32,7 +34,7 @@ def convert(node: Node, unroller: recurrent.Unroller) -> Any:
     Raises:
         WorkloadError: operands or attributes that are not supported.
     """
-    if node.operator in recurrent.GATES:
+    if node.operator in rules.GATES:
         return unroller.convert(node)
     if node.operator in resizing.OPERATORS:
         return resizing.convert(node)
@@ -108,6 +110,8 @@ def _range(node: Node) -> Any:
     if first is None or limit is None or step is None:
         raise errors.WorkloadError("it lacks a limit or a step")
     dtype = dtype_of(node[0])
+    if dtype in HALF and any(each.ndim for each in (first, limit, step)):
+        raise errors.WorkloadError("its operands of 16 bits are no scalars")
     wide = "float64" if "float" in dtype else dtype
     parts = [each.astype(wide).reshape(()) for each in (first, limit, step)]
     if not parts[2]:
@@ -289,12 +293,14 @@ def _align_regions(node: Node) -> Any:
     way = node.get("coordinate_transformation_mode", usual)
     if mode != "avg" or way not in ("half_pixel", "output_half_pixel"):
         raise errors.WorkloadError("of its modes avg, half_pixel and output_half_pixel are there")
-    dtype, scale = dtype_of(regions), float(node.get("spatial_scale", 1.0))
+    before, scale = dtype_of(x), float(node.get("spatial_scale", 1.0))
+    dtype = accumulator(before)
+    x, regions = node.cast(x, dtype), node.cast(regions, dtype)
     if way == "half_pixel":  # behind the scale, which TVM's operator applies
         shift = relax.const(np.float64(-0.5 / scale).astype(dtype), dtype)
         regions = node.emit(relax.op.add(regions, shift))
     first = node.cast(node.emit(relax.op.expand_dims(batches, 1)), dtype)
-    return relax.op.vision.roi_align(
+    result = relax.op.vision.roi_align(
         x,
         node.emit(relax.op.concat([first, regions], 1)),
         pooled_size=(int(node.get("output_height", 1)), int(node.get("output_width", 1))),
@@ -304,6 +310,7 @@ def _align_regions(node: Node) -> Any:
         layout="NCHW",
         mode="avg",
     )
+    return node.cast(node.emit(result), before)
 
 
 def _optional(node: Node) -> Any:
@@ -327,8 +334,6 @@ def _attention(node: Node) -> Any:
     (b, h, _, d), (_, heads, t, _), _ = shapes
     if shapes[1] != [b, heads, t, d] or shapes[2][:3] != [b, heads, t] or h % heads:
         raise errors.WorkloadError("shapes of queries, keys and values do not fit")
-    if mask is not None and len(shape_of(mask)) > 4:
-        raise errors.WorkloadError("the mask of an attention has more than four axes")
     scale, is_causal = node.get("scale"), bool(node.get("is_causal"))
     return attention.attention(node.emit, (query, key, value), mask, scale, is_causal)
 
@@ -353,6 +358,7 @@ _REFUSED: Mapping[str, str] = {
 #: Operators -> our conversions.
 _OWN: Mapping[str, Callable[[Node], Any]] = {
     **products.CONVERSIONS,
+    **losses.CONVERSIONS,
     **reductions.CONVERSIONS,
     **arithmetic.CONVERSIONS,
     **quantizing.CONVERSIONS,
@@ -387,4 +393,4 @@ IN_FLOAT32 = frozenset(
     """.split()
 )
 #: Operators that have a conversion of ours.
-CONVERTED = frozenset({*_OWN, *_REFUSED, *resizing.OPERATORS, *recurrent.GATES})
+CONVERTED = frozenset({*_OWN, *_REFUSED, *resizing.OPERATORS, *rules.GATES})

@@ -39,6 +39,23 @@ def _quantized(node: Node, ratio: Any, zero: Any, dtype: str, x: Any) -> Any:
     return node.cast(node.emit(relax.op.clip(y, float(least), float(most))), dtype)
 
 
+def quantize_by_range(node: Node) -> Any:
+    """DynamicQuantizeLinear: uint8 from the least to the largest element and 0; and of 0 alone
+    with the scale 1, as ONNX Runtime has it."""
+    x = node[0]
+    zero, most = relax.const(0.0, "float32"), relax.const(255.0, "float32")
+    largest = node.emit(relax.op.maximum(node.emit(relax.op.max(x)), zero))
+    least = node.emit(relax.op.minimum(node.emit(relax.op.min(x)), zero))
+    extent = node.emit(relax.op.subtract(largest, least))
+    scale = node.emit(relax.op.divide(extent, most))
+    is_zero = node.emit(relax.op.equal(extent, zero))
+    scale = node.emit(relax.op.where(is_zero, relax.const(1.0, "float32"), scale))
+    point = node.emit(relax.op.divide(node.emit(relax.op.subtract(zero, least)), scale))
+    point = _quantized(node, point, None, "uint8", x)
+    ratio = node.emit(relax.op.divide(x, scale))
+    return relax.Tuple([_quantized(node, ratio, point, "uint8", x), scale, point])
+
+
 def dequantize(node: Node) -> Any:
     """DequantizeLinear: (q - zero) * scale, in the type of the scale."""
     x, scale, zero = (node[i] for i in range(3))
@@ -60,7 +77,10 @@ def _spread(node: Node, tensor: Any, x: Any) -> Any:
     shape, given = shape_of(x), shape_of(tensor)
     if math.prod(given) == 1:
         return node.emit(relax.op.reshape(tensor, []))
-    axis, block = int(node.get("axis", 1)) % len(shape), int(node.get("block_size", 0))
+    axis, block = int(node.get("axis", 1)), int(node.get("block_size", 0))
+    if not -len(shape) <= axis < len(shape):
+        raise errors.WorkloadError(f"its attribute 'axis' is {axis}, and it has {len(shape)} axes")
+    axis %= len(shape)
     if block:
         wide = node.emit(relax.op.repeat(tensor, block, axis))
         part = relax.op.strided_slice(wide, [axis], [0], [shape[axis]], assume_inbound=True)
@@ -97,7 +117,9 @@ def _one(node: Node, tensor: Any) -> Any:
 
 def _along_rows(node: Node, tensor: Any, matrix: Any, is_left: bool) -> Any:
     """One number, or one for each row of the left factor or column of the right one."""
-    count = math.prod(shape_of(tensor))
+    count, rank = math.prod(shape_of(tensor)), len(shape_of(tensor))
+    if rank not in (0, 1, len(shape_of(matrix))):
+        raise errors.WorkloadError("its scales have another number of axes than its factors")
     if count == 1:
         return node.emit(relax.op.reshape(tensor, []))
     if count != shape_of(matrix)[-2 if is_left else -1]:
@@ -109,5 +131,6 @@ def _along_rows(node: Node, tensor: Any, matrix: Any, is_left: bool) -> Any:
 CONVERSIONS: Mapping[str, Callable[[Node], Any]] = {
     "QuantizeLinear": quantize,
     "DequantizeLinear": dequantize,
+    "DynamicQuantizeLinear": quantize_by_range,
     "QLinearMatMul": multiply,
 }

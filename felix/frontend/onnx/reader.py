@@ -29,7 +29,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
 from felix.frontend import imported as importing
-from felix.frontend.onnx import conversion, expanding, operators
+from felix.frontend.onnx import conversion, expanding, operators, schemas
 from felix.frontend.onnx import inputs as input_rules
 
 MAX_NODES = 50_000
@@ -96,7 +96,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     """
     shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
     input_rules.check(proto.graph, shape_of)
-    renamed, opset = _rename(proto), _opset(proto)
+    renamed, opset = _rename(proto), schemas.version(proto)
     importer = onnx_frontend.ONNXGraphImporter(
         {renamed[name]: shape for name, shape in shape_of.items()},
         "float32",
@@ -154,7 +154,7 @@ def _check(proto: Any) -> None:
             raise errors.WorkloadError("the ONNX model has sparse tensors; they are not supported")
         elif kind == "NodeProto":
             n_nodes += 1
-    opset, newest = _opset(proto), onnx.defs.onnx_opset_version()
+    opset, newest = schemas.version(proto), onnx.defs.onnx_opset_version()
     if proto.ir_version < _MIN_IR_VERSION or opset > newest:
         raise errors.WorkloadError(
             f"the ONNX model cannot be imported: its IR version is {proto.ir_version}, "
@@ -166,11 +166,9 @@ def _check(proto: Any) -> None:
     for node in _nodes(proto.graph):
         # after the first output, for errors about it
         node.name = node.name or next((name for name in node.output if name), "")
-        if (lacks := input_rules.missing(node, opset)) is not None:
-            raise errors.WorkloadError(
-                f"the node {conversion.describe(node.name, node.op_type)} of the ONNX model "
-                f"lacks {lacks}"
-            )
+        if (wrong := schemas.refused(node, schemas.version(proto, node.domain))) is not None:
+            where = conversion.describe(node.name, node.op_type)
+            raise errors.WorkloadError(f"the node {where} of the ONNX model {wrong}")
     _check_graph(proto.graph, frozenset())
 
 
@@ -227,11 +225,6 @@ def _check_operators(graph: Any) -> None:
 def _nodes(graph: Any) -> Iterator[Any]:
     """The nodes of a graph and of its subgraphs."""
     return (item for item in _messages(graph) if item.DESCRIPTOR.name == "NodeProto")
-
-
-def _opset(proto: Any) -> int:
-    """The version of ONNX's operators that a model asks for."""
-    return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def _check_graph(graph: Any, outer: frozenset[str]) -> None:

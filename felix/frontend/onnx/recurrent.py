@@ -19,8 +19,6 @@ from felix import errors
 from felix.frontend.onnx import constants
 from felix.frontend.onnx.node import Node, accumulator, dtype_of
 
-#: Operator -> gates.
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 #: Steps of all recurrent operators of a model, of both directions.
 MAX_STEPS = 4096
 _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -116,8 +114,6 @@ class Unroller:
         index, count, s, b = sizes
         w, r = (self._of(tensors[position], index) for position in (_W, _R))
         rows, h = (int(extent) for extent in r.ty.shape)
-        if rows != GATES[operator] * h:
-            raise errors.WorkloadError("the weights do not fit the operator")
         dtype = str(x.ty.dtype)
         biases = self._biases(tensors[_B], index, rows, dtype)
         flat = self._emit(relax.op.reshape(x, [s * b, int(x.ty.shape[2])]))

@@ -73,6 +73,12 @@ def convert(node: Node) -> Any:
         return None
     if method.mode not in ("nearest", "linear", "cubic"):
         raise errors.WorkloadError("the mode is unknown")
+    if method.is_smoothed and method.mode == "nearest":
+        raise errors.WorkloadError("its attribute 'antialias' is of the modes linear and cubic")
+    if method.excludes_outside and method.mode != "cubic" and not method.is_smoothed:
+        raise errors.WorkloadError(
+            "its attribute 'exclude_outside' is of the mode cubic, or goes with 'antialias'"
+        )
     dtype = dtype_of(x)
     if method.mode != "nearest":
         if dtype not in _WIDE:

@@ -36,8 +36,8 @@ def _window(node: Node, extents: Sequence[int], kernel: Sequence[int]) -> _Windo
         WorkloadError: attributes of other axes, or an unknown way to pad.
     """
     n, auto = len(extents), node.get("auto_pad", "NOTSET")
-    strides, dilations = (list(node.get(name) or [1] * n) for name in ("strides", "dilations"))
-    pads = list(node.get("pads") or [0] * (2 * n))
+    strides, dilations = (list(node.get(name, [1] * n)) for name in ("strides", "dilations"))
+    pads = list(node.get("pads", [0] * (2 * n)))
     if n not in _SPATIAL:
         raise errors.WorkloadError(f"windows of {n} axes are not supported")
     if [len(strides), len(dilations), len(kernel), len(pads)] != [n, n, n, 2 * n]:
@@ -112,7 +112,7 @@ def convolve_transposed(node: Node) -> Any:
     x, weight, bias = (node[i] for i in range(3))
     kernel, extents = _kernel(node, weight), shape_of(x)[2:]
     n, auto = len(extents), node.get("auto_pad", "NOTSET")
-    outputs, behind = node.get("output_shape"), list(node.get("output_padding") or [0] * n)
+    outputs, behind = node.get("output_shape"), list(node.get("output_padding", [0] * n))
     window = _window(node, extents, kernel)
     if outputs is None and auto.startswith("SAME"):
         outputs = [e * s for e, s in zip(extents, window.strides, strict=True)]

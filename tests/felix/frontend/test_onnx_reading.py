@@ -124,18 +124,18 @@ def test_an_operator_is_written_out_as_onnx_defines_it() -> None:
     "model, words",
     [
         (one("Cast", np.zeros(2, "float32"), to=TensorProto.FLOAT8E5M2), "float8e5m2"),
-        (one("Relu", np.zeros(2, "float32"), np.zeros(2, "float32")), "operand 'X' is not"),
+        (one("Relu", np.zeros(2, "float32"), np.zeros(2, "float32")), "has 2 inputs, 1 are"),
         (one("BatchNormalization", np.zeros((1, 2), "float32"), *[np.ones(2, "float32")] * 4,
-             training_mode=1), "training is not supported"),
+             opset=6), "training is not supported"),
         (one("NonMaxSuppression", np.zeros((1, 2, 4), "float32"), np.zeros((1, 1, 2), "float32")),
          "follows from data"),
         (one("RandomNormalLike", np.zeros(2, "float32")), "random"),
         (one("MaxPool", np.zeros((1, 1, 4), "float32"), kernel_shape=[2], auto_pad="SAME"),
-         "'auto_pad' is 'SAME'"),
+         "'auto_pad' of another value than NOTSET"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_refused_by_name(model: Any, words: str) -> None:
-    with pytest.raises(errors.WorkloadError, match=rf"\(operator '\w+'\): .*{words}"):
+    with pytest.raises(errors.WorkloadError, match=rf"\(operator '\w+'\).*{words}"):
         frontend.import_onnx(model.SerializeToString())
 
 

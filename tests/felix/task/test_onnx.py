@@ -273,7 +273,8 @@ def test_texts_that_are_not_utf8_are_refused(text: bytes, field: str) -> None:
 
 def test_what_is_left_out_is_said_without_words_of_tvm(caplog: pytest.LogCaptureFixture) -> None:
     counted = models.node("NonZero", ["x"], ["indices"])
-    made = models.model([counted, models.node("Transpose", ["indices"], ["y"])])
+    transposed = models.node("Transpose", ["indices"], ["y"])
+    made = models.model([counted, transposed], kind=onnx.TensorProto.INT64)
     with caplog.at_level(logging.WARNING, "felix.frontend"):
         assert frontend.extract_tasks_onnx(made.SerializeToString()) == []
     (record,) = caplog.records
