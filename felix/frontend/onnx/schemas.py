@@ -31,6 +31,8 @@ _FLAGS = frozenset(
     storage_order training_mode transA transB upper
     """.split()
 )
+#: The largest number that is taken for an axis.
+_MAX_AXIS = 2**15
 _ANY = ""
 #: Texts that attributes may be, by the operator, or of any operator.
 _TEXTS = {
@@ -145,6 +147,10 @@ def _allowed(node: Any, attribute: Any) -> str | None:
     name = attribute.name
     if node.op_type != "Constant" and any(map(math.isnan, (attribute.f, *attribute.floats))):
         return "a number"
+    # ONNX's inference of a layer norm ends the process where an axis is beyond 32 bits.
+    numbers = (attribute.i, *attribute.ints)
+    if name in ("axis", "axes") and max(map(abs, numbers)) > _MAX_AXIS:
+        return "an axis"
     if name in _FLAGS:
         return None if attribute.i in (0, 1) else "0 or 1"
     listed = _TEXTS.get((node.op_type, name)) or _TEXTS.get((_ANY, name))

@@ -66,6 +66,9 @@ def test_outputs_of_a_node() -> None:
     x = [models.value("x", [4, 8])]
     many = models.model([models.node("Relu", ["x"], ["y", "z"])], (), x)
     assert "has 2 outputs, 1 are the most" in refusal(many)
+    far = models.node("LayerNormalization", ["x", "s"], ["y", "mean"], axis=2**31)
+    scale = models.onnx.numpy_helper.from_array(np.ones(8, "float32"), "s")
+    assert "'axis' of another value than an axis" in refusal(models.model([far], [scale], x))
     none = models.model([models.node("TopK", ["x", "k"], ["", "y"])], [models.integers("k", 1)], x)
     assert "lacks its output 'Values'" in refusal(none)
 
