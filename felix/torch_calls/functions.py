@@ -133,6 +133,12 @@ def _causal_mask(scores: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(later, torch.finfo(scores.dtype).min)
 
 
+def _take(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tensor:
+    """x at indices along a dimension, which those of the indices replace."""
+    taken = x.index_select(dim, indices.reshape(-1))
+    return taken.reshape(*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
+
+
 def _aten(
     *tensors: torch.Tensor, operator: str, arguments: Any, keywords: Any, result: int | None
 ) -> torch.Tensor:
@@ -172,6 +178,7 @@ MAKING: Mapping[str, Function] = {
     "expand": lambda x, shape: x.expand(shape),
     "swap_last": lambda x: x.transpose(-1, -2),
     "embedding": lambda table, indices: functional.embedding(indices, table),
+    "take": _take,
     "var": _variance(torch.var),
     "std": _variance(torch.std),
     "layer_norm": _norm(

@@ -220,9 +220,15 @@ def _concatenation(call: Any) -> Draft | None:
 
 
 def _take(call: Any) -> Draft | None:
-    """Rows of a table, as an embedding takes them."""
-    axis = call.attrs.axis
-    return ("embedding", list(call.args), {}) if axis is not None and int(axis) == 0 else None
+    """Elements along an axis; rows of a matrix as an embedding takes them."""
+    table, indices = call.args
+    rank, axis = len(table.ty.shape), call.attrs.axis
+    if str(call.attrs.mode) != "fast" or (axis is None and rank != 1):
+        return None
+    dim = 0 if axis is None else int(axis) % rank
+    if (dim, rank) == (0, 2):
+        return "embedding", [table, indices], {}
+    return "take", [table, indices], {"dim": dim}
 
 
 def _even(padding: Sequence[Any], n_spatial: int) -> list[int] | None:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from felix import errors, target, workloads
 from felix.network import groups, imported
 from felix.torch_calls import functions
 from felix.workloads import catalogue, torch_forms
-from tests.support import workload_values
+from tests.support import modules, workload_values
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -77,6 +78,34 @@ def test_forms_of_places(call: Callable[[torch.Tensor], torch.Tensor], calls: li
     text = group.form.to_json()
     assert [each["function"] for each in json.loads(text)["calls"]] == calls
     assert torch.equal(functions.result(text, [x]), call(x))
+
+
+PLACES = torch.tensor([[1, 0], [5, 4], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "places", "take", "call"),
+    [
+        ((6,), PLACES, lambda x, i: x[i], "take"),
+        ((6, 3), PLACES, lambda x, i: functional.embedding(i, x), "embedding"),
+        ((3, 6), PLACES[0], lambda x, i: x.index_select(1, i), "take"),
+        ((6, 2, 3), PLACES, lambda x, i: x[i], "take"),
+        ((2, 6, 3), PLACES, lambda x, i: x[:, i], "take"),
+        ((6, 3), torch.tensor(4), lambda x, i: x[4], "embedding"),
+        ((2, 6), torch.tensor(4), lambda x, i: x[:, -2], "take"),
+    ],
+    ids=["elements", "rows", "columns", "matrices", "middle", "one row", "one column"],
+)
+def test_forms_of_taken_elements(
+    shape: tuple[int, ...], places: torch.Tensor, take: Callable[..., torch.Tensor], call: str
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    full = target.parse("llvm")
+    network = imported.read(modules.Called(take), (x, places), {}, full)
+    every = [each.form for each in groups.of(network.lowered, full)]
+    forms = [each for each in every if not isinstance(each, str)]
+    (form,) = (each for each in forms if each.calls[-1].function == call)
+    assert torch.equal(functions.result(form.to_json(), [x, places]), take(x, places))
 
 
 # PyTorch forms of operators, with parameters that the check suite leaves at their defaults.

@@ -36,7 +36,38 @@ def bound(
             call.arguments[name] = default
     # The signature's order decides what is positional.
     call.arguments = {n: call.arguments[n] for n in signature.parameters if n in call.arguments}
-    return call.args, dict(sorted(call.kwargs.items()))
+    return call.args, in_order(forward, call.kwargs)
+
+
+def in_order(forward: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments as a signature has those that may be positional, then others by name."""
+    parameters = inspect.signature(forward).parameters.values()
+    first = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    order = [*first, *sorted(kwargs.keys() - {*first})]
+    return {each: kwargs[each] for each in order if each in kwargs}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A leaf of the arguments that a module was exported with."""
+
+    value: Any
+
+
+def ordered(forward: Any, arguments: Any, leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """What every call is compared with: the structure of its `bound` arguments, and their leaves.
+
+    A module is exported as it was called: one that looks at how it is called gets what the caller
+    wrote, and no default by position. Its inputs are in the order of these leaves.
+
+    Args:
+        forward: the module's `forward`.
+        arguments: structure of the (args, kwargs) of its export, which are `in_order`.
+        leaves: their leaves; a constant is in a tuple.
+    """
+    args, kwargs = pytree.tree_unflatten([_Leaf(each) for each in leaves], arguments)
+    every, structure = pytree.tree_flatten(bound(forward, args, kwargs))
+    return structure, [each.value if isinstance(each, _Leaf) else (each,) for each in every]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -32,9 +32,10 @@ def import_torch(
         raise errors.WorkloadError(
             f"import_torch needs a torch.nn.Module, got {type(model).__name__}"
         )
-    bound_args, bound_kwargs = calling.bound(model.forward, tuple(args), kwargs or {})
-    program = export.export(model, bound_args, bound_kwargs)
-    leaves = export.drop_constant_inputs(program)
+    program = export.export(model, tuple(args), calling.in_order(model.forward, kwargs or {}))
+    arguments, leaves = calling.ordered(
+        model.forward, program.call_spec.in_spec, export.drop_constant_inputs(program)
+    )
     constants = export.drop_constant_outputs(program)
     parameters = export.parameters(program)
     left = unconverted.Unconverted(program)
@@ -53,7 +54,7 @@ def import_torch(
         outputs=tuple(output_spec(node) for node in output.args[0]),
         calling=calling.TorchCalling(
             forward=model.forward,
-            arguments=pytree.tree_structure((bound_args, bound_kwargs)),
+            arguments=arguments,
             leaves=tuple(inputs[leaf] if isinstance(leaf, str) else leaf[0] for leaf in leaves),
             result=program.call_spec.out_spec,
             constants=constants,

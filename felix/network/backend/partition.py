@@ -33,6 +33,8 @@ _TAGS = (
 
 #: Operators that importing refuses unless their dropout is 0.
 _WITHOUT_DROPOUT = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
+#: Element types of indices.
+_INDICES = frozenset({torch.int64, torch.int32})
 #: Pooling whose seventh operand replaces the number of elements.
 _AVERAGES = frozenset({"avg_pool2d.default", "avg_pool3d.default"})
 #: Operators of whose results importing gives the first one alone.
@@ -71,7 +73,7 @@ class Support(operator_support.OperatorSupportBase):
             return "it is no operator of ATen"
         if target._schema.is_mutable:
             return "it changes a tensor in place"
-        if target not in _WITHOUT_DROPOUT and any(tag in target.tags for tag in _TAGS):
+        if not _is_fixed(node) and any(tag in target.tags for tag in _TAGS):
             return "its result depends on chance, or its shape on data"
         if target.__name__ not in importer.convertible():
             return "TVM does not import it"
@@ -92,6 +94,14 @@ class Support(operator_support.OperatorSupportBase):
         if value.dtype not in export.DTYPES:
             return f"a tensor is {value.dtype}"
         return None if value.numel() else "a tensor is empty"
+
+
+def _is_fixed(node: torch.fx.Node) -> bool:
+    """Whether what an operator's tags warn of does not depend on more than its operands say."""
+    if node.target is torch.ops.aten.index.Tensor:  # masks decide the shape
+        chosen: Any = node.args[1]
+        return all(each is None or each.meta["val"].dtype in _INDICES for each in chosen)
+    return node.target in _WITHOUT_DROPOUT
 
 
 def tensors(node: torch.fx.Node) -> Iterator[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,32 @@ def test_arguments_results_and_tied_weights():
     assert [spec.dtype for spec in imported.inputs] == ["int64", "bool"]
     flattened = imported.calling.flatten((tokens, mask), {"flag": True, "scale": 3.0})
     assert flattened == [tokens, mask]
+
+
+class Configured(nn.Module):
+    """Takes what is left out from elsewhere, as decorated functions of libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        plain = self.scaled
+
+        @functools.wraps(plain)
+        def forward(*args, **kwargs):
+            if len(args) < 2 or args[1] is None:
+                kwargs["scale"] = kwargs.get("scale") or 2.0
+            return plain(*args, **kwargs)
+
+        self.forward = forward
+
+    def scaled(self, x, scale=None, bias=None):
+        return x * scale if bias is None else x * scale + bias
+
+
+def test_a_module_is_exported_as_it_is_called():
+    x = torch.randn(3)
+    imported, _ = check(Configured(), (x,), {"bias": x + 1})
+    assert imported.calling.flatten((), {"bias": x, "x": x + 1, "scale": None})[1] is x
+    check(Configured(), (), {"bias": x + 1, "scale": 3.0, "x": x})
 
 
 @pytest.fixture(scope="module")

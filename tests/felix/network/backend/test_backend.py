@@ -85,6 +85,18 @@ def test_unsupported_operator_stays_in_pytorch(everything_known: pathlib.Path) -
     assert backend.tuned_operators() >= {"linear", "relu"}
 
 
+def test_places_are_read_in_parts_and_masks_in_pytorch(everything_known: pathlib.Path) -> None:
+    def call(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)[:, chosen] + 1.0
+
+    x, places = torch.randn(3, 4), torch.tensor([3, 0, -1, 0])
+    fast = backend.compiled(call, everything_known)
+    networks.assert_close(fast(x, places), call(x, places))
+    assert backend.tuned_operators() == {"relu", "index", "add"}
+    mask = torch.tensor([True, False, True, True])
+    networks.assert_close(fast(x, mask), call(x, mask))
+
+
 def test_operator_that_fails_alone_leaves_the_rest(everything_known: pathlib.Path) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         size = {"size": (3, 3), "mode": "bilinear", "antialias": True}
