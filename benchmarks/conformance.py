@@ -23,7 +23,7 @@ import collections
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -56,31 +56,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     for name, result in forked.results(work, names, args.processes, LIMIT_S):
         found[name] = ("failed", result.why) if isinstance(result, forked.Ended) else result
-    known = read(args.ledger)
+    return report(args.ledger, found, args.update)
+
+
+def report(ledger: pathlib.Path, found: Mapping[str, Found], update: bool) -> int:
+    """Print how many are in each state and what is worse than a ledger says, which makes the
+    result 1; or write what was found there."""
+    known = read(ledger)
     print(", ".join(f"{n} {state}" for state, n in counts(found).items()))
     lost = worse(known, found)
     for name in lost:
         print(f"{name}: {found[name][0]}, was {known[name][0]}: {found[name][1]}")
-    if args.update:
-        write(args.ledger, known | found)
-    return bool(lost and not args.update)
+    if update:
+        write(ledger, {**known, **found})
+    return int(bool(lost) and not update)
 
 
 def state(case: Any) -> Found:
     """The state of a case."""
+    return judged(lambda: _compared(case))
+
+
+def judged(compare: Callable[[], Found]) -> Found:
+    """What a comparison finds, or what the error says that ends it."""
     try:
-        results = onnx_cases.by_felix(case.model, [inputs for inputs, _ in case.data_sets])
-        names = [item.name for item in case.model.graph.input]
-        for outputs, (inputs, expected) in zip(results, case.data_sets, strict=True):
-            if case.name in _DISPUTED:
-                by_name = dict(zip(names, inputs, strict=False))
-                expected = onnx_cases.by_runtime(case.model, by_name)
-            if (why := onnx_cases.difference(outputs, expected, case)) is not None:
-                return "wrong", why
+        return compare()
     except errors.FelixError as error:
         return onnx_cases.refused(error)
     except Exception as error:  # whatever it is, it is what the case's state says
         return onnx_cases.failed(error)
+
+
+def _compared(case: Any) -> Found:
+    results = onnx_cases.by_felix(case.model, [inputs for inputs, _ in case.data_sets])
+    names = [item.name for item in case.model.graph.input]
+    for outputs, (inputs, expected) in zip(results, case.data_sets, strict=True):
+        if case.name in _DISPUTED:
+            by_name = dict(zip(names, inputs, strict=False))
+            expected = onnx_cases.by_runtime(case.model, by_name)
+        if (why := onnx_cases.difference(outputs, expected, case)) is not None:
+            return "wrong", why
     return "right", ""
 
 

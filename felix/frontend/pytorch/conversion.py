@@ -101,7 +101,22 @@ def typed_map(defaults: Defaults) -> dict[str, Converter]:
         **{name: _widened(name, defaults) for name in (*_IN_FLOAT32, *_WIDENING)},
         **{name: promoted(name, defaults) for name in _PROMOTED},
         **{name: _model_cast(name, defaults) for name in _CASTS},
+        "cat.default": _joined("cat.default", defaults),
+        "stack.default": _joined("stack.default", defaults),
     }
+
+
+def _joined(name: str, defaults: Defaults) -> Converter:
+    """TVM's conversion of an operator of a list of tensors, given all in the result's type."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        tensors: Any = node.args[0]
+        dtype = result_dtype(node)
+        operands = {each: cast(importer, importer.env[each], dtype) for each in tensors}
+        with standing_for(importer, operands):
+            return defaults.convert(name, node, importer)
+
+    return convert
 
 
 def _widened(name: str, defaults: Defaults) -> Converter:

@@ -44,6 +44,8 @@ def test_element_types_agree_with_pytorch() -> None:
         lambda x, i, b: x.half() * x,
         lambda x, i, b: i.to(torch.int8) + i,
         lambda x, i, b: torch.where(b, i, 0.5),
+        lambda x, i, b: torch.cat([i, x, b]),
+        lambda x, i, b: torch.stack([b, i.int(), b], 1),
     )
     _assert_agrees(
         Called(lambda x, i, b: [function(x, i, b) for function in functions]),
