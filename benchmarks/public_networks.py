@@ -8,8 +8,8 @@ which is ended after `LIMIT_S`. Its ways are
 - *optimize*: `felix.optimize` of the module, of one trial;
 - *backend*: `torch.compile(..., backend="felix")`, all whose groups run as TVM schedules them and
   none by PyTorch;
-- *onnx*: `felix.optimize` of the file that PyTorch's exporter writes, of one trial; where it is
-  off, ONNX Runtime says whether the file is: the exporter replaces minus infinity in masks.
+- *onnx*: `felix.optimize` of the file that PyTorch's exporter writes, of one trial. Where that is
+  off, ONNX Runtime says whether the file is: the exporter has no minus infinity in masks.
 
 All are called with the example and with other inputs. Where all is right the error is the largest
 one of `felix.network.agreement`. States are those of `benchmarks.conformance`, and so is the
@@ -44,6 +44,7 @@ import felix
 from benchmarks import conformance
 from benchmarks.networks import public
 from benchmarks.support import common
+from felix import errors
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.measure import payload
@@ -66,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare the networks; prints each way's state, how many are in each and what got worse."""
     args = _arguments(argv)
     if args.one:
-        _compare(args.one, args.trials)
+        name, lines = args.one
+        _compare(name, pathlib.Path(lines), args.trials)
         return 0
     known = conformance.read(args.ledger)
     found: dict[str, Found] = {}
@@ -85,27 +87,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _in_process(name: str, trials: int) -> dict[str, Found]:
     """The states of a network's ways, by name, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.public_networks", "--one", name]
-    with (
-        tempfile.TemporaryFile("w+") as out,
-        subprocess.Popen(
+    with tempfile.TemporaryDirectory() as folder:
+        lines = pathlib.Path(folder) / "lines"
+        lines.touch()
+        command = [sys.executable, "-m", "benchmarks.public_networks", "--one", name, str(lines)]
+        with subprocess.Popen(
             [*command, "--trials", str(trials)],
-            stdout=out,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=common.ROOT,
             start_new_session=True,
-        ) as process,
-    ):
-        try:
-            process.wait(LIMIT_S)
-            why = f"the process ended with {process.returncode}"
-        except subprocess.TimeoutExpired:
-            why = f"no end in {LIMIT_S:.0f} s"
-        finally:
-            _end(process)
-        out.seek(0)
-        lines = [json.loads(line) for line in out if line.startswith("[")]
-    found = {f"{name} {way}": (state, sentence) for way, state, sentence in lines}
+        ) as process:
+            try:
+                process.wait(LIMIT_S)
+                why = f"the process ended with {process.returncode}"
+            except subprocess.TimeoutExpired:
+                why = f"no end in {LIMIT_S:.0f} s"
+            finally:
+                _end(process)
+        of_ways = map(json.loads, lines.read_text().splitlines())
+    found = {f"{name} {way}": (state, sentence) for way, state, sentence in of_ways}
     return {f"{name} {way}": ("failed", why) for way in WAYS} | found
 
 
@@ -117,8 +118,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _compare(name: str, trials: int) -> None:
-    """Print a line of JSON for each way of a network."""
+def _compare(name: str, lines: pathlib.Path, trials: int) -> None:
+    """Write a line of JSON for each way of a network."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     model, calls = public.make(name)
@@ -129,7 +130,8 @@ def _compare(name: str, trials: int) -> None:
             state, sentence = conformance.judged(compare)
         if state == "refused" and "differs from" in sentence:
             state = "wrong"
-        print(json.dumps([way, state, sentence]), flush=True)
+        with lines.open("a") as file:
+            file.write(json.dumps([way, state, sentence]) + "\n")
 
 
 def _optimized(
@@ -178,17 +180,12 @@ def _learn(known: store.Store) -> None:
 def _from_onnx(
     model: torch.nn.Module, calls: Sequence[Mapping[str, Any]], known: pathlib.Path, trials: int
 ) -> Found:
-    file = io.BytesIO()
-    try:
-        torch.onnx.export(model, (), file, kwargs=dict(calls[0]), dynamo=True, verbose=False)
-    except torch.onnx.OnnxExporterError as error:
-        cause = str(error.__cause__ or error).partition(". See the stack trace")[0]
-        return "refused", f"PyTorch writes no file: {' '.join(cause.split())}"
-    fast = felix.optimize(file.getvalue(), _tensors(calls[0]), known_results=known, trials=trials)
+    content = _exported(model, calls[0])
+    fast = felix.optimize(content, _tensors(calls[0]), known_results=known, trials=trials)
     found = _judged(model, calls, lambda call: fast(*_tensors(call)))
     if found[0] == "right":
         return found
-    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
     def by_runtime(**call: Any) -> list[torch.Tensor]:
@@ -197,6 +194,23 @@ def _from_onnx(
 
     state, sentence = _judged(by_runtime, calls, lambda call: fast(*_tensors(call)))
     return state, f"{sentence} from ONNX Runtime; from PyTorch: {found[1]}"
+
+
+def _exported(model: torch.nn.Module, call: Mapping[str, Any]) -> bytes:
+    """The file by PyTorch's exporter, or by its older one where that fails.
+
+    Raises:
+        WorkloadError: both fail.
+    """
+    reasons = []
+    for options in ({"dynamo": True}, {"dynamo": False, "opset_version": 18}):
+        file = io.BytesIO()
+        try:
+            torch.onnx.export(model, (), file, kwargs=dict(call), verbose=False, **options)
+            return file.getvalue()
+        except RuntimeError as error:
+            reasons.append(str(error.__cause__ or error).splitlines()[0])
+    raise errors.WorkloadError(f"PyTorch writes no file: {'; '.join(reasons)}")
 
 
 def _tensors(call: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -241,7 +255,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ledger", type=pathlib.Path, default=LEDGER)
     parser.add_argument("--update", action="store_true", help="write what was found")
     parser.add_argument("--missing", action="store_true", help="only what the ledger has not")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
