@@ -56,6 +56,8 @@ DTYPES = frozenset(
 )
 #: TVM's words for operators that it does not convert.
 _UNSUPPORTED = re.compile(r"Unsupported function types \[(.*)\]")
+#: PyTorch's words for results that are no tensors and hold some.
+_UNKNOWN_RESULT = re.compile(r"Found <class '([^']+)'> in output, which is not a known type")
 #: What torch.export raises for modules that it cannot trace.
 EXPORT_ERRORS = (
     *grammar.TVM_ERRORS,
@@ -156,6 +158,12 @@ def import_message(error: BaseException) -> str:
         return (
             f"{MESSAGE}TVM does not import the operators {unsupported[1]}; "
             'torch.compile(model, backend="felix") leaves them to PyTorch'
+        )
+    if unknown := _UNKNOWN_RESULT.search(line):
+        return (
+            f"{MESSAGE}it returns the object {names.quoted(unknown[1])}, whose tensors PyTorch "
+            "does not find; return tensors (models of transformers: use_cache=False), or register "
+            "the class by torch.utils._pytree.register_pytree_node"
         )
     return f"{MESSAGE}{line}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 import torch
@@ -239,6 +240,10 @@ def _branching(x):
         (
             Called(lambda x: functional.dropout(x, 0.5) + 1),
             "dropout.default' may draw random numbers; pass training=False",
+        ),
+        (
+            Called(lambda x: (x + 1, types.SimpleNamespace(cache=x))),
+            "it returns the object 'types.SimpleNamespace', .* use_cache=False",
         ),
     ],
 )
