@@ -194,7 +194,8 @@ def _members(graph: Graph, result: Value, needed: set[Any]) -> tuple[Any, ...] |
             members.add(variable)
     if not needed <= members:
         return None
-    return tuple(variable for variable in graph.order if variable in members)
+    # A part of a tensor that others read parts of is what the attention reads.
+    return tuple(each for each in graph.order if each in members and graph.wholes(each) <= members)
 
 
 def _steps(members: Sequence[Any], product: Value, scores: _Scores, result: Value) -> list[Step]:

@@ -98,6 +98,10 @@ class Graph:
         owned = self._owned.get(variable, ())
         return bool(owned) and all(value.function in functions for value in owned)
 
+    def wholes(self, variable: Any) -> set[Any]:
+        """The variables of several tensors that it is one of."""
+        return {each for each in self.reads[variable] if each in self._parts}
+
     def _bind(self, variable: Any, value: Any) -> None:
         self.order.append(variable)
         self.reads[variable] = _read(value)

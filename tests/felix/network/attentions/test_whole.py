@@ -98,6 +98,27 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
     assert not _found(both, Q, K, V)
 
 
+def test_parts_of_a_tensor_that_are_read_elsewhere_are_inputs() -> None:
+    def both(x: torch.Tensor) -> Any:
+        q, k, v = x.split(8, -1)
+        return _by_hand(q, k, v), q.sum(-1)
+
+    x = torch.randn(2, 4, 6, 24)
+    model = frontend.import_torch(Called(both), (x,))
+    lowered = frontend.lowered(model, FULL)
+    (found,) = finding.find(lowered)
+    assert [tuple(map(int, each.ty.shape)) for each in found.inputs] == [(2, 4, 6, 8)] * 3
+    parts = [each.contiguous() for each in x.split(8, -1)]
+    alone = rewiring.alone(lowered, found)
+    for mod, given in (
+        (alone, parts),
+        (rewiring.operator(alone, found), parts),
+        (rewiring.with_operators(lowered, [found]), [x]),
+    ):
+        output, *_ = executable.build(mod, FULL, model.parameters)(given)
+        torch.testing.assert_close(output, _by_hand(*parts), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow("compiles what contends for all groups of whole networks")
 @pytest.mark.parametrize(
     ("name", "dtype", "fusion"),
