@@ -43,7 +43,7 @@ from torch.utils import _pytree as pytree
 import felix
 from benchmarks import conformance
 from benchmarks.networks import public
-from benchmarks.support import common
+from benchmarks.support import common, onnx_cases
 from felix import errors
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
@@ -60,7 +60,7 @@ _DEFECTS = {
     "its network cannot be built": "failed",
     "its network does not run": "failed",
 }
-Found = conformance.Found
+Found = onnx_cases.Found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import tvm
 from torch._dynamo import convert_frame
 
-from felix import errors
+from felix import errors, frontend
 from felix import target as targets
 from felix.known_results import store
 from felix.network import executable, imported, judging
@@ -28,6 +28,8 @@ from felix.tir import grammar
 
 #: A frame of a stack as Python prints it.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+#: How operators are grouped, and what makes of a part what runs it.
+Runners: TypeAlias = tuple[frontend.Grouping, Callable[[partition.Cut], part.Runner]]
 
 
 class CompiledGraph:
@@ -99,7 +101,7 @@ class _Specialised:
         self.is_ready = False
         self._graph = graph
         self._settings = chosen
-        self._functional: _FunctionalGraph | None = None
+        self._functional: FunctionalGraph | None = None
         self._reason = tracing.unfit(args)
         self._label = ", ".join(
             "x".join(map(str, each.shape)) or "scalar"
@@ -131,11 +133,16 @@ class _Specialised:
         parameters = {id(each) for each in args if tracing.is_parameter(each)}
         parameters |= {id(each) for each in own_tensors}
 
-        def compile_graph(functional: torch.fx.GraphModule) -> _FunctionalGraph:
-            self._functional = _FunctionalGraph(functional, parameters, full, self._settings)
+        def compile_graph(functional: torch.fx.GraphModule) -> FunctionalGraph:
+            self._functional = FunctionalGraph(functional, parameters, full, self._runners)
             return self._functional
 
         return compile_graph
+
+    def _runners(self, full: tvm.target.Target) -> Runners:
+        known = store.Store(self._settings.known_results)
+        grouping = judging.known_grouping(full, known, self._settings.allow_tf32)
+        return grouping, lambda cut: part.Part(cut, self._settings, known)
 
     def report(self) -> SizesReport:
         functional = self._functional
@@ -147,8 +154,14 @@ class _Specialised:
         )
 
 
-class _FunctionalGraph:
+class FunctionalGraph:
     """Runs a functional graph; the first call builds its parts.
+
+    Args:
+        functional: the graph.
+        parameters: of which inputs the values are those of every call, by their identities.
+        full: what parts are lowered for.
+        runners: are asked for at the first call.
 
     Attributes:
         pytorch: operators outside parts, with the reason.
@@ -159,15 +172,15 @@ class _FunctionalGraph:
         functional: torch.fx.GraphModule,
         parameters: set[int],
         full: tvm.target.Target,
-        chosen: settings.Settings,
+        runners: Callable[[tvm.target.Target], Runners],
     ) -> None:
         self.pytorch: dict[str, str] = {}
-        self._parts: list[part.Part] = []
+        self._parts: list[part.Runner] = []
         self._graph = functional
         self._is_built = False
         self._parameters = parameters
         self._target = full
-        self._settings = chosen
+        self._runners = runners
         self._written = tracing.take_writes(functional)
 
     @property
@@ -203,10 +216,9 @@ class _FunctionalGraph:
             and position not in self._written
             and not value.is_inference()  # else its changes cannot be noticed
         }
-        known = store.Store(self._settings.known_results)
-        grouping = judging.known_grouping(self._target, known, self._settings.allow_tf32)
+        grouping, runner_of = self._runners(self._target)
         cuts = partition.split(self._graph, bound, self._target, grouping)
-        parts = [part.Part(cut, self._settings, known) for cut in cuts.parts]
+        parts = [runner_of(cut) for cut in cuts.parts]
         for cut, built in zip(cuts.parts, parts, strict=True):
             cuts.graph.set_submodule(cut.name, built)
         self._graph, self.pytorch, self._parts = cuts.graph, dict(cuts.pytorch), parts

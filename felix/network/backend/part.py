@@ -30,12 +30,23 @@ from felix.torch_calls.form import TorchForm
 TURNS, REPEATS = 3, 10
 
 
-class Part(torch.nn.Module):
+class Runner(torch.nn.Module):
     """Runs a part.
 
     Attributes:
         report: what runs it and why; final after the first call.
     """
+
+    report: PartReport
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether Felix's network runs the part."""
+        raise NotImplementedError
+
+
+class Part(Runner):
+    """Runs a part by what is known of its groups."""
 
     def __init__(self, cut: partition.Cut, chosen: settings.Settings, known: store.Store) -> None:
         super().__init__()
@@ -68,9 +79,7 @@ class Part(torch.nn.Module):
             self._leave("its parameters change too often")
         if runs is None:
             return self._graph(*inputs)
-        outputs = runs(inputs)
-        (output,) = self._graph.graph.find_nodes(op="output")
-        return tuple(outputs) if isinstance(output.args[0], tuple | list) else outputs[0]
+        return arranged(self._graph, runs(inputs))
 
     def _build(
         self,
@@ -95,7 +104,7 @@ class Part(torch.nn.Module):
         if reason is None:
             try:
                 self._tuned = TunedPart(
-                    program, choice.shipped, cut.parameters, _outputs(cut.graph)
+                    program, choice.shipped, cut.parameters, outputs_of(cut.graph)
                 )
             except (errors.FelixError, *grammar.TVM_ERRORS) as error:
                 reason = f"its network cannot be built: {grammar.first_line(error)}"
@@ -152,10 +161,16 @@ def _known(shipped: Sequence[shipping.Shipped]) -> str:
     return f"{n_known} of its {len(shipped)} groups are known"
 
 
-def _outputs(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
+def outputs_of(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
     """The (fake) outputs of a part."""
     (output,) = graph.graph.find_nodes(op="output")
     return [node.meta["val"] for node in _flat(output.args[0])]
+
+
+def arranged(graph: torch.fx.GraphModule, outputs: Sequence[torch.Tensor]) -> Any:
+    """Outputs as a part's graph returns them."""
+    (output,) = graph.graph.find_nodes(op="output")
+    return tuple(outputs) if isinstance(output.args[0], tuple | list) else outputs[0]
 
 
 def _flat(outputs: Any) -> list[Any]:
@@ -298,12 +313,29 @@ class TunedPart:
     def _as_in_pytorch(self, number: int, result: torch.Tensor) -> torch.Tensor:
         """An output in the layout that PyTorch gives it."""
         strides = self._strides[number]
-        if strides is not None:
-            place = torch.empty_strided(
-                result.shape, strides, dtype=result.dtype, device=result.device
-            )
+        if strides is None:
+            return result
+        place = torch.empty_strided(
+            result.shape, strides, dtype=result.dtype, device=result.device
+        )
+        if not _overlaps(result.shape, strides):
             return place.copy_(result)
-        return result
+        offsets = torch.zeros((), dtype=torch.int64, device=result.device)
+        for extent, stride in zip(result.shape, strides, strict=True):
+            offsets = offsets.unsqueeze(-1) + stride * torch.arange(extent, device=result.device)
+        place.as_strided((int(offsets.max()) + 1,), (1,))[offsets] = result
+        return place
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of a tensor may lie in the same place, as those of an expanded one do."""
+    reached = 0
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent > 1:
+            if stride <= reached:
+                return True
+            reached += stride * (extent - 1)
+    return False
 
 
 def _stamp(parameter: torch.Tensor) -> tuple[int, int]:

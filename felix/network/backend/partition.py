@@ -35,6 +35,10 @@ _TAGS = (
 _WITHOUT_DROPOUT = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
 #: Element types of indices.
 _INDICES = frozenset({torch.int64, torch.int32})
+#: Operators whose results are whatever their memory had.
+_WITHOUT_VALUES = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
+)
 #: Pooling whose seventh operand replaces the number of elements.
 _AVERAGES = frozenset({"avg_pool2d.default", "avg_pool3d.default"})
 #: Operators of whose results importing gives the first one alone.
@@ -75,6 +79,8 @@ class Support(operator_support.OperatorSupportBase):
             return "it changes a tensor in place"
         if not _is_fixed(node) and any(tag in target.tags for tag in _TAGS):
             return "its result depends on chance, or its shape on data"
+        if target.overloadpacket.__name__ in _WITHOUT_VALUES:
+            return "its result has no values yet"
         if target.__name__ not in importer.convertible():
             return "TVM does not import it"
         if target.__name__ in _AVERAGES and len(node.args) > 6 and node.args[6] is not None:

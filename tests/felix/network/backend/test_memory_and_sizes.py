@@ -65,6 +65,25 @@ class TestMemory:
             each[2].zero_()
         networks.assert_close(outputs, expected)
 
+    def test_elements_in_the_same_place(self, everything_known: pathlib.Path) -> None:
+        """Views of which PyTorch's operators are called lie as those of PyTorch do."""
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return torch.kthvalue((x + 1).expand(3, 2, 4).transpose(0, 2), 2).values
+
+        x = torch.randn(2, 1)
+        networks.assert_close(backend.compiled(call, everything_known)(x), call(x))
+        assert backend.tuned_operators() == {"add", "expand", "transpose"}
+
+    def test_memory_without_values_is_pytorchs(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.empty_like(x), x.new_empty(2, 3), torch.empty(3), torch.relu(x)
+
+        backend.compiled(call, everything_known)(torch.randn(4))
+        assert backend.tuned_operators() == {"relu"}
+        left = entry.backend_report().graphs[0].sizes[0].pytorch
+        assert {reason for reason in left.values()} == {"its result has no values yet"}
+
     def test_earlier_outputs_stay(self, everything_known: pathlib.Path) -> None:
         model, x = nn.Linear(4, 4), torch.randn(3, 4)
         fast = backend.compiled(model, everything_known)
