@@ -49,7 +49,7 @@ test-all: $(STAMP) ## run all tests, with slow ones, whole matrices and long fuz
 test-lowest: $(LOWEST)/felix-setup ## the tutorials with the lowest versions that pyproject.toml admits
 	$(TESTING) $(LOWEST)/bin/python -m pytest -n 2 $(SMOKE) $(ARGS)
 
-conformance: $(STAMP) ## ONNX's own cases against the ledger of their states, in a minute (ARGS)
+conformance: $(STAMP) ## ONNX's cases and PyTorch's operators against their ledgers, in minutes (ARGS)
 	$(TESTING) $(BIN)/python -m benchmarks.conformance $(ARGS)
 
 check: lint ## lint, and the tests of what changed since BASE (default HEAD)

@@ -35,8 +35,9 @@ import onnx
 from onnx import numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from benchmarks.conformance import ledger
+from benchmarks.conformance.ledger import Found
 from benchmarks.support import forked, onnx_cases, onnx_changes
-from benchmarks.support.onnx_cases import Found
 from felix import errors
 from felix.frontend.onnx import schemas
 
@@ -91,14 +92,15 @@ def rows(
 
     def row(number: int, found: Any) -> dict[str, Any]:
         case = onnx_changes.changed(originals, seed, number)
-        each, why = ("failed", found.why) if isinstance(found, forked.Ended) else found
+        has_ended = isinstance(found, forked.Ended)
+        answer: Found = Found("failed", found.why) if has_ended else found
         return {
             "seed": seed,
             "number": number,
-            "state": each,
+            "state": answer.state,
             "name": case.name,
             "changes": case.changes,
-            "why": why,
+            "why": answer.sentence,
         }
 
     ended = []
@@ -118,13 +120,13 @@ def state(case: onnx_changes.Case, has_runtime: bool = True) -> Found:
     try:
         (outputs,) = onnx_cases.by_felix(case.model, [case.inputs])
     except errors.FelixError as error:
-        return onnx_cases.refused(error)
+        return ledger.refused(error)
     except Exception as error:  # whatever it is, it is what the file's state says
-        return onnx_cases.failed(error)
+        return ledger.failed(error)
     try:
         return _judged(case, outputs, has_runtime)
     except Exception as error:
-        return "failed", f"not judged: {onnx_cases.failed(error)[1]}"
+        return Found("failed", f"not judged: {ledger.failed(error).sentence}")
 
 
 def _judged(case: onnx_changes.Case, outputs: list[np.ndarray], has_runtime: bool) -> Found:
@@ -140,16 +142,16 @@ def _judged(case: onnx_changes.Case, outputs: list[np.ndarray], has_runtime: boo
         if len(expected) == len(outputs):
             differs = onnx_cases.difference(outputs, expected, case)
         if differs is None:
-            return "right", ""
+            return Found("right")
         if _contradict(expected, shapes) and not _contradict(outputs, shapes):
             differs = None  # ONNX Runtime does not keep to ONNX
     except Exception as error:  # ONNX Runtime has no base of its own for what it raises
-        said, all_said = onnx_cases.failed(error)[1], f"{type(error).__name__}: {error}"
+        said, all_said = ledger.failed(error).sentence, f"{type(error).__name__}: {error}"
         if invalid is None and any(word in all_said for word in _OF_VALUES):
-            return "unjudged", said
+            return Found("unjudged", said)
         is_possible = any(word in all_said for word in _LACKS)
         if invalid is not None or not is_possible:
-            return "accepted", f"{said} / {invalid}"
+            return Found("accepted", f"{said} / {invalid}")
         differs = None
     return _by_reference(case, outputs, inputs, differs)
 
@@ -163,11 +165,12 @@ def _by_reference(
             expected = ReferenceEvaluator(case.model).run(None, inputs)
         why = onnx_cases.difference(outputs, expected, case)
     except Exception as error:  # its errors are Python's
-        said = onnx_cases.failed(error)[1]
-        return ("unjudged", said) if differs is None else ("wrong", f"{differs} / {said}")
+        said = ledger.failed(error).sentence
+        is_same = differs is None
+        return Found("unjudged", said) if is_same else Found("wrong", f"{differs} / {said}")
     if why is None:
-        return "right", "by ONNX's reference"
-    return "wrong", f"{differs or 'not run by ONNX Runtime'} / {why} (reference)"
+        return Found("right", "by ONNX's reference")
+    return Found("wrong", f"{differs or 'not run by ONNX Runtime'} / {why} (reference)")
 
 
 def _checked(model: Any, inputs: Mapping[str, Any]) -> tuple[str | None, list[list[int] | None]]:

@@ -41,9 +41,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import felix
-from benchmarks import conformance
+from benchmarks.conformance import ledger
+from benchmarks.conformance.ledger import Found
 from benchmarks.networks import public
-from benchmarks.support import common, onnx_cases
+from benchmarks.support import common
 from felix import errors
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
@@ -60,7 +61,6 @@ _DEFECTS = {
     "its network cannot be built": "failed",
     "its network does not run": "failed",
 }
-Found = onnx_cases.Found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,19 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, lines = args.one
         _compare(name, pathlib.Path(lines), args.trials)
         return 0
-    known = conformance.read(args.ledger)
+    known = ledger.read(args.ledger)
     found: dict[str, Found] = {}
     for name in public.NETWORKS:
         is_known = all(f"{name} {way}" in known for way in WAYS)
         if not re.search(args.only, name) or (args.missing and is_known):
             continue
         of_it = _in_process(name, args.trials)
-        for way, (state, sentence) in of_it.items():
-            print(f"{way}: {state}: {sentence}", flush=True)
+        for way, each in of_it.items():
+            print(f"{way}: {each.state}: {each.sentence}", flush=True)
         found |= of_it
         if args.update:
-            conformance.write(args.ledger, {**conformance.read(args.ledger), **of_it})
-    return conformance.report(args.ledger, found, args.update)
+            ledger.write(args.ledger, {**ledger.read(args.ledger), **of_it})
+    return int(ledger.report(args.ledger, found, args.update))
 
 
 def _in_process(name: str, trials: int) -> dict[str, Found]:
@@ -106,8 +106,8 @@ def _in_process(name: str, trials: int) -> dict[str, Found]:
             finally:
                 _end(process)
         of_ways = map(json.loads, lines.read_text().splitlines())
-    found = {f"{name} {way}": (state, sentence) for way, state, sentence in of_ways}
-    return {f"{name} {way}": ("failed", why) for way in WAYS} | found
+    found = {f"{name} {way}": Found(state, sentence) for way, state, sentence in of_ways}
+    return {f"{name} {way}": Found("failed", why) for way in WAYS} | found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -127,7 +127,8 @@ def _compare(name: str, lines: pathlib.Path, trials: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             known = pathlib.Path(folder) / "known.sqlite"
             compare = functools.partial(run, model, calls, known, trials)
-            state, sentence = conformance.judged(compare)
+            found = ledger.judged(compare)
+        state, sentence = found.state, found.sentence
         if state == "refused" and "differs from" in sentence:
             state = "wrong"
         with lines.open("a") as file:
@@ -152,20 +153,21 @@ def _by_backend(
             fast = torch.compile(model, backend="felix", options=options)
             fast(**calls[0])
             _learn(store.Store(known))
-        state, sentence = _judged(model, calls, lambda call: fast(**call))
+        found = _judged(model, calls, lambda call: fast(**call))
     graphs = felix.backend_report().graphs
     sizes = [size for graph in graphs for size in graph.sizes]
     parts = [part for size in sizes for part in size.parts]
     for part in parts:
         for reason, defect in _DEFECTS.items():
             if part.reason.startswith(reason):
-                return defect, f"{part.name}: {part.reason}"
+                return Found(defect, f"{part.name}: {part.reason}")
     ours = sum(len(part.operators) for part in parts if part.is_tuned)
     outside = sorted({each for size in sizes for each in size.pytorch})
     rest = f", outside: {', '.join(outside)}" if outside else ""
     whole = [size.reason for size in sizes if size.reason] + [g.reason for g in graphs if g.reason]
     rest += "".join(f", in PyTorch: {reason}" for reason in whole)
-    return state, f"{sentence}, {ours} operators in {len(parts)} parts{rest}"
+    sentence = f"{found.sentence}, {ours} operators in {len(parts)} parts{rest}"
+    return Found(found.state, sentence)
 
 
 def _learn(known: store.Store) -> None:
@@ -183,7 +185,7 @@ def _from_onnx(
     content = _exported(model, calls[0])
     fast = felix.optimize(content, _tensors(calls[0]), known_results=known, trials=trials)
     found = _judged(model, calls, lambda call: fast(*_tensors(call)))
-    if found[0] == "right":
+    if found.state == "right":
         return found
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
@@ -192,8 +194,9 @@ def _from_onnx(
         given = {name: each.numpy() for name, each in zip(names, _tensors(call), strict=True)}
         return list(map(torch.as_tensor, session.run(None, given)))
 
-    state, sentence = _judged(by_runtime, calls, lambda call: fast(*_tensors(call)))
-    return state, f"{sentence} from ONNX Runtime; from PyTorch: {found[1]}"
+    again = _judged(by_runtime, calls, lambda call: fast(*_tensors(call)))
+    said = f"{again.sentence} from ONNX Runtime; from PyTorch: {found.sentence}"
+    return Found(again.state, said)
 
 
 def _exported(model: torch.nn.Module, call: Mapping[str, Any]) -> bytes:
@@ -239,9 +242,9 @@ def _judged(
         for place, (ours, theirs) in enumerate(pairs):
             error = agreement.difference(ours, theirs, is_exact=False)
             if not error <= limit:
-                return "wrong", f"call {number}, output {place}: relative error {error:.1e}"
+                return Found("wrong", f"call {number}, output {place}: relative error {error:.1e}")
             worst = max(worst, error)
-    return "right", f"{worst:.0e}"
+    return Found("right", f"{worst:.0e}")
 
 
 def _leaves(result: Any) -> list[torch.Tensor]:

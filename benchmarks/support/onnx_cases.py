@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,15 +17,11 @@ import tvm
 from onnx.backend.test.case import node as onnx_cases
 from tvm import relax
 
-from felix import errors, frontend, target
+from felix import frontend, target
 from felix.frontend.onnx import conversion
 
-#: The state of a case, and what was said of it.
-Found: TypeAlias = tuple[str, str]
 #: Of 16-bit floats: a unit in the last place, relative.
 _ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-#: What sentences that say nothing of the model have.
-_UNCLEAR = ("with these inputs and attributes", "does not accept its inputs or tensors")
 
 
 def collected() -> dict[str, Any]:
@@ -33,18 +29,6 @@ def collected() -> dict[str, Any]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         return {case.name: case for case in onnx_cases.collect_testcases(None)}
-
-
-def refused(error: errors.FelixError) -> Found:
-    """The state of a case that Felix refuses: by a sentence, or one that says too little."""
-    sentence = " ".join(str(error).split())
-    is_unclear = any(words in sentence for words in _UNCLEAR)
-    return ("unclear" if is_unclear else "refused"), sentence
-
-
-def failed(error: Exception) -> Found:
-    """The state of a case with an error that is not Felix's own."""
-    return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def by_felix(model: Any, data: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:

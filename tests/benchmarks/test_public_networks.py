@@ -10,19 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import conformance, public_networks
+from benchmarks import public_networks
+from benchmarks.conformance import ledger
+from benchmarks.conformance.ledger import Found
 from benchmarks.networks import public
 from tests.support import backend
 
 
 def test_the_ledger_has_every_network_and_no_defect() -> None:
-    known = conformance.read(public_networks.LEDGER)
+    known = ledger.read(public_networks.LEDGER)
     assert len(public.NETWORKS) == 20
     assert set(known) == {
         f"{name} {way}" for name in public.NETWORKS for way in public_networks.WAYS
     }
-    assert {state for state, _ in known.values()} == {"right", "refused"}
-    assert sum(state == "right" for state, _ in known.values()) >= 57
+    assert {each.state for each in known.values()} == {"right", "refused"}
+    assert sum(each.state == "right" for each in known.values()) >= 57
 
 
 def test_errors_are_the_largest_of_all_outputs_and_calls() -> None:
@@ -35,27 +37,27 @@ def test_errors_are_the_largest_of_all_outputs_and_calls() -> None:
         return [call["x"], call["x"] * 2 + by * (call["x"] - 1)]
 
     judged = functools.partial(public_networks._judged, model, calls)
-    assert judged(lambda call: model(**call)) == ("right", "0e+00")
-    assert judged(lambda call: off(call, 1e-4)) == ("right", "1e-05")
-    state, sentence = judged(lambda call: off(call, 1.0))
-    assert (state, sentence) == ("wrong", "call 1, output 1: relative error 1.2e-01")
+    assert judged(lambda call: model(**call)) == Found("right", "0e+00")
+    assert judged(lambda call: off(call, 1e-4)) == Found("right", "1e-05")
+    wrong = Found("wrong", "call 1, output 1: relative error 1.2e-01")
+    assert judged(lambda call: off(call, 1.0)) == wrong
 
 
 def test_the_backend_runs_programs_that_nobody_measured(tmp_path: pathlib.Path) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU()).eval()
     calls = [{"input": torch.randn(2, 4)} for _ in range(2)]
     found = public_networks._by_backend(model, calls, tmp_path / "known.sqlite", 1)
-    assert found[0] == "right" and found[1].endswith("2 operators in 1 parts")
+    assert found.state == "right" and found.sentence.endswith("2 operators in 1 parts")
 
 
 @pytest.mark.slow("runs two networks of the extra three ways")
 def test_two_networks(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", reason="the extra networks is optional")
-    ledger = tmp_path / "ledger.txt"
-    options = ["--only", "^(convnext|vit)$", "--ledger", str(ledger)]
+    path = tmp_path / "ledger.txt"
+    options = ["--only", "^(convnext|vit)$", "--ledger", str(path)]
     assert public_networks.main([*options, "--update"]) == 0
-    found = conformance.read(ledger)
-    assert len(found) == 6 and {state for state, _ in found.values()} == {"right"}
+    found = ledger.read(path)
+    assert len(found) == 6 and {each.state for each in found.values()} == {"right"}
     capsys.readouterr()
     assert public_networks.main([*options, "--missing"]) == 0
     assert "0 right" in capsys.readouterr().out
