@@ -10,6 +10,7 @@
 - What sums 16-bit floats does it in float32, and rounds once.
 - A model's own cast to 16 bits stays one (`casts`).
 - What orders floats takes NaN for the largest (`ordering`).
+- A product with 0, and x - x, is NaN where the operand is no finite number.
 - A norm of float64 is its sums and products (`norms`); a quotient by 0 is a product.
 - A product over no terms is zeros: TVM's program would never begin its sums.
 - Parameters that nothing reads any more are dropped.
@@ -76,6 +77,8 @@ class _Folding:
             return numerics.expanded_power(rewriter, value, self._tensor(value.args[1]))
         if name in norms.OPERATORS:
             return norms.expanded_norm(rewriter, value)
+        if (number := numerics.of_zero(rewriter, value)) is not None:
+            return number
         if name == "divide":
             return self._by_zero(value)
         if name == "matmul" and _last_extent(value.args[0].ty) == 0:

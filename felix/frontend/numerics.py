@@ -248,6 +248,43 @@ def _product(rewriter: Rewriter, x: Any, count: int) -> Any:
         square = rewriter.emit(relax.op.multiply(square, square))
 
 
+# Products with 0 and the like, which TVM takes for 0 whatever the operand is.
+
+
+def of_zero(rewriter: Rewriter, call: Any) -> Any:
+    """What stands for x * 0, 0 * x, 0 / x and x - x of floats, by a constant 0; None for others.
+
+    It is 0 or NaN; a 0 has not its sign.
+    """
+    name = operator_name(call)
+    if name not in ("multiply", "divide", "subtract"):
+        return None
+    x, other = call.args
+    if name != "subtract" and _is_zero(x):
+        x, other = other, x
+    elif name == "divide":
+        return None
+    is_fit = x.same_as(other) if name == "subtract" else _is_zero(other)
+    dtype, result = str(x.ty.dtype), rewriter.builder.normalize(call).ty
+    if not is_fit or dtype not in _FLOATS or list(result.shape) != list(x.ty.shape):
+        return None
+    x = _in_float32(rewriter, x)
+    is_zero = relax.op.isfinite(x)
+    if name == "divide":
+        least = relax.const(0.0, str(x.ty.dtype))
+        is_zero = relax.op.greater(rewriter.emit(relax.op.abs(x)), least)
+    zero, nan = (relax.const(number, dtype) for number in (0.0, math.nan))
+    return relax.op.where(rewriter.emit(is_zero), zero, nan)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether an expression is the constant 0, a single one."""
+    if not isinstance(value, tvm.ir.GenericConst):
+        return False
+    number = value.value.numpy()
+    return bool(number.size == 1 and not number.any())
+
+
 # Sums of 16-bit floats in float32, rounded once, whoever wrote them.
 
 _SUMS = frozenset(

@@ -1,4 +1,5 @@
-"""Maxima and minima that are NaN where an operand is, as PyTorch's and ONNX's are.
+"""Maxima and minima that are NaN where an operand is, as PyTorch's and ONNX's are, and `!=`, which
+is true there.
 
 TVM's are one operand or the other: `a > b ? a : b` on a CPU, `fmaxf` in CUDA. For a CPU each is
 written out before a program is compiled; where one operand is a number, a comparison the right
@@ -19,20 +20,22 @@ from tvm_ffi import structural
 from felix.tir import bindings, grammar
 
 _COMPARISONS = {tirx.Max: tirx.GT, tirx.Min: tirx.LT}
+_KINDS = (*_COMPARISONS, tirx.NE)
 
 
 def keeping(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function whose maxima and minima of floats keep NaN; itself if it has none."""
+    """The function whose maxima and minima of floats keep NaN, and where NaN is not what it is
+    compared with; itself if it has none of them."""
     found: list[Any] = []
 
     def note(node: Any) -> None:
-        if grammar.is_float(grammar.dtype(node)):
+        if grammar.is_float(grammar.dtype(node.a)):
             found.append(node)
 
-    structural.structural_walk(func.body, tuple((kind, note) for kind in _COMPARISONS))
+    structural.structural_walk(func.body, tuple((kind, note) for kind in _KINDS))
     if not found:
         return func
-    rules = tuple((kind, _written_out) for kind in _COMPARISONS)
+    rules = tuple((kind, _written_out) for kind in _KINDS)
     return func.with_body(structural.structural_map(func.body, rules))
 
 
@@ -47,19 +50,20 @@ KEPT = tirx.transform.prim_func_pass(_of_function, opt_level=0, name="felix.Keep
 
 
 def _written_out(node: Any) -> Any:
-    dtype, compare = grammar.dtype(node), _COMPARISONS[type(node)]
+    dtype = grammar.dtype(node.a)
     if not grammar.is_float(dtype):
         return node
     if dtype == "bfloat16":  # TVM legalizes no bindings of it
         wide = [tirx.Cast("float32", operand) for operand in (node.a, node.b)]
-        return tirx.Cast(dtype, _extreme(compare, *wide))
+        result = _result(type(node), *wide)
+        return result if isinstance(node, tirx.NE) else tirx.Cast(dtype, result)
     bound: dict[Any, Any] = {}
     operands = []
     for value in (node.a, node.b):
         operands.append(value if _is_short(value) else tirx.Var("operand", dtype))
         if operands[-1] is not value:
             bound[operands[-1]] = value
-    result = _extreme(compare, *operands)
+    result = _result(type(node), *operands)
     for variable, value in bound.items():
         result = tirx.Let(variable, value, result)
     return result
@@ -68,6 +72,16 @@ def _written_out(node: Any) -> Any:
 def _is_short(expr: Any) -> bool:
     """Whether an expression is read as easily as a variable that is bound to it."""
     return isinstance(expr, tirx.Var | tirx.FloatImm) or grammar.is_load(expr)
+
+
+def _result(kind: Any, first: Any, second: Any) -> Any:
+    if kind is not tirx.NE:
+        return _extreme(_COMPARISONS[kind], first, second)
+    unlike = tirx.NE(first, second)  # false on a CPU where an operand is NaN
+    for operand in (first, second):
+        if not isinstance(operand, tirx.FloatImm) or math.isnan(operand.value):
+            unlike = tirx.Or(unlike, tirx.isnan(operand))
+    return unlike
 
 
 def _extreme(compare: Any, first: Any, second: Any) -> Any:

@@ -64,13 +64,13 @@ _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
 _OF_NONFINITE = frozenset(
     """
     amax.default amin.default argmax.default argmin.default argsort.default argsort.stable
-    clamp.Tensor clamp_max.default clamp_min.default cummax.default cummin.default
+    bucketize.Tensor clamp.Tensor clamp_max.default clamp_min.default cummax.default cummin.default
     div.Tensor_mode eq.Tensor floor_divide.default fmod.Scalar fmod.Tensor isfinite.default
     isinf.default isnan.default kthvalue.default logsumexp.default max.default max.dim
     max_pool1d.default min.default min.dim sort.default sort.stable
     max_pool2d_with_indices.default max_pool3d_with_indices.default median.default median.dim
-    mode.default nan_to_num.default ne.Tensor remainder.Scalar remainder.Tensor selu.default
-    topk.default
+    mode.default nan_to_num.default ne.Tensor remainder.Scalar remainder.Tensor searchsorted.Tensor
+    selu.default topk.default
     """.split()
 )
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")

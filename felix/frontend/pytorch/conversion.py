@@ -76,6 +76,7 @@ _IN_FLOAT32 = (
 )  # fmt: skip
 #: Operators of two operands, which PyTorch computes in the type that they have in common;
 _PROMOTED = (
+    "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar",
     "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum.default", "minimum.default",
     "pow.Tensor_Tensor", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
     "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
@@ -173,7 +174,7 @@ def common_type(name: str, node: torch.fx.Node) -> torch.dtype:
     ]
     dtype = torch.result_type(*values)
     is_whole = not dtype.is_floating_point and not dtype.is_complex
-    divides = name == "div.Tensor"
+    divides = name in ("div.Scalar", "div.Tensor")
     return torch.get_default_dtype() if divides and is_whole else dtype
 
 

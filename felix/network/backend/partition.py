@@ -31,6 +31,8 @@ _TAGS = (
     torch.Tag.data_dependent_output,
 )
 
+#: Why those are PyTorch's.
+BY_CHANCE = "its result depends on chance, or its shape on data"
 #: Operators that importing refuses unless their dropout is 0.
 _WITHOUT_DROPOUT = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
 #: Element types of indices.
@@ -78,7 +80,7 @@ class Support(operator_support.OperatorSupportBase):
         if target._schema.is_mutable:
             return "it changes a tensor in place"
         if not _is_fixed(node) and any(tag in target.tags for tag in _TAGS):
-            return "its result depends on chance, or its shape on data"
+            return BY_CHANCE
         if target.overloadpacket.__name__ in _WITHOUT_VALUES:
             return "its result has no values yet"
         if target.__name__ not in importer.convertible():

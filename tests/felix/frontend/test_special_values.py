@@ -15,6 +15,7 @@ from felix.network import assembly, imported
 from tests.support import share
 from tests.support.modules import Called
 
+_aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
 X = torch.tensor([1.0, 5.5, -5.5, 7.0, -7.0, 0.0, 3.0, 1e30, INF, NAN, 2.5])
 Y = torch.tensor([0.1, INF, INF, -2.0, 2.0, 3.0, 0.0, 3.0, 2.0, 1.0, -INF])
@@ -32,6 +33,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "fmod of a number": (lambda x: torch.fmod(x, -0.7), (X,)),
     "remainder of float16": (lambda x, y: x % y, (X[:7].half(), Y[:7].half())),
     "whole numbers": (lambda x: (x // 2, x % 3, torch.fmod(x, 3)), (WHOLE,)),
+    "numbers as PyTorch composes them": (
+        lambda x: (_aten.div.Scalar(x, 2), _aten.sub.Scalar(x, 0.5), _aten.add.Scalar(x, 1, 3)),
+        (WHOLE,),
+    ),
     "crossed bounds": (lambda x: x.clamp(1, -1), (X[:7],)),
     "crossed bounds of integers": (lambda x: x.clamp(1, -1), (WHOLE,)),
     "first two": (lambda x: x.topk(2)[0], (WITH_NAN,)),
@@ -62,6 +67,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "behind a product": (lambda x: (x[:4, None] @ x[None, :4]).bfloat16().float(), (ROUNDED[:4],)),
     "selu": (torch.selu, (WITH_NAN,)),
     "logsumexp": (lambda x: x.logsumexp(-1), (WITH_NAN,)),
+    "products with 0": (lambda x: (x * 0.0, 0.0 * x, x * -0.0), (X,)),
+    "products with 0 of float16": (lambda x: (x * 0.0, x.exp() * 0.0), (X.half(),)),
+    "quotients of 0": (lambda x: 0.0 / x, (X,)),
+    "differences of the same": (lambda x: (x - x.detach()) + (lambda y: y - y)(x.exp()), (X,)),
+    "unlike": (lambda x, y: (x != y, x != 0, x != 1.0, x.half() != 0, x.bool()), (X, Y)),
+    "nonzero ones": (lambda x: (x.count_nonzero(), (x != 0).sum(0)), (WITH_NAN,)),
+    "places among sorted ones": (lambda x, y: torch.bucketize(x, y), (X, Y.sort().values)),
     "largest infinity": (lambda x: x.amax(-1), (torch.full((2, 3), -INF),)),
 }
 
