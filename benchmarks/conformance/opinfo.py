@@ -35,8 +35,8 @@ from felix.tir import grammar
 #: Samples of an operator with values of their own, of 5,000 and more in all; and with others.
 SAMPLES = 8
 _SPECIAL_SAMPLES = 2
-#: Kinds of values, and what takes the place of one element each of a tensor. Float32 has the square of the large one, so
-#: that no order of a sum decides whether it overflows.
+#: Kinds of values, and what takes the place of one element each of a tensor. Float32 has the
+#: square of the large one, so that no order of a sum decides whether it overflows.
 VALUES: dict[str, tuple[float, ...]] = {
     "finite": (),
     "infinities": (float("inf"), float("-inf"), 1e15),
