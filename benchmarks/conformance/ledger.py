@@ -89,19 +89,28 @@ def found(judge: Judge, names: Sequence[str], limit_s: float, processes: int) ->
     }
 
 
-def report(path: pathlib.Path, states: Mapping[str, Found], update: bool, head: str = "") -> bool:
+def report(path: pathlib.Path, states: Mapping[str, Found], update: bool, about: str = "") -> bool:
     """Print what is worse than a ledger says, or write what was found there.
+
+    Args:
+        path: of the ledger.
+        states: what was found.
+        update: whether it is written.
+        about: what the ledger has to say of itself; another one is not compared.
 
     Returns:
         Whether something is worse and nothing was written.
     """
-    known = read(path)
+    of_another = path.exists() and head(path) != about
+    if of_another:
+        print(f"{path.name} is of {head(path)}, here is {about}: not compared")
+    known = {} if of_another else read(path)
     print(f"{path.stem}: {', '.join(f'{n} {state}' for state, n in counts(states).items())}")
     lost = worse(known, states)
     for each in lost:
         print(f"{each}: {states[each].state}, was {known[each].state}: {states[each].sentence}")
     if update:
-        write(path, {**known, **states}, head)
+        write(path, {**known, **states}, about)
     return bool(lost) and not update
 
 
@@ -119,6 +128,12 @@ def worse(known: Mapping[str, Found], states: Mapping[str, Found]) -> list[str]:
     return [n for n in both if STATES.index(states[n].state) < STATES.index(known[n].state)]
 
 
+def head(path: pathlib.Path) -> str:
+    """What a ledger says of itself; "" where there is nothing."""
+    text = path.read_text() if path.exists() else ""
+    return text.partition("\n")[0].removeprefix("# ") if text.startswith("# ") else ""
+
+
 def read(path: pathlib.Path) -> dict[str, Found]:
     """The states of a ledger; none where there is no file."""
     lines = path.read_text().splitlines() if path.exists() else []
@@ -130,7 +145,7 @@ def write(path: pathlib.Path, states: Mapping[str, Found], head: str = "") -> No
     """Write a ledger: a line a case, with its state and what was said of it.
 
     Args:
-        head: a first line, about the ledger.
+        head: what it says of itself in its first line.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{name}\t{each.state}\t{each.sentence}\n" for name, each in sorted(states.items()))
