@@ -9,7 +9,7 @@ the floats: the bits of a positive float are in its order, those of a negative o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -24,27 +24,38 @@ _HALF = ("float16", "bfloat16")
 
 
 def legalizations() -> Mapping[str, torch_forms.Lowering]:
-    """Ways to lower Relax's largest and smallest elements along axes."""
-    return {f"relax.{name}": _lowering(name, reduce) for name, reduce in _EXTREMES.items()}
+    """Ways to lower Relax's extremes along axes, and their first places."""
+    return {f"relax.{name}": _lowering(name) for name in (*_EXTREMES, *_PLACES)}
 
 
-def _lowering(name: str, reduce: Callable[..., te.Tensor]) -> torch_forms.Lowering:
+def _lowering(name: str) -> torch_forms.Lowering:
     def lower(builder: relax.BlockBuilder, call: Any) -> Any:
         (x,), dtype = call.args, str(call.args[0].ty.dtype)
         if dtype not in (*_KEYS, *_HALF):
             return tvm.ir.Op.get(f"relax.{name}").get_attr("FLegalize")(builder, call)
-        axes = None if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
+        axes = _axes(call.attrs.axis)
 
         def program(tensor: te.Tensor) -> te.Tensor:
-            keys = reduce(_key_program(tensor, name == "max"), axes, bool(call.attrs.keepdims))
-            return te.compute(keys.shape, lambda *i: _of_key(keys[i], dtype), name=f"T_{name}")
+            keys, keeps = _key_program(tensor, "max" in name), bool(call.attrs.keepdims)
+            if name in _PLACES:
+                return _PLACES[name](keys, axes, keeps)
+            made = _EXTREMES[name](keys, axes, keeps)
+            return te.compute(made.shape, lambda *i: _of_key(made[i], dtype), name=f"T_{name}")
 
         return builder.call_te(program, x, primfunc_name_hint=name)
 
     return lower
 
 
+def _axes(axis: Any) -> Any:
+    """An axis, several of them, or None for all."""
+    if axis is None or isinstance(axis, int | tirx.IntImm):
+        return None if axis is None else int(axis)
+    return [int(each) for each in axis]
+
+
 _EXTREMES = {"max": topi.max, "min": topi.min}
+_PLACES = {"argmax": topi.argmax, "argmin": topi.argmin}
 
 
 def rule(rewriter: Rewriter, call: Any) -> Any:
@@ -58,13 +69,13 @@ def rule(rewriter: Rewriter, call: Any) -> Any:
 
 def _sorted(rewriter: Rewriter, call: Any) -> Any:
     x, axis = call.args[0], int(call.attrs.axis)
-    keys = _keys(rewriter, x, is_most=True)
+    keys = _keys(rewriter, x)
     order = rewriter.emit(relax.op.argsort(keys, axis, bool(call.attrs.descending), "int64"))
     return relax.op.gather_elements(x, order, axis % len(x.ty.shape))
 
 
 def _argsorted(rewriter: Rewriter, call: Any) -> Any:
-    keys = _keys(rewriter, call.args[0], is_most=True)
+    keys = _keys(rewriter, call.args[0])
     return relax.Call(call.op, [keys], call.attrs, call.ty_args)
 
 
@@ -72,7 +83,7 @@ def _first(rewriter: Rewriter, call: Any) -> Any:
     """The k largest or smallest: values, places or both."""
     x, attrs = call.args[0], call.attrs
     axis, kind = int(attrs.axis), str(attrs.ret_type)
-    keys = _keys(rewriter, x, is_most=True)
+    keys = _keys(rewriter, x)
     dtype = str(attrs.dtype)
     k, is_largest = int(attrs.k), bool(attrs.largest)
     places = rewriter.emit(relax.op.topk(keys, k, axis, "indices", is_largest, dtype))
@@ -83,31 +94,19 @@ def _first(rewriter: Rewriter, call: Any) -> Any:
     return values if kind == "values" else relax.Tuple([values, places])
 
 
-def _place(rewriter: Rewriter, call: Any) -> Any:
-    """The first place of the largest or smallest, or of NaN."""
-    is_largest = operator_name(call) == "argmax"
-    keys = _keys(rewriter, call.args[0], is_most=is_largest)
-    return relax.Call(call.op, [keys], call.attrs, call.ty_args)
+_RULES = {"sort": _sorted, "argsort": _argsorted, "topk": _first}
 
 
-_RULES = {
-    "sort": _sorted,
-    "argsort": _argsorted,
-    "topk": _first,
-    "argmax": _place,
-    "argmin": _place,
-}
-
-
-def _keys(rewriter: Rewriter, x: Any, is_most: bool) -> Any:
-    """Integers in the order of floats; NaN is the largest integer, or the smallest."""
+def _keys(rewriter: Rewriter, x: Any) -> Any:
+    """Integers in the order of floats, NaN the largest."""
     keys = rewriter.builder.call_te(
-        lambda tensor: _key_program(tensor, is_most), x, primfunc_name_hint="order_of"
+        lambda tensor: _key_program(tensor, True), x, primfunc_name_hint="order_of"
     )
     return rewriter.emit(keys)
 
 
 def _key_program(x: te.Tensor, is_most: bool) -> te.Tensor:
+    """Integers in the order of floats; NaN is the largest integer, or the smallest."""
     wide = "float32" if str(x.dtype) in _HALF else str(x.dtype)
     dtype = _KEYS[wide]
     limits = tirx.max_value(dtype), tirx.min_value(dtype)
