@@ -235,15 +235,16 @@ class _Untuned(part.Runner):
         return self._tuned is not None
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        if self._tuned is None:
-            return self._graph(*inputs)
-        try:
-            return part.arranged(self._graph, self._tuned(inputs))
-        except grammar.TVM_ERRORS as error:  # as of `part.Part`, which PyTorch runs then
+        reason = None if self._tuned is None else self._tuned.unfit(inputs)
+        if reason is None and self._tuned is not None:
+            try:
+                return part.arranged(self._graph, self._tuned(inputs))
+            except grammar.TVM_ERRORS as error:
+                reason = f"{_DOES_NOT_RUN}{grammar.first_line(error)}"
+        if reason is not None:  # as of `part.Part`, which PyTorch runs then
             self._tuned = None
-            reason = f"{_DOES_NOT_RUN}{grammar.first_line(error)}"
             self.report = dataclasses.replace(self.report, is_tuned=False, reason=reason)
-            return self._graph(*inputs)
+        return self._graph(*inputs)
 
 
 def judged(sample: Sample) -> ledger.Found | None:
@@ -281,7 +282,7 @@ def _compared(sample: Sample, expected: Sequence[torch.Tensor]) -> ledger.Found:
         return ledger.Found("unclear", "; ".join(reasons))
     if not functional.is_tuned:
         every = sorted({*functional.pytorch.values(), *reasons})
-        return ledger.Found("pytorch", "; ".join(every))
+        return ledger.Found("pytorch", "; ".join(every) or "it has no operator")
     if partition.BY_CHANCE in functional.pytorch.values():
         return ledger.Found("pytorch", partition.BY_CHANCE)
     limit = agreement.tolerance(dtypes)

@@ -14,6 +14,7 @@ import torch
 
 from felix import errors
 from felix.frontend import folding
+from felix.frontend.pytorch import calling
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.network import agreement, assembly, executable, groups, optimized
@@ -118,6 +119,9 @@ class Part(Runner):
     def _compare(self, candidate: TunedPart, inputs: Sequence[torch.Tensor]) -> None:
         """Decide by the inputs of one call who runs the part."""
         expected = _flat(self._graph(*inputs))
+        if (reason := candidate.unfit(inputs)) is not None:
+            self._leave(reason)
+            return
         try:
             actual = candidate(inputs)
         except grammar.TVM_ERRORS as error:
@@ -305,10 +309,24 @@ class TunedPart:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs of one call."""
-        positions = set(self._positions)
-        passed = [each for position, each in enumerate(inputs) if position not in positions]
-        results = self._network(passed)
+        results = self._network(self._passed(inputs))
         return [self._as_in_pytorch(number, result) for number, result in enumerate(results)]
+
+    def unfit(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """Why the network does not take inputs; None if it does.
+
+        Some of PyTorch's operators give another type than they say when they are traced.
+        """
+        pairs = zip(self._raw.inputs, self._passed(inputs), strict=True)
+        for spec, given in pairs:
+            if calling.dtype_name(given.dtype) != spec.dtype:
+                return f"PyTorch says {spec.dtype} of an input that is {given.dtype}"
+        return None
+
+    def _passed(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs that are no parameters."""
+        positions = set(self._positions)
+        return [each for position, each in enumerate(inputs) if position not in positions]
 
     def _as_in_pytorch(self, number: int, result: torch.Tensor) -> torch.Tensor:
         """An output in the layout that PyTorch gives it."""

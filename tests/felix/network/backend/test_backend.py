@@ -97,6 +97,18 @@ def test_places_are_read_in_parts_and_masks_in_pytorch(everything_known: pathlib
     networks.assert_close(fast(x, mask), call(x, mask))
 
 
+def test_an_operator_that_gives_another_type_than_it_says(everything_known: pathlib.Path) -> None:
+    def call(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        norm = torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)
+        return torch.exp(norm[1])
+
+    x, (mean, variance) = torch.randn(2, 3).bfloat16(), torch.ones(2, 3).bfloat16()
+    expected = call(x, mean.clone(), variance.clone())
+    networks.assert_close(backend.compiled(call, everything_known)(x, mean, variance), expected)
+    reason = "PyTorch says float32 of an input that is torch.bfloat16"
+    assert reason in [each.reason for each in backend.parts()]
+
+
 def test_operator_that_fails_alone_leaves_the_rest(everything_known: pathlib.Path) -> None:
     def call(x: torch.Tensor) -> torch.Tensor:
         size = {"size": (3, 3), "mode": "bilinear", "antialias": True}
