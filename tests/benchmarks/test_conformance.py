@@ -11,7 +11,22 @@ from benchmarks.conformance import ledger, opinfo
 
 #: Cases that run here.
 ONNX = "^test_(isinf|shape_e|size|split_v|dropout|mod_|reduce_sum_d|layer_norm.*_2d)"
-OPINFO = "^(softmax|fmod|masked.mean|nn.functional.layer_norm|empty_like) "
+OPINFO = "^(softmax|cat|nn.functional.layer_norm|empty_like) "
+
+#: Operators that differ with infinities or NaN, as the table of exceptions says.
+EXCEPTIONS = {
+    "_softmax_backward_data",
+    "linalg.vector_norm",
+    "nn.functional.gelu",
+    "nn.functional.group_norm",
+    "nn.functional.multi_margin_loss",
+    "nn.functional.multilabel_margin_loss",
+    "nn.functional.scaled_dot_product_attention",
+    "nn.functional.upsample_bilinear",
+    *(f"nn.functional.conv_transpose{rank}d" for rank in (1, 2, 3)),
+    *(f"nn.functional.interpolate.{mode}" for mode in ("linear", "bilinear", "trilinear")),
+}
+_BAD = ("wrong", "failed", "unclear")
 
 
 def _right(out: str) -> int:
@@ -27,13 +42,18 @@ def test_no_case_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) -> Non
 def test_no_operator_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["opinfo", "--only", OPINFO, "--samples", "1", "--processes", "1"]
     assert conformance.main(arguments) == 0
-    assert _right(capsys.readouterr().out) > 10
+    assert _right(capsys.readouterr().out) > 7
 
 
 def test_the_ledger_has_every_operator() -> None:
     path = conformance.FOLDER / "opinfo.txt"
     assert ledger.head(path) == opinfo.Cases.head
-    assert ledger.read(path).keys() == set(opinfo.Cases().names)
+    known = ledger.read(path)
+    assert known.keys() == set(opinfo.Cases().names)
+    states = {state: {n for n, each in known.items() if each.state == state} for state in _BAD}
+    assert not states["failed"] and not states["unclear"]
+    assert {name.split()[0] for name in states["wrong"]} == EXCEPTIONS
+    assert not [name for name in states["wrong"] if name.endswith(" finite")]
 
 
 def test_a_case_that_got_worse_is_named(tmp_path: pathlib.Path) -> None:
