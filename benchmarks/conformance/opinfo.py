@@ -32,6 +32,8 @@ from felix.network import agreement
 from felix.network.backend import graphs, part, partition, report, tracing
 from felix.tir import grammar
 
+#: PyTorch's own flag of whether switches such as `torch.backends.cudnn.enabled` may be set.
+_MAY_SET = "__allow_nonbracketed_mutation_flag"
 #: Samples of an operator with values of their own, of 5,000 and more in all; and with others.
 SAMPLES = 8
 _SPECIAL_SAMPLES = 2
@@ -108,7 +110,9 @@ def database() -> Sequence[Any]:
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_methods_invocations
 
-        return list(common_methods_invocations.op_db)
+    # which forbids this process to set PyTorch's switches
+    torch.backends.disable_global_flags.__globals__[_MAY_SET] = True
+    return list(common_methods_invocations.op_db)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
