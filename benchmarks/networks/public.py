@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import library, nn
 
 #: Tensors of a call by name.
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
@@ -74,7 +74,7 @@ def load_packages() -> None:
     except RuntimeError:
         for name in ("nms", "qnms"):
             arguments = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            torch.library.define(f"torchvision::{name}", arguments)
+            library.define(f"torchvision::{name}", arguments)
         importlib.import_module("torchvision")
 
 
