@@ -38,7 +38,6 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.conformance import ledger
 from benchmarks.conformance.ledger import Found
 from benchmarks.support import forked, onnx_cases, onnx_changes
-from felix import errors
 from felix.frontend.onnx import schemas
 
 STATES = ("wrong", "failed", "accepted", "unclear", "unjudged", "refused", "right")
@@ -117,16 +116,12 @@ def rows(
 
 def state(case: onnx_changes.Case, has_runtime: bool = True) -> Found:
     """The state of a file."""
-    try:
+
+    def judged() -> Found:
         (outputs,) = onnx_cases.by_felix(case.model, [case.inputs])
-    except errors.FelixError as error:
-        return ledger.refused(error)
-    except Exception as error:  # whatever it is, it is what the file's state says
-        return ledger.failed(error)
-    try:
         return _judged(case, outputs, has_runtime)
-    except Exception as error:
-        return Found("failed", f"not judged: {ledger.failed(error).sentence}")
+
+    return ledger.judged(judged)
 
 
 def _judged(case: onnx_changes.Case, outputs: list[np.ndarray], has_runtime: bool) -> Found:
@@ -134,25 +129,25 @@ def _judged(case: onnx_changes.Case, outputs: list[np.ndarray], has_runtime: boo
     names = [item.name for item in case.model.graph.input]
     inputs = dict(zip(names, case.inputs, strict=True))
     invalid, shapes = _checked(case.model, inputs)
-    differs: str | None = "ONNX Runtime has another number of outputs"
-    try:
-        if not has_runtime:
-            raise NotImplementedError("NotImplemented: it crashes")
-        expected = onnx_cases.by_runtime(case.model, inputs)
-        if len(expected) == len(outputs):
-            differs = onnx_cases.difference(outputs, expected, case)
-        if differs is None:
-            return Found("right")
-        if _contradict(expected, shapes) and not _contradict(outputs, shapes):
-            differs = None  # ONNX Runtime does not keep to ONNX
-    except Exception as error:  # ONNX Runtime has no base of its own for what it raises
+    if not has_runtime:
+        if invalid is not None:
+            return Found("accepted", f"ONNX Runtime crashes / {invalid}")
+        return _by_reference(case, outputs, inputs, None)
+    expected, error = ledger.attempted(lambda: onnx_cases.by_runtime(case.model, inputs))
+    if expected is None:
         said, all_said = ledger.failed(error).sentence, f"{type(error).__name__}: {error}"
         if invalid is None and any(word in all_said for word in _OF_VALUES):
             return Found("unjudged", said)
-        is_possible = any(word in all_said for word in _LACKS)
-        if invalid is not None or not is_possible:
+        if invalid is not None or not any(word in all_said for word in _LACKS):
             return Found("accepted", f"{said} / {invalid}")
-        differs = None
+        return _by_reference(case, outputs, inputs, None)
+    differs: str | None = "ONNX Runtime has another number of outputs"
+    if len(expected) == len(outputs):
+        differs = onnx_cases.difference(outputs, expected, case)
+    if differs is None:
+        return Found("right")
+    if _contradict(expected, shapes) and not _contradict(outputs, shapes):
+        differs = None  # ONNX Runtime does not keep to ONNX
     return _by_reference(case, outputs, inputs, differs)
 
 
@@ -160,14 +155,18 @@ def _by_reference(
     case: onnx_changes.Case, outputs: list[np.ndarray], inputs: Any, differs: str | None
 ) -> Found:
     """The state by ONNX's reference: behind a difference from ONNX Runtime, or instead of it."""
-    try:
+
+    def compared() -> tuple[str | None]:
         with np.errstate(all="ignore"):
             expected = ReferenceEvaluator(case.model).run(None, inputs)
-        why = onnx_cases.difference(outputs, expected, case)
-    except Exception as error:  # its errors are Python's
+        return (onnx_cases.difference(outputs, expected, case),)
+
+    found, error = ledger.attempted(compared)
+    if found is None:
         said = ledger.failed(error).sentence
         is_same = differs is None
         return Found("unjudged", said) if is_same else Found("wrong", f"{differs} / {said}")
+    (why,) = found
     if why is None:
         return Found("right", "by ONNX's reference")
     return Found("wrong", f"{differs or 'not run by ONNX Runtime'} / {why} (reference)")

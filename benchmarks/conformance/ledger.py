@@ -16,10 +16,12 @@ import collections
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from benchmarks.support import forked
 from felix import errors
+
+Value = TypeVar("Value")
 
 #: From the worst to the best.
 STATES = ("wrong", "failed", "unclear", "refused", "pytorch", "right")
@@ -54,12 +56,18 @@ Judge: TypeAlias = Callable[[str], Found]
 
 def judged(run: Callable[[], Found]) -> Found:
     """The state of a case, whatever running it raises."""
+    found, error = attempted(run)
+    if found is not None:
+        return found
+    return refused(error) if isinstance(error, errors.FelixError) else failed(error)
+
+
+def attempted(run: Callable[[], Value]) -> tuple[Value, None] | tuple[None, Exception]:
+    """What a call gives, or what it raises: code of others raises anything; suites go on."""
     try:
-        return run()
-    except errors.FelixError as error:
-        return refused(error)
-    except Exception as error:  # whatever it is, it is what the case's state says
-        return failed(error)
+        return run(), None
+    except Exception as error:
+        return None, error
 
 
 def refused(error: errors.FelixError) -> Found:

@@ -6,6 +6,7 @@ The first call compares both on its inputs: Felix's outputs must agree with PyTo
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ from felix.torch_calls.form import TorchForm
 TURNS, REPEATS = 3, 10
 
 
-class Runner(torch.nn.Module):
+class Runner(torch.nn.Module, abc.ABC):
     """Runs a part.
 
     Attributes:
@@ -41,9 +42,9 @@ class Runner(torch.nn.Module):
     report: PartReport
 
     @property
+    @abc.abstractmethod
     def is_tuned(self) -> bool:
         """Whether Felix's network runs the part."""
-        raise NotImplementedError
 
 
 class Part(Runner):
