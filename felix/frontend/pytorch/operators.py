@@ -168,7 +168,12 @@ def _rms_norm(node: torch.fx.Node, importer: Any) -> Any:
     if epsilon is None:
         epsilon = torch.finfo(getattr(torch, _accumulator(str(x.ty.dtype)))).eps
     options = {"axes": list(range(-len(shape), 0)), "epsilon": epsilon}
-    return _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
+    if len(shape) < len(x.ty.shape):
+        return _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
+    # TVM has no program where nothing is left of the shape.
+    x = importer.block_builder.emit(relax.op.expand_dims(x, 0))
+    result = _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
+    return importer.block_builder.emit(relax.op.squeeze(result, [0]))
 
 
 def _scale(importer: Any, value: Any, shape: Sequence[int], dtype: str, fill: Any) -> Any:
@@ -309,4 +314,5 @@ def _elu(node: torch.fx.Node, importer: Any) -> Any:
 def _hardtanh(node: torch.fx.Node, importer: Any) -> Any:
     x, low, high = arguments(node, importer, 3)
     low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
-    return importer.block_builder.emit(relax.op.clip(x, low, high))
+    # Between crossed bounds everything is the second one.
+    return importer.block_builder.emit(relax.op.clip(x, min(low, high), high))
