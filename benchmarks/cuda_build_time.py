@@ -27,7 +27,6 @@ import math
 import pathlib
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,8 +119,8 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
     searcher = gradient.GradientSearch(sketches, model, options, seed=0)
     batches: list[Any] = []
     for _ in range(n_rounds + options.n_warm_rounds):
-        batch = searcher.suggest(ROUND)
-        searcher.update([(s, SimpleNamespace(latency_us=s.predicted_us)) for s in batch])
+        batch = searcher.ask(ROUND)
+        searcher.tell([(s, s.predicted_us) for s in batch])
         batches.append([("proposed", s.sketch_index, s.decisions) for s in batch])
     return [c for batch in batches[options.n_warm_rounds :] for c in batch]
 

@@ -121,15 +121,12 @@ def _opened(sketches: Sequence[Any]) -> list[Any]:
 
 def _proposed(searcher: Any, rounds: int) -> float:
     """The lowest prediction, in us, among what the rounds propose."""
-    from felix.measure import protocol
 
     best_us = math.inf
     for number in range(1 + rounds):
-        suggestions = searcher.suggest(N_ROUND if number else N_WARM_UP)
-        best_us = min([best_us, *(s.predicted_us for s in suggestions)])
-        searcher.update(
-            [(s, protocol.Measurement(latency_us=s.predicted_us)) for s in suggestions]
-        )
+        candidates = searcher.ask(N_ROUND if number else N_WARM_UP)
+        best_us = min([best_us, *(s.predicted_us for s in candidates)])
+        searcher.tell([(s, s.predicted_us) for s in candidates])
     return best_us
 
 

@@ -217,7 +217,7 @@ def _stored_features() -> collecting.StoredFeatures:
     from costmodel.collect import collector as collecting
     from costmodel.data import felix_bridge
 
-    def of(candidate: proposals.Candidate) -> tuple[float, ...]:
+    def of(candidate: proposals.Proposal) -> tuple[float, ...]:
         batch = np.array([candidate.decisions], dtype=np.int64)
         values = candidate.sketch.formulas.exact(batch).astype(np.float32)
         return tuple(values.ravel().tolist())

@@ -52,7 +52,7 @@ class StoredFeatures:
     """Features of generated kernels: their table's version, and those of a candidate [R, F]."""
 
     version: int
-    of: Callable[[proposals.Candidate], Sequence[float]]
+    of: Callable[[proposals.Proposal], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Collector:
                 self.known[record.workload].append(record)
         self.states: dict[str, proposals.WorkloadState] = {}
         self.in_flight: dict[
-            Future[protocol.Measurement], tuple[proposals.WorkloadState, proposals.Candidate]
+            Future[protocol.Measurement], tuple[proposals.WorkloadState, proposals.Proposal]
         ] = {}
 
     def turn(self, workload: datasets.Workload) -> bool:
@@ -168,16 +168,16 @@ class _Collector:
         self.progress.measured += len(records)
         if state.opened.search is not None:
             there = {sketch.key for sketch in state.opened.sketches}
-            state.opened.search.update(
+            state.opened.search.tell(
                 [
-                    (state.opened.suggestion(r.sketch_key, r.decisions), r)
+                    (state.opened.candidate(r.sketch_key, r.decisions), r.latency_us)
                     for r in records
                     if r.sketch_key in there
                 ]
             )
         return state
 
-    def _submit(self, state: proposals.WorkloadState, candidate: proposals.Candidate) -> None:
+    def _submit(self, state: proposals.WorkloadState, candidate: proposals.Proposal) -> None:
         try:
             with state.opened.computing():
                 program = candidate.sketch.program(candidate.decisions)
@@ -202,7 +202,7 @@ class _Collector:
     def _record(
         self,
         state: proposals.WorkloadState,
-        candidate: proposals.Candidate,
+        candidate: proposals.Proposal,
         measurement: protocol.Measurement,
     ) -> None:
         if measurement.error is protocol.ErrorClass.INFRASTRUCTURE:
@@ -210,12 +210,12 @@ class _Collector:
         else:
             self._write(state, candidate, measurement)
             if state.opened.search is not None:
-                suggestion = state.opened.suggestion(candidate.sketch.key, candidate.decisions)
-                state.opened.search.update([(suggestion, measurement)])
+                asked = state.opened.candidate(candidate.sketch.key, candidate.decisions)
+                state.opened.search.tell([(asked, measurement.latency_us)])
         if self.environment.report is not None:
             self.environment.report(self.progress)
 
-    def _lose(self, state: proposals.WorkloadState, candidate: proposals.Candidate) -> None:
+    def _lose(self, state: proposals.WorkloadState, candidate: proposals.Proposal) -> None:
         """Let a candidate be tried again; give up a workload that loses too many."""
         self.progress.lost += 1
         state.submitted -= 1
@@ -227,7 +227,7 @@ class _Collector:
     def _write(
         self,
         state: proposals.WorkloadState,
-        candidate: proposals.Candidate,
+        candidate: proposals.Proposal,
         measurement: protocol.Measurement,
     ) -> None:
         stored = self.environment.stored

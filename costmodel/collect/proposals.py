@@ -50,10 +50,10 @@ class OpenWorkload:
     computing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     search: interface.Search | None = None
 
-    def suggestion(self, sketch_key: str, decisions: tuple[int, ...]) -> interface.Suggestion:
+    def candidate(self, sketch_key: str, decisions: tuple[int, ...]) -> interface.Candidate:
         """A schedule as the search names it: by its sketch's place among these."""
         keys = [sketch.key for sketch in self.sketches]
-        return interface.Suggestion(keys.index(sketch_key), decisions)
+        return interface.Candidate(keys.index(sketch_key), decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class CollectOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Proposal:
     """A schedule to measure, and what proposed it."""
 
     sketch: Sketch
@@ -121,16 +121,16 @@ class WorkloadState:
         """Whether a schedule was measured or proposed."""
         return (sketch.key, tuple(row.tolist())) in self.proposed
 
-    def propose(self, sketch: Sketch, row: Decisions, source: str) -> Candidate | None:
+    def propose(self, sketch: Sketch, row: Decisions, source: str) -> Proposal | None:
         """A schedule as a candidate; None if it was measured or proposed before."""
         if self.is_proposed(sketch, row):
             return None
-        candidate = Candidate(sketch, tuple(row.tolist()), source)
+        candidate = Proposal(sketch, tuple(row.tolist()), source)
         self.proposed.add((sketch.key, candidate.decisions))
         self.per_sketch[sketch.key] += 1
         return candidate
 
-    def withdraw(self, candidate: Candidate) -> None:
+    def withdraw(self, candidate: Proposal) -> None:
         """Let a candidate be proposed again."""
         self.proposed.discard((candidate.sketch.key, candidate.decisions))
 
@@ -141,7 +141,7 @@ class Proposer:
     def __init__(self, options: CollectOptions, predict: Predict | None) -> None:
         self._options, self._predict = options, predict
 
-    def propose(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
+    def propose(self, state: WorkloadState, count: int) -> Iterator[Proposal]:
         """New candidates: once something ran, some by the model or near the fastest."""
         promising = 0
         for candidate in self._descended(state, round(count * self._options.descend)):
@@ -161,7 +161,7 @@ class Proposer:
                 return
             yield drawn
 
-    def _random(self, state: WorkloadState) -> Candidate | None:
+    def _random(self, state: WorkloadState) -> Proposal | None:
         """A new legal sample of the sketch measured least; None when all are exhausted."""
         while True:
             open_sketches = [s for s in state.opened.sketches if s.key not in state.exhausted]
@@ -178,18 +178,18 @@ class Proposer:
                 if candidate is not None:
                     return candidate
 
-    def _descended(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
+    def _descended(self, state: WorkloadState, count: int) -> Iterator[Proposal]:
         """What the workload's search proposes next."""
         if count == 0 or state.opened.search is None:
             return
-        for suggestion in state.opened.search.suggest(count):
-            row = np.array(suggestion.decisions, dtype=np.int64)
-            sketch = state.opened.sketches[suggestion.sketch_index]
+        for asked in state.opened.search.ask(count):
+            row = np.array(asked.decisions, dtype=np.int64)
+            sketch = state.opened.sketches[asked.sketch_index]
             candidate = state.propose(sketch, row, "descent")
             if candidate is not None:
                 yield candidate
 
-    def _near(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
+    def _near(self, state: WorkloadState, count: int) -> Iterator[Proposal]:
         """Random neighbours of the fastest measured."""
         near: list[tuple[Sketch, Decisions]] = []
         for sketch in state.opened.sketches if count else ():
@@ -207,7 +207,7 @@ class Proposer:
                 count -= 1
                 yield candidate
 
-    def _guided(self, state: WorkloadState, count: int, predict: Predict) -> Iterator[Candidate]:
+    def _guided(self, state: WorkloadState, count: int, predict: Predict) -> Iterator[Proposal]:
         """The best predicted of samples and of neighbours of the best measured."""
         rated: list[tuple[float, Sketch, Decisions, str]] = []
         n_samples = max(8, self._options.pool // len(state.opened.sketches))

@@ -40,8 +40,8 @@ class WrittenProgram:
 
 #: What is measured: a scheduled module, or a program that a template generated.
 Program: TypeAlias = tvm.IRModule | GeneratedProgram
-#: What a measurer takes: a program, or its text.
-Submitted: TypeAlias = Program | WrittenProgram
+#: What a builder takes: a program, or its text.
+Buildable: TypeAlias = Program | WrittenProgram
 
 
 class Kind(enum.StrEnum):
@@ -59,7 +59,7 @@ class TirProgram:
     target: tvm.target.Target
 
 
-def of(program: Submitted, target: tvm.target.Target) -> str:
+def of(program: Buildable, target: tvm.target.Target) -> str:
     """A program for a target, as text.
 
     Raises:
@@ -81,7 +81,7 @@ def write(program: Program, target: tvm.target.Target) -> WrittenProgram:
     return WrittenProgram(of(program, target), fingerprint(program))
 
 
-def fingerprint(program: Submitted) -> str | None:
+def fingerprint(program: Buildable) -> str | None:
     """Hash of what is measured, the same for equal programs in every process of one version; None
     for what is no program."""
     if isinstance(program, WrittenProgram | GeneratedProgram):

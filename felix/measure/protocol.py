@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Submitted
+    from felix.measure.payload import Buildable
 
 
 #: Suffix of expected outputs that a builder has computed.
@@ -105,7 +105,7 @@ class Measurer(Protocol):
     """
 
     @abc.abstractmethod
-    def submit(self, program: Submitted, thorough: bool = False) -> Future[Measurement]:
+    def submit(self, program: Buildable, thorough: bool = False) -> Future[Measurement]:
         """Queue one scheduled module or generated program, or either as text: of several tasks on
         a GPU, processes that search make programs (`payload.read` reads one).
 
@@ -113,7 +113,7 @@ class Measurer(Protocol):
             MeasureError: a program in CUDA C++ where candidates run on a CPU.
         """
 
-    def measure(self, programs: Sequence[Submitted]) -> list[Measurement]:
+    def measure(self, programs: Sequence[Buildable]) -> list[Measurement]:
         """Measure all and wait; results in the order of `programs`."""
         return [future.result() for future in [self.submit(program) for program in programs]]
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from felix.measure import protocol
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Submitted
+    from felix.measure.payload import Buildable
 
 
 class FunctionMeasurer(protocol.Measurer):
     """Answers each candidate with `latency_of(program)`; `submitted` has them in order."""
 
-    def __init__(self, latency_of: Callable[[Submitted], float | protocol.ErrorClass]) -> None:
-        self.submitted: list[Submitted] = []
+    def __init__(self, latency_of: Callable[[Buildable], float | protocol.ErrorClass]) -> None:
+        self.submitted: list[Buildable] = []
         self._latency_of = latency_of
 
-    def submit(self, program: Submitted, thorough: bool = False) -> Future[protocol.Measurement]:
+    def submit(self, program: Buildable, thorough: bool = False) -> Future[protocol.Measurement]:
         """Measure at once; the future is already done."""
         self.submitted.append(program)
         future: Future[protocol.Measurement] = Future()

@@ -20,7 +20,6 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from felix import errors
-from felix.measure import protocol
 from felix.metaschedule import cost_model as ms_cost_model
 from felix.search import gradient, interface
 from felix.sketch.trace_sketch import TraceSketch
@@ -164,9 +163,9 @@ class _State:
         self.search.model = model.eval().requires_grad_(False)
         candidates: list[ms.search_strategy.MeasureCandidate] = []
         for _ in range(_MAX_TRIES):
-            suggestions = self.search.suggest(n - len(candidates))
-            candidates += filter(None, map(self._candidate, suggestions))
-            if len(candidates) >= n or not suggestions:
+            asked = self.search.ask(n - len(candidates))
+            candidates += filter(None, map(self._measure_candidate, asked))
+            if len(candidates) >= n or not asked:
                 break
         self.n_sent += len(candidates)
         return candidates
@@ -183,21 +182,20 @@ class _State:
             sketch = self.workload.scorer.sketches[located[0]]
             position = next((i for i, s in enumerate(self.sketches) if s is sketch), None)
             if position is not None:
-                suggestion = interface.Suggestion(position, located[1])
-                self.search.update([(suggestion, ms_cost_model.measurement(result))])
+                candidate = interface.Candidate(position, located[1])
+                self.search.tell([(candidate, ms_cost_model.measurement(result).latency_us)])
         if not self.updated_by_tvm:
             self.online.learn(self.workload, ms_cost_model.latencies_us(candidates, results))
 
-    def _candidate(
-        self, suggestion: interface.Suggestion
+    def _measure_candidate(
+        self, candidate: interface.Candidate
     ) -> ms.search_strategy.MeasureCandidate | None:
-        """The measure candidate of a suggestion; None if TVM rejects or has it already."""
-        sketch = self.sketches[suggestion.sketch_index]
+        """What TVM measures of a candidate; None if TVM rejects or has it already."""
+        sketch = self.sketches[candidate.sketch_index]
         try:
-            schedule = sketch.schedule(suggestion.decisions)
-        except errors.InvalidSchedule as error:
-            failed = protocol.Measurement(error=protocol.ErrorClass.BUILD, message=str(error))
-            self.search.update([(suggestion, failed)])
+            schedule = sketch.schedule(candidate.decisions)
+        except errors.InvalidSchedule:
+            self.search.tell([(candidate, None)])
             return None
         program = tvm_ffi.structural_hash(schedule.mod)
         if program in self.programs:

@@ -15,15 +15,15 @@ _LAZY = {
     "GradientOptions": "felix.search.gradient",
     "GradientSearch": "felix.search.gradient",
     "Search": "felix.search.interface",
-    "Suggestion": "felix.search.interface",
+    "Candidate": "felix.search.interface",
 }
 
 if TYPE_CHECKING:
     from felix.search.allocate import Allocator
     from felix.search.gradient import GradientOptions, GradientSearch
-    from felix.search.interface import Search, Suggestion
+    from felix.search.interface import Candidate, Search
 
-__all__ = ["Allocator", "GradientOptions", "GradientSearch", "Search", "Suggestion"]
+__all__ = ["Allocator", "Candidate", "GradientOptions", "GradientSearch", "Search"]
 
 
 def __getattr__(name: str) -> Any:

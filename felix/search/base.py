@@ -21,16 +21,16 @@ Rows = NDArray[np.float32]
 class Round:
     """A round as `BaseSearch.run_round` gives it, for a search of the same state elsewhere."""
 
-    suggestions: Sequence[interface.Suggestion]
+    candidates: Sequence[interface.Candidate]
     #: of the search after the round, without its history
     state: dict[str, Any]
     steps: Sequence[events.DescentStep]
-    #: of each suggestion
+    #: of each candidate
     features: Sequence[Rows]
 
 
 class BaseSearch:
-    """History, scores, rounds and state; a subclass adds `kind` and `_suggest`."""
+    """History, scores, rounds and state; a subclass adds `kind` and `_ask`."""
 
     #: what a stored state is of
     kind: str
@@ -47,7 +47,7 @@ class BaseSearch:
         self.history = history.History()
         #: of what was proposed; made from the history where it is missing
         self._fingerprints: dict[interface.Key, bytes] = {}
-        #: of suggestions that were searched elsewhere
+        #: of candidates that were searched elsewhere
         self._features: dict[interface.Key, Rows] = {}
 
     @property
@@ -64,15 +64,15 @@ class BaseSearch:
         """How the descent of the last round went, at the recorded steps; empty without one."""
         return []
 
-    def suggest(self, n: int) -> list[interface.Suggestion]:
+    def ask(self, n: int) -> list[interface.Candidate]:
         """Up to n new candidates; see `interface.Search`."""
         rng = np.random.default_rng([self.seed, self.round])
         self.round += 1
-        suggestions = self._suggest(n, rng) if n > 0 else []
-        self.history.propose(suggestions)
-        return suggestions
+        candidates = self._ask(n, rng) if n > 0 else []
+        self.history.propose(candidates)
+        return candidates
 
-    def update(self, results: Sequence[tuple[interface.Suggestion, interface.Measured]]) -> None:
+    def tell(self, results: Sequence[tuple[interface.Candidate, float | None]]) -> None:
         """Learn measurements."""
         self.history.record(results)
 
@@ -80,27 +80,27 @@ class BaseSearch:
         """Search these sketches, too, from the next round on."""
         self.sketches += sketches
 
-    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+    def _ask(self, n: int, rng: np.random.Generator) -> list[interface.Candidate]:
         raise NotImplementedError
 
-    def features_of(self, suggestion: interface.Suggestion) -> Rows:
+    def features_of(self, candidate: interface.Candidate) -> Rows:
         """Exact features of a candidate [R, F], as the search ranked it."""
-        if suggestion.key in self._features:
-            return self._features.pop(suggestion.key)  # nobody asks twice
-        index, decisions = suggestion.sketch_index, suggestion.decisions
+        if candidate.key in self._features:
+            return self._features.pop(candidate.key)  # nobody asks twice
+        index, decisions = candidate.sketch_index, candidate.decisions
         structure = coordinates.structure(self.sketches[index].variables, decisions)
         rows = self.scorer.features(index, structure, np.asarray([decisions], np.float64))
         return np.asarray(rows[0], np.float32)
 
     def run_round(self, n: int) -> Round:
-        """`suggest`, with what a search elsewhere needs to `adopt` the round."""
-        suggestions = self.suggest(n)
+        """`ask`, with what a search elsewhere needs to `adopt` the round."""
+        candidates = self.ask(n)
         state = {name: value for name, value in self.state_dict().items() if name != "history"}
         return Round(
-            suggestions=suggestions,
+            candidates=candidates,
             state=state,
             steps=self.descent_steps,
-            features=[self.features_of(suggestion) for suggestion in suggestions],
+            features=[self.features_of(candidate) for candidate in candidates],
         )
 
     def adopt(self, searched: Round) -> None:
@@ -112,8 +112,8 @@ class BaseSearch:
             RecordError: the round is of another kind of search, or of other sketches.
         """
         self.load_state_dict({**searched.state, "history": self.history.state_dict()})
-        self.history.propose(searched.suggestions)
-        keys = [suggestion.key for suggestion in searched.suggestions]
+        self.history.propose(searched.candidates)
+        keys = [candidate.key for candidate in searched.candidates]
         self._features.update(zip(keys, searched.features, strict=True))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The search: legal samples, exact ranking, polishing, descent, rounding, selection.
 
 The first rounds are warm-up: legal samples, polished, so that the model is corrected before a
-search goes on from what it is wrong about. Any other round (`suggest`):
+search goes on from what it is wrong about. Any other round (`ask`):
   1. samples legal decisions anew of a few sketches and scores all samples exactly (new structures
      are what makes sampling slow, and old samples are still good);
   2. polishes: for a few generations scores everything one small change away from the best found,
@@ -78,7 +78,7 @@ class GradientSearch(base.BaseSearch):
     """Search on exact formulas, their gradients and the cost model (`interface.Search`).
 
     Args:
-        sketches: sketches of one task; a suggestion's `sketch_index` counts in this order.
+        sketches: sketches of one task; a candidate's `sketch_index` counts in this order.
         model: predicts ln(latency_us), of all features or one for each kind; may be retrained or
             replaced (`model`) between rounds.
         options: sizes of a round.
@@ -141,7 +141,7 @@ class GradientSearch(base.BaseSearch):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
 
-    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+    def _ask(self, n: int, rng: np.random.Generator) -> list[interface.Candidate]:
         options = self.options
         self._descent.steps = []
         self.scorer.begin_round([self._n_new_structures(i) for i in range(len(self.sketches))])
@@ -166,7 +166,7 @@ class GradientSearch(base.BaseSearch):
                 pool.add(index, self._moves[index].around(decisions), selection.Source.NEIGHBOUR)
         if rule.draw_scale is None and not self._draws:
             rule = replace(rule, draw_scale=0.0)
-        return [candidate.suggestion() for candidate in selection.select(pool, n, rule, rng)]
+        return [each.candidate() for each in selection.select(pool, n, rule, rng)]
 
     def _sample(self, n: int, rng: np.random.Generator) -> None:
         """New samples: of all sketches at first, then of a few at random."""

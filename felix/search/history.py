@@ -27,16 +27,15 @@ class History:
     def __contains__(self, key: interface.Key) -> bool:
         return key in self.measured or key in self.pending
 
-    def propose(self, suggestions: Sequence[interface.Suggestion]) -> None:
+    def propose(self, candidates: Sequence[interface.Candidate]) -> None:
         """These are being measured now."""
-        self.pending.update(s.key for s in suggestions)
+        self.pending.update(s.key for s in candidates)
 
-    def record(self, results: Sequence[tuple[interface.Suggestion, interface.Measured]]) -> None:
+    def record(self, results: Sequence[tuple[interface.Candidate, float | None]]) -> None:
         """These were measured; of several measurements of one candidate the best counts."""
-        for suggestion, measurement in results:
-            key = suggestion.key
+        for candidate, latency_us in results:
+            key = candidate.key
             self.pending.discard(key)
-            latency_us = measurement.latency_us
             known = self.measured.get(key)
             if known is not None and (latency_us is None or known <= latency_us):
                 continue

@@ -1,7 +1,7 @@
-"""What the searches take and give: suggestions, measurements, sketches, cost models.
+"""What the searches take and give: candidates, measurements, sketches, cost models.
 
-A search follows one protocol (`Search`): `suggest` what to measure, `update` with what was
-measured. Suggestions stay *pending* until their update comes, so the next round can be searched
+A search follows one protocol (`Search`): `ask` what to measure, `tell` what was
+measured. Candidates stay *pending* until they are told of, so the next round can be searched
 while the last one is still being measured.
 
 Units: latencies in microseconds; a cost model predicts ln(latency_us).
@@ -33,7 +33,7 @@ Key = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
+class Candidate:
     """A schedule to measure."""
 
     sketch_index: int
@@ -45,15 +45,6 @@ class Suggestion:
     def key(self) -> Key:
         """Identity of the candidate: equal decisions of two sketches are two candidates."""
         return self.sketch_index, self.decisions
-
-
-class Measured(Protocol):
-    """The part of a measurement that a search reads."""
-
-    @property
-    def latency_us(self) -> float | None:
-        """Median latency, or None if the candidate failed."""
-        ...
 
 
 #: rows [batch, n_rows, n_features], mask [batch, n_rows] -> ln(latency_us) [batch].
@@ -86,17 +77,17 @@ def model_of(models: CostModels, kind: FeatureKind) -> CostModel:
 class Search(Protocol):
     """One way to choose what to measure next.
 
-    Deterministic under its seed: the same calls give the same suggestions. `suggest` never
+    Deterministic under its seed: the same calls give the same candidates. `ask` never
     returns a candidate that is pending or measured; an empty list says that it found no new
     legal one (a small space is exhausted).
     """
 
-    def suggest(self, n: int) -> list[Suggestion]:
-        """Up to n new candidates, best first; they are pending until their update."""
+    def ask(self, n: int) -> list[Candidate]:
+        """Up to n new candidates, best first; they are pending until `tell`."""
         ...
 
-    def update(self, results: Sequence[tuple[Suggestion, Measured]]) -> None:
-        """Learn measurements, of own suggestions or of others."""
+    def tell(self, results: Sequence[tuple[Candidate, float | None]]) -> None:
+        """Learn latencies in us, None of what failed; of own candidates or of others."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Scored:
     """A new legal candidate with its own score."""
 
     sketch_index: int
@@ -69,11 +69,11 @@ class Candidate:
         """Identity of the candidate."""
         return self.sketch_index, self.decisions
 
-    def suggestion(self) -> interface.Suggestion:
-        """As a suggestion."""
+    def candidate(self) -> interface.Candidate:
+        """As a candidate."""
         # a model far from its data may say anything; exp must not overflow
         predicted_us = math.exp(min(max(self.score, -50.0), 50.0))
-        return interface.Suggestion(self.sketch_index, self.decisions, predicted_us)
+        return interface.Candidate(self.sketch_index, self.decisions, predicted_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class Pool:
     fingerprints: set[bytes] = field(default_factory=set)
     #: fingerprint -> predicted ln(latency_us), of all that were scored
     predictions: dict[bytes, float] = field(default_factory=dict)
-    candidates: dict[interface.Key, Candidate] = field(default_factory=dict)
+    candidates: dict[interface.Key, Scored] = field(default_factory=dict)
     #: copies of the others or of what was proposed, and what takes too long to build
-    fallback: dict[interface.Key, Candidate] = field(default_factory=dict)
+    fallback: dict[interface.Key, Scored] = field(default_factory=dict)
     #: candidates all of whose neighbours were added
     surrounded: set[interface.Key] = field(default_factory=set)
 
@@ -147,7 +147,7 @@ class Pool:
             is_fallback = bool(is_long[row]) or fingerprint in self.fingerprints
             self.fingerprints.add(fingerprint)
             group = self.fallback if is_fallback else self.candidates
-            group[(sketch_index, decisions)] = Candidate(
+            group[(sketch_index, decisions)] = Scored(
                 sketch_index,
                 decisions,
                 tuple(decisions[column] for column in structural),
@@ -156,11 +156,11 @@ class Pool:
                 float(acquisition[row]),
             )
 
-    def ranked(self) -> list[Candidate]:
+    def ranked(self) -> list[Scored]:
         """Lowest acquisition first; ties by key, so that the order is the same everywhere."""
         return _ranked(self.candidates.values())
 
-    def drawn(self, scale: float, rng: np.random.Generator) -> list[Candidate]:
+    def drawn(self, scale: float, rng: np.random.Generator) -> list[Scored]:
         """`ranked`, but after the first come those that are the best in a draw of the posterior.
 
         Thompson sampling (Biometrika 25, 1933) of a batch: each draw says what all latencies may
@@ -179,14 +179,12 @@ class Pool:
         first = {among[row].key: among[row] for row in rows}
         return [*first.values(), *(c for c in ranked if c.key not in first)]
 
-    def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Candidate]:
+    def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Scored]:
         """The first n of `ranked` whose keys are not in `beside`, without sorting all."""
         others = (c for key, c in self.candidates.items() if key not in beside)
         return heapq.nsmallest(n, others, key=_order)
 
-    def apart(
-        self, n: int, n_moves: int, beside: Container[interface.Key] = ()
-    ) -> list[Candidate]:
+    def apart(self, n: int, n_moves: int, beside: Container[interface.Key] = ()) -> list[Scored]:
         """The best n of which those of one sketch are more than so many moves from each other.
 
         Where the best `LOOKED_AT` n have fewer, the best others follow.
@@ -197,7 +195,7 @@ class Pool:
             for index in {c.sketch_index for c in ranked}
         }
         values = {i: np.asarray([ranked[row].decisions for row in own]) for i, own in rows.items()}
-        chosen: list[Candidate] = []
+        chosen: list[Scored] = []
         is_near = np.zeros(len(ranked), bool)
         for row, candidate in enumerate(ranked):
             if len(chosen) == n:
@@ -210,7 +208,7 @@ class Pool:
         others = (c for c in ranked if c not in chosen)
         return [*chosen, *itertools.islice(others, n - len(chosen))]
 
-    def move_width(self, candidate: Candidate) -> int:
+    def move_width(self, candidate: Scored) -> int:
         """Values of a candidate that one move changes."""
         return _MOVE[self.scorer.kind_of(candidate.sketch_index)]
 
@@ -240,7 +238,7 @@ def best_of_draws(
 
 def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
-) -> list[Candidate]:
+) -> list[Scored]:
     """Up to n candidates: lowest acquisition, or lowest in a draw, first; random ones; fallbacks
     if need be."""
     scale = DRAW_SCALE if options.draw_scale is None else options.draw_scale
@@ -255,11 +253,11 @@ def select(
     variant_limit = math.ceil((options.variant_share if len(set(variants)) > 1 else 1) * n_greedy)
     near = [c for c in ranked if c.source is Source.NEIGHBOUR]
     n_of_kind = math.ceil(options.kind_share * n_greedy)
-    chosen: dict[interface.Key, Candidate] = {}
+    chosen: dict[interface.Key, Scored] = {}
     taken: dict[Kind, int] = {}
     taken_of: collections.Counter[Hashable] = collections.Counter()
 
-    def take(candidates: list[Candidate], upto: int, capped: bool) -> None:
+    def take(candidates: list[Scored], upto: int, capped: bool) -> None:
         for candidate in candidates:
             if len(chosen) >= upto:
                 return
@@ -302,12 +300,12 @@ def _limits(pool: Pool, limit: int, n_greedy: int) -> dict[Kind, int]:
     return limits
 
 
-def _of_new_kinds(ranked: Sequence[Candidate], pool: Pool) -> list[list[Candidate]]:
+def _of_new_kinds(ranked: Sequence[Scored], pool: Pool) -> list[list[Scored]]:
     """The candidates of each kind of features of which nothing was proposed; none where all
     sketches are of one kind."""
     kinds = [sketch.formulas.kind for sketch in pool.scorer.sketches]
     proposed = {kinds[index] for index, _ in (*pool.past.measured, *pool.past.pending)}
-    groups: dict[FeatureKind, list[Candidate]] = {}
+    groups: dict[FeatureKind, list[Scored]] = {}
     for candidate in ranked:
         kind = kinds[candidate.sketch_index]
         if kind not in proposed:
@@ -315,11 +313,11 @@ def _of_new_kinds(ranked: Sequence[Candidate], pool: Pool) -> list[list[Candidat
     return list(groups.values()) if len(set(kinds)) > 1 else []
 
 
-def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _ranked(candidates: Iterable[Scored]) -> list[Scored]:
     return sorted(candidates, key=_order)
 
 
-def _order(candidate: Candidate) -> tuple[float, int, tuple[int, ...]]:
+def _order(candidate: Scored) -> tuple[float, int, tuple[int, ...]]:
     return candidate.acquisition, candidate.sketch_index, candidate.decisions
 
 
@@ -327,7 +325,7 @@ def _order(candidate: Candidate) -> tuple[float, int, tuple[int, ...]]:
 _MOVE = {FeatureKind.TRACE: 2, FeatureKind.TEMPLATE: 1}
 
 
-def _n_similar(candidate: Candidate, others: Iterable[interface.Key], width: int) -> int:
+def _n_similar(candidate: Scored, others: Iterable[interface.Key], width: int) -> int:
     """How many others of the same sketch differ from a candidate in at most `width` values."""
     return sum(
         sum(a != b for a, b in zip(decisions, candidate.decisions, strict=True)) <= width

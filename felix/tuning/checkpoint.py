@@ -96,5 +96,7 @@ def _replay(parts: Parts, stored: Sequence[records.Record], n_learnt: int) -> No
         n_trials += not record.repeat
         if record.repeat or n_trials <= n_learnt:
             continue
-        suggestion = task_run.suggestion(record)
-        parts.learner.remember(task_run.search, task_run.index, suggestion, record.measurement)
+        candidate = task_run.candidate(record)
+        parts.learner.remember(
+            task_run.search, task_run.index, candidate, record.measurement.latency_us
+        )

@@ -33,13 +33,13 @@ class _Example:
 
     search: base.BaseSearch
     task_index: int
-    suggestion: interface.Suggestion
+    candidate: interface.Candidate
     latency_us: float
 
     @property
     def kind(self) -> FeatureKind:
         """Which table its features are of."""
-        return self.search.scorer.kind_of(self.suggestion.sketch_index)
+        return self.search.scorer.kind_of(self.candidate.sketch_index)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,15 +115,14 @@ class Learner:
         self,
         search: base.BaseSearch,
         task_index: int,
-        suggestion: interface.Suggestion,
-        measured: interface.Measured,
+        candidate: interface.Candidate,
+        latency_us: float | None,
     ) -> None:
         """Take in a measurement, to be learnt with the next `learn`; failed ones teach nothing."""
-        latency_us = measured.latency_us
         if latency_us is None:
             self._n_failed += 1
         else:
-            self._examples.append(_Example(search, task_index, suggestion, latency_us))
+            self._examples.append(_Example(search, task_index, candidate, latency_us))
 
     def learn(self) -> list[cost_model.Outcome]:
         """Learn what is new on top of all before; what each model made of it."""
@@ -139,7 +138,7 @@ class Learner:
     def _update(
         online: cost_model.OnlineModel, examples: Sequence[_Example]
     ) -> cost_model.Outcome:
-        features = [example.search.features_of(example.suggestion) for example in examples]
+        features = [example.search.features_of(example.candidate) for example in examples]
         height = max(len(rows) for rows in features)
         rows = np.stack([np.pad(f, ((0, height - len(f)), (0, 0))) for f in features])
         mask = scoring.row_mask(torch.from_numpy(rows)).numpy()

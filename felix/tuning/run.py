@@ -171,7 +171,7 @@ class Run:
 
     def search(
         self, task_run: TaskRun, n_reserved: int = 0, busy: Collection[int] = ()
-    ) -> list[interface.Suggestion]:
+    ) -> list[interface.Candidate]:
         """Choose the candidates of a round; other rounds that are searched have `n_reserved`,
         those of `busy` tasks."""
         if task_run.n_rounds and task_run.unopened:
@@ -180,7 +180,7 @@ class Run:
             task_run.search.model = self.learner.models_for(task_run.index)
             n = self.round_size(task_run, n_reserved, busy=busy)
             first = task_run.take_first(n)
-            return [*first, *task_run.search.suggest(n - len(first))]
+            return [*first, *task_run.search.ask(n - len(first))]
 
     def round_size(
         self, task_run: TaskRun, n_reserved: int, n_at_a_time: int = 1, busy: Collection[int] = ()
@@ -226,11 +226,13 @@ class Run:
     def submit(
         self,
         task_run: TaskRun,
-        suggestions: Sequence[interface.Suggestion],
-        made_elsewhere: Mapping[interface.Key, task_run_module.Made] = types.MappingProxyType({}),
+        candidates: Sequence[interface.Candidate],
+        made_elsewhere: Mapping[interface.Key, task_run_module.Applied] = types.MappingProxyType(
+            {}
+        ),
     ) -> int:
         """Make the programs that no process made, and send all to be measured; how many were."""
-        made = task_run.programs(suggestions, self._compute_guard, made_elsewhere)
+        made = task_run.programs(candidates, self._compute_guard, made_elsewhere)
         predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
         self._on_event(
             events.RoundStarted(
@@ -238,16 +240,16 @@ class Run:
                 task_index=task_run.index,
                 round=task_run.n_rounds,
                 n_candidates=len(made),
-                n_invalid=len(suggestions) - len(made),
+                n_invalid=len(candidates) - len(made),
                 predicted_us=min(predicted, default=None),
                 elapsed_s=self._clock.elapsed_s,
                 steps=tuple(task_run.search.descent_steps),
             )
         )
         several = len(self.task_runs) > 1
-        for number, (suggestion, program) in enumerate(made):
+        for number, (candidate, program) in enumerate(made):
             is_first = several and not number and not task_run.n_rounds
-            self._pending.submit(task_run, suggestion, program, is_first)
+            self._pending.submit(task_run, candidate, program, is_first)
         return len(made)
 
     def n_in_flight(self, n_candidates: int) -> int:

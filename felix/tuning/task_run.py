@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
-#: What is measured of a candidate, or why there is nothing.
-Made: TypeAlias = "payload.Submitted | errors.InvalidSchedule"
+#: A candidate's program, or why it has none.
+Applied: TypeAlias = "payload.Buildable | errors.InvalidSchedule"
 #: Threads that make schedules.
 MAX_THREADS = 8
 
@@ -39,7 +38,7 @@ class TaskRun(task_search.TaskSearch):
         #: candidates by the hash of their program: other decisions may give the same one
         self._programs: dict[str, records.Key] = {}
         #: duplicates of a candidate's program, which wait for its measurement
-        self._duplicates: dict[records.Key, list[interface.Suggestion]] = {}
+        self._duplicates: dict[records.Key, list[interface.Candidate]] = {}
         #: whose measurement was lost with a worker or a device, once
         self._lost: set[interface.Key] = set()
         self._curve: list[tuple[int, float, float]] = []
@@ -48,7 +47,7 @@ class TaskRun(task_search.TaskSearch):
         #: best latency that the allocator does not know yet
         self.recent_us: float | None = None
         #: to be measured before what the search chooses
-        self._first: list[interface.Suggestion] = []
+        self._first: list[interface.Candidate] = []
         #: why it is not tuned; None if it is
         self.skipped: str | None = None
         #: candidates that TVM rejected, and what it said of the first
@@ -69,73 +68,70 @@ class TaskRun(task_search.TaskSearch):
             position = positions.get(sketch_key)
             if position is None or not _fits(self.sketches[position], decisions):
                 continue
-            suggestion = interface.Suggestion(position, tuple(decisions))
-            if suggestion.key not in {each.key for each in self._first}:
-                self._first.append(suggestion)
+            candidate = interface.Candidate(position, tuple(decisions))
+            if candidate.key not in {each.key for each in self._first}:
+                self._first.append(candidate)
 
-    def take_first(self, n: int) -> list[interface.Suggestion]:
+    def take_first(self, n: int) -> list[interface.Candidate]:
         """Up to `n` of those schedules that the search does not know yet."""
-        taken: list[interface.Suggestion] = []
+        taken: list[interface.Candidate] = []
         while self._first and len(taken) < n:
-            suggestion = self._first.pop(0)
-            if suggestion.key not in self.search.history:
-                taken.append(suggestion)
+            candidate = self._first.pop(0)
+            if candidate.key not in self.search.history:
+                taken.append(candidate)
         self.search.history.propose(taken)
         return taken
 
     def programs(
         self,
-        suggestions: Sequence[interface.Suggestion],
+        candidates: Sequence[interface.Candidate],
         compute_guard: pacing.ComputeGuard,
-        made_elsewhere: Mapping[interface.Key, Made],
-    ) -> list[tuple[interface.Suggestion, payload.Submitted]]:
+        made_elsewhere: Mapping[interface.Key, Applied],
+    ) -> list[tuple[interface.Candidate, payload.Buildable]]:
         """What is measured of each; what TVM rejects is remembered as failed and left out.
 
         Several at a time: TVM applies a trace without Python's lock, in 30 ms and more each.
 
         Args:
-            suggestions: of the task's search.
+            candidates: of the task's search.
             compute_guard: of the run.
             made_elsewhere: programs that a process made.
         """
         programs = []
         width = min(MAX_THREADS, cpu.available_cores())
         with compute_guard.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
-            for first in range(0, len(suggestions), width):
+            for first in range(0, len(candidates), width):
                 compute_guard.yield_to_timing()
-                some = suggestions[first : first + width]
+                some = candidates[first : first + width]
                 made_here = threads.map(
                     lambda each: (
                         made_elsewhere.get(each.key)
-                        or made(self.sketches[each.sketch_index], each)
+                        or applied(self.sketches[each.sketch_index], each)
                     ),
                     some,
                 )
-                for suggestion, program in zip(some, made_here, strict=True):
+                for candidate, program in zip(some, made_here, strict=True):
                     if isinstance(program, errors.InvalidSchedule):
-                        failed = protocol.Measurement(
-                            error=protocol.ErrorClass.BUILD, message=str(program)
-                        )
-                        self.search.update([(suggestion, failed)])
+                        self.search.tell([(candidate, None)])
                         self._first_rejection = self._first_rejection or str(program)
                         self._n_rejected += 1
-                    elif not self._is_duplicate(suggestion, program):
-                        programs.append((suggestion, program))
+                    elif not self._is_duplicate(candidate, program):
+                        programs.append((candidate, program))
         return programs
 
-    def _is_duplicate(self, suggestion: interface.Suggestion, program: payload.Submitted) -> bool:
+    def _is_duplicate(self, candidate: interface.Candidate, program: payload.Buildable) -> bool:
         """Whether another candidate gives the same program; it then shares its measurement."""
         digest = payload.fingerprint(program)
         if digest is None:
             return False
-        first = self._programs.setdefault(digest, suggestion.key)
-        if first == suggestion.key:
+        first = self._programs.setdefault(digest, candidate.key)
+        if first == candidate.key:
             return False
         measured = self.search.history.measured
         if first in measured:
-            self.search.update([(suggestion, _SharedMeasurement(measured[first]))])
+            self.search.tell([(candidate, measured[first])])
         else:
-            self._duplicates.setdefault(first, []).append(suggestion)
+            self._duplicates.setdefault(first, []).append(candidate)
         return True
 
     def add(self, record: records.Record) -> bool:
@@ -151,10 +147,10 @@ class TaskRun(task_search.TaskSearch):
             return False
         measurement = record.measurement
         self.records.append(record)
-        measured = self.suggestion(record)
+        measured = self.candidate(record)
         if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
             same = [measured, *self._duplicates.pop(measured.key, [])]
-            self.search.update([(suggestion, measurement) for suggestion in same])
+            self.search.tell([(each, measurement.latency_us) for each in same])
         elif measured.key not in self._lost:  # once more, not for ever: it may be what breaks it
             self._lost.add(measured.key)
             self.search.forget_pending([measured.key])
@@ -191,10 +187,10 @@ class TaskRun(task_search.TaskSearch):
     def _sketch_of(self, record: records.Record) -> Sketch:
         return self.sketches[self.positions[record.sketch_index]]
 
-    def suggestion(self, record: records.Record) -> interface.Suggestion:
+    def candidate(self, record: records.Record) -> interface.Candidate:
         """A record's candidate as the search counts its sketches."""
         position = self.positions[record.sketch_index]
-        return interface.Suggestion(position, record.decisions, record.predicted_us)
+        return interface.Candidate(position, record.decisions, record.predicted_us)
 
     def is_origin_of(self, record: records.Record) -> bool:
         """Whether a stored record is of this task and its sketches are still the same.
@@ -272,17 +268,10 @@ class TaskRun(task_search.TaskSearch):
             self.baseline = results.stored_baseline(state["unscheduled"])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _SharedMeasurement:
-    """The measurement of another candidate with the same program."""
-
-    latency_us: float | None
-
-
-def made(sketch: Sketch, suggestion: interface.Suggestion) -> Made:
+def applied(sketch: Sketch, candidate: interface.Candidate) -> Applied:
     """The program of one of a sketch's candidates."""
     try:
-        return sketch.program(suggestion.decisions)
+        return sketch.program(candidate.decisions)
     except errors.InvalidSchedule as error:
         return error
 

@@ -185,7 +185,7 @@ class _TrackedMeasurer(protocol.Measurer):
     def __init__(self, measurer: protocol.Measurer, track: Callable[[Future], None]) -> None:
         self._measurer, self._track = measurer, track
 
-    def submit(self, program: payload.Submitted, thorough: bool = False) -> Future:
+    def submit(self, program: payload.Buildable, thorough: bool = False) -> Future:
         """Queue one program."""
         future = self._measurer.submit(program, thorough)
         self._track(future)

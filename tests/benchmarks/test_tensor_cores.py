@@ -111,12 +111,12 @@ def test_the_first_choice_is_the_best_predicted_of_the_templates() -> None:
     task = catalogue.parse(subgraphs.TENSOR_GEMMS["square-512"], target="h200")
     chosen = first_choice.choose(task, seed=0)
     assert chosen is not None
-    sketch, suggestion = chosen
-    assert "__global__" in sketch.program(suggestion.decisions).source
+    sketch, candidate = chosen
+    assert "__global__" in sketch.program(candidate.decisions).source
     rows = sketch.formulas.exact(sketch.sample(256, seed=3))
     times_us = (np.exp2(rows[..., spec.NAMES.index("analytic_us")]) - 1).sum(axis=1)
-    assert suggestion.predicted_us is not None
-    assert suggestion.predicted_us <= times_us.min() * 1.25
+    assert candidate.predicted_us is not None
+    assert candidate.predicted_us <= times_us.min() * 1.25
     wide = catalogue.parse("gemm:64,64,64,dtype=float64", target="h200")
     assert first_choice.choose(wide, seed=0) is None
 

@@ -11,7 +11,6 @@ import torch
 
 import felix
 from benchmarks.support.searches import tvm_search
-from felix.measure import protocol
 from felix.metaschedule import trace_lookup
 from felix.search import interface, scoring
 from felix.tuning import options
@@ -42,42 +41,40 @@ def make(sketches: Any, model: Any = None, seed: int = 5) -> tvm_search.TVMEvolu
 
 
 def measured(
-    suggestions: list[interface.Suggestion],
-) -> list[tuple[interface.Suggestion, protocol.Measurement]]:
+    candidates: list[interface.Candidate],
+) -> list[tuple[interface.Candidate, float | None]]:
     """The last one failed; the first is the fastest."""
-    good = [(s, protocol.Measurement.timed([10.0 + i])) for i, s in enumerate(suggestions[:-1])]
-    failed = protocol.Measurement(error=protocol.ErrorClass.TIMEOUT, message="too slow")
-    return [*good, (suggestions[-1], failed)]
+    return [(s, 10.0 + i) for i, s in enumerate(candidates[:-1])] + [(candidates[-1], None)]
 
 
 def test_proposes_new_legal_candidates_every_round(sketches: list[felix.Sketch]) -> None:
     search = make(sketches)
     earlier: set[interface.Key] = set()
     for _ in range(3):
-        suggestions = search.suggest(5)
-        assert len(suggestions) == 5
-        assert not {s.key for s in suggestions} & earlier
-        earlier |= {s.key for s in suggestions}
-        for suggestion in suggestions:
-            sketches[suggestion.sketch_index].schedule(np.asarray(suggestion.decisions))
-        search.update(measured(suggestions))
+        candidates = search.ask(5)
+        assert len(candidates) == 5
+        assert not {s.key for s in candidates} & earlier
+        earlier |= {s.key for s in candidates}
+        for candidate in candidates:
+            sketches[candidate.sketch_index].schedule(np.asarray(candidate.decisions))
+        search.tell(measured(candidates))
 
 
 def test_goes_on_from_stored_state(sketches: list[felix.Sketch]) -> None:
     first = make(sketches)
-    suggestions = first.suggest(6)
-    first.update(measured(suggestions))
+    candidates = first.ask(6)
+    first.tell(measured(candidates))
     state = json.loads(json.dumps(first.state_dict()))
     second = make(sketches)
     second.load_state_dict(state)
     assert second.history.measured == first.history.measured
-    further = second.suggest(6)
-    assert further and not {s.key for s in further} & {s.key for s in suggestions}
+    further = second.ask(6)
+    assert further and not {s.key for s in further} & {s.key for s in candidates}
 
 
 def test_same_seed_same_candidates(sketches: list[felix.Sketch]) -> None:
     def keys(seed: int) -> list[interface.Key]:
-        return [s.key for s in make(sketches, seed=seed).suggest(6)]
+        return [s.key for s in make(sketches, seed=seed).ask(6)]
 
     assert keys(1) == keys(1)
     assert keys(1) != keys(2)
@@ -85,15 +82,15 @@ def test_same_seed_same_candidates(sketches: list[felix.Sketch]) -> None:
 
 def test_best_measured_are_bred_from_and_the_model_ranks(sketches: list[felix.Sketch]) -> None:
     search = make(sketches)
-    suggestions = search.suggest(6)
-    predicted_us = [s.predicted_us for s in suggestions[:-1]]
+    candidates = search.ask(6)
+    predicted_us = [s.predicted_us for s in candidates[:-1]]
     assert predicted_us == sorted(predicted_us)
-    search.update(measured(suggestions))
+    search.tell(measured(candidates))
     records = search._database.get_all_tuning_records()
     assert len(records) == 5  # the failed one is no parent
     fastest = min(records, key=lambda record: float(record.run_secs[0]))
     scorer = trace_lookup.TraceScorer(scoring.Scorer(sketches, Model()), sketches)
-    assert scorer.find(fastest.trace) == suggestions[0].key
+    assert scorer.find(fastest.trace) == candidates[0].key
 
 
 def test_tunes_in_the_round_loop(task: felix.Task) -> None:

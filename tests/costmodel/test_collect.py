@@ -267,7 +267,7 @@ def test_a_search_of_some_sketches_counts_them_from_0() -> None:
     assert {c.source for c in candidates} == {"descent"} and len(candidates) == 6
     for candidate in candidates:
         assert candidate.sketch.schedule(candidate.decisions).mod is not None
-        named = opened.suggestion(candidate.sketch.key, candidate.decisions)
+        named = opened.candidate(candidate.sketch.key, candidate.decisions)
         assert sketches[named.sketch_index] is candidate.sketch
 
 

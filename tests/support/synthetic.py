@@ -232,13 +232,6 @@ class CostModel(torch.nn.Module):
         return (rows[..., 0] * mask).sum(dim=1)
 
 
-@dataclass(frozen=True)
-class Result:
-    """A measurement, as far as searches look at it."""
-
-    latency_us: float | None
-
-
 def two_sketches() -> list[FakeSketch]:
     return [FakeSketch(structural=(-1, 0, 2)), FakeSketch(extents=(512, 197, 64))]
 

@@ -24,7 +24,7 @@ class RandomSearch(base.BaseSearch):
 
     kind = "random"
 
-    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+    def _ask(self, n: int, rng: np.random.Generator) -> list[interface.Candidate]:
         chosen: dict[interface.Key, None] = {}
         for _ in range(MAX_DRAWS):
             per_sketch = []
@@ -39,7 +39,7 @@ class RandomSearch(base.BaseSearch):
                         chosen[keys_of_sketch[turn]] = None
             if len(chosen) >= n:
                 break
-        return [interface.Suggestion(index, decisions) for index, decisions in chosen]
+        return [interface.Candidate(index, decisions) for index, decisions in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class EvolutionarySearch(base.BaseSearch):
         super().extend(sketches)
         self._moves += [mutations.Moves(s.variables) for s in sketches]
 
-    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+    def _ask(self, n: int, rng: np.random.Generator) -> list[interface.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
         pool = self._pool(self.options.selection)
         size = max(1, self.options.population // len(self.sketches))
@@ -88,7 +88,7 @@ class EvolutionarySearch(base.BaseSearch):
             pool.add(index, samples.tolist(), selection.Source.SAMPLE)
             self._evolve(index, pool, size, rng)
         chosen = selection.select(pool, n, self.options.selection, rng)
-        return [candidate.suggestion() for candidate in chosen]
+        return [each.candidate() for each in chosen]
 
     def _evolve(
         self, index: int, pool: selection.Pool, size: int, rng: np.random.Generator

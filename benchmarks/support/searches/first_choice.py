@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from felix.sketch.template_sketch import TemplateSketch
     from felix.task import Task
 
-#: Suggestions of the search, of which the best predicted one is the choice.
-SUGGESTIONS = 16
+#: Candidates of the search, of which the best predicted one is the choice.
+CANDIDATES = 16
 
 
 def piece(request: dict[str, Any]) -> dict[str, Any]:
@@ -33,16 +33,16 @@ def piece(request: dict[str, Any]) -> dict[str, Any]:
     if chosen is None:
         winners.write(path, task, [])
         return {}
-    sketch, suggestion = chosen
-    program = sketch.program(suggestion.decisions)
+    sketch, candidate = chosen
+    program = sketch.program(candidate.decisions)
     with local.LocalPool(task, local.LocalOptions(builders=1)) as pool:
         measured = pool.submit(program, thorough=True).result()
     winners.write(path, task, [program] if measured.ok else [])
     return {"us": measured.latency_us}
 
 
-def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion] | None:
-    """Sketch and suggestion that the model of templates prefers.
+def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Candidate] | None:
+    """Sketch and candidate that the model of templates prefers.
 
     None where the task has no template.
     """
@@ -56,11 +56,11 @@ def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion]
     loaded = cost_model.load(None, task.target, seed, FeatureKind.TEMPLATE)
     options = gradient.GradientOptions(n_warm_rounds=0)
     search = gradient.GradientSearch(list(sketches), loaded.module, options, seed=seed)
-    best = preferred(search.suggest(SUGGESTIONS))
+    best = preferred(search.ask(CANDIDATES))
     return None if best is None else (sketches[best.sketch_index], best)
 
 
-def preferred(suggestions: Sequence[interface.Suggestion]) -> interface.Suggestion | None:
+def preferred(candidates: Sequence[interface.Candidate]) -> interface.Candidate | None:
     """The one that is predicted to be fastest."""
-    predicted = [(s.predicted_us, s) for s in suggestions if s.predicted_us is not None]
+    predicted = [(s.predicted_us, s) for s in candidates if s.predicted_us is not None]
     return min(predicted, key=lambda pair: pair[0])[1] if predicted else None

@@ -81,11 +81,11 @@ class TVMEvolutionarySearch(base.BaseSearch):
     def _threads(self) -> int:
         return self.options.threads or cpu.available_cores()
 
-    def update(self, results: Sequence[tuple[interface.Suggestion, interface.Measured]]) -> None:
+    def tell(self, results: Sequence[tuple[interface.Candidate, float | None]]) -> None:
         """Learn measurements."""
-        super().update(results)
-        for suggestion, measured in results:
-            self._learn(suggestion.key, measured.latency_us)
+        super().tell(results)
+        for candidate, latency_us in results:
+            self._learn(candidate.key, latency_us)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a stored state: what was measured, with new random numbers."""
@@ -93,7 +93,7 @@ class TVMEvolutionarySearch(base.BaseSearch):
         for key, latency_us in self.history.measured.items():
             self._learn(key, latency_us)
 
-    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+    def _ask(self, n: int, rng: np.random.Generator) -> list[interface.Candidate]:
         if self._strategy is None:
             self._start(n, int(rng.integers(1, 2**31 - 1)))
         assert self._strategy is not None
@@ -104,7 +104,7 @@ class TVMEvolutionarySearch(base.BaseSearch):
         chosen, self._spare = self._spare[:n], self._spare[n:]
         predicted_us = self._predicted_us([candidate.sch.trace for _, candidate in chosen])
         return [
-            interface.Suggestion(*key, latency_us)
+            interface.Candidate(*key, latency_us)
             for (key, _), latency_us in zip(chosen, predicted_us, strict=True)
         ]
 

@@ -70,7 +70,7 @@ class StagedPool(protocol.Measurer):
         )
 
     def submit(
-        self, program: payloads.Submitted, thorough: bool = False
+        self, program: payloads.Buildable, thorough: bool = False
     ) -> Future[protocol.Measurement]:
         """Queue one program of the pool's task."""
         return self._submit(program, self._task, thorough)
@@ -241,7 +241,7 @@ class StagedPool(protocol.Measurer):
             return index
 
     def _submit(
-        self, program: payloads.Submitted, task: candidates.PoolTask, thorough: bool
+        self, program: payloads.Buildable, task: candidates.PoolTask, thorough: bool
     ) -> Future[protocol.Measurement]:
         assert task.target is not None
         payload = payloads.of(program, task.target)
@@ -300,7 +300,7 @@ class TaskView(protocol.Measurer):
         self._task = task
 
     def submit(
-        self, program: payloads.Submitted, thorough: bool = False
+        self, program: payloads.Buildable, thorough: bool = False
     ) -> Future[protocol.Measurement]:
         """Queue one program of this task."""
         return self._pool._submit(program, self._task, thorough)

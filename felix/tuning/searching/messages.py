@@ -48,7 +48,7 @@ class Searched:
     #: (index, key) of the sketches that the search has, in its order
     sketches: tuple[tuple[int, str], ...]
     #: what is measured of each candidate, or why there is nothing
-    programs: Mapping[interface.Key, task_run.Made]
+    programs: Mapping[interface.Key, task_run.Applied]
     #: why others have no legal schedule, by their index
     failures: Mapping[int, str]
     #: what opening sketches took for this request

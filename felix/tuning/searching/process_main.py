@@ -61,23 +61,23 @@ class OpenTask:
         searched = search.run_round(request.n)
         return messages.Searched(
             searched=searched,
-            programs=self._programs(searched.suggestions),
+            programs=self._programs(searched.candidates),
             sketches=tuple((sketch.index, sketch.key) for sketch in ours.sketches),
             failures=dict(self._failures),
             open_s=open_s,
         )
 
     def _programs(
-        self, suggestions: Sequence[interface.Suggestion]
-    ) -> dict[interface.Key, task_run.Made]:
+        self, candidates: Sequence[interface.Candidate]
+    ) -> dict[interface.Key, task_run.Applied]:
         """What is measured of each candidate, as text."""
         with futures.ThreadPoolExecutor(processes.CORES_EACH) as threads:
-            written = threads.map(self._written, suggestions)
-            return {each.key: made for each, made in zip(suggestions, written, strict=True)}
+            written = threads.map(self._written, candidates)
+            return {each.key: made for each, made in zip(candidates, written, strict=True)}
 
-    def _written(self, suggestion: interface.Suggestion) -> task_run.Made:
+    def _written(self, candidate: interface.Candidate) -> task_run.Applied:
         ours = self._task_search
-        made = task_run.made(ours.sketches[suggestion.sketch_index], suggestion)
+        made = task_run.applied(ours.sketches[candidate.sketch_index], candidate)
         if isinstance(made, errors.InvalidSchedule):
             return made
         return payload.write(made, ours.task.target)

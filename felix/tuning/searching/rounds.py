@@ -40,7 +40,7 @@ class _Searching:
 
     task_run: TaskRun
     #: candidates that are measured before what the search chooses
-    first: Sequence[interface.Suggestion]
+    first: Sequence[interface.Candidate]
     #: in all
     n: int
     #: whether traces are searched, too
@@ -188,8 +188,8 @@ class Rounds:
         run, task_run, answer = self._run, searching.task_run, searching.answer.result()
         if run.is_late and task_run.n_rounds:
             return
-        chosen: list[interface.Suggestion] | None = None
-        made: Mapping[interface.Key, task_run_module.Made] = {}
+        chosen: list[interface.Candidate] | None = None
+        made: Mapping[interface.Key, task_run_module.Applied] = {}
         if isinstance(answer, messages.Searched):
             if not self._exchange.has_opened(task_run, answer, searching.has_rest):
                 return
@@ -216,8 +216,8 @@ class Rounds:
     def _submit(
         self,
         task_run: TaskRun,
-        chosen: Sequence[interface.Suggestion],
-        made: Mapping[interface.Key, task_run_module.Made],
+        chosen: Sequence[interface.Candidate],
+        made: Mapping[interface.Key, task_run_module.Applied],
     ) -> None:
         self._measuring[task_run.index] = self._run.submit(task_run, chosen, made)
 
@@ -269,9 +269,9 @@ class Exchange:
         self,
         task_run: TaskRun,
         answer: messages.Searched,
-        first: Sequence[interface.Suggestion],
+        first: Sequence[interface.Candidate],
         n: int,
-    ) -> list[interface.Suggestion] | None:
+    ) -> list[interface.Candidate] | None:
         """What is to be measured of a round, which the task's search then knows; None where the
         process has other sketches than the run.
 
@@ -285,17 +285,17 @@ class Exchange:
         if ours[: len(answer.sketches)] != answer.sketches:
             return None
         before = [*first] or task_run.take_first(n)
-        taken = {suggestion.key for suggestion in before}
+        taken = {candidate.key for candidate in before}
         searched = answer.searched
         kept = [
             pair
-            for pair in zip(searched.suggestions, searched.features, strict=True)
+            for pair in zip(searched.candidates, searched.features, strict=True)
             if pair[0].key not in taken
         ][: n - len(before)]
-        chosen = [suggestion for suggestion, _ in kept]
+        chosen = [candidate for candidate, _ in kept]
         task_run.search.adopt(
             dataclasses.replace(
-                searched, suggestions=chosen, features=[features for _, features in kept]
+                searched, candidates=chosen, features=[features for _, features in kept]
             )
         )
         return [*before, *chosen]

@@ -38,7 +38,7 @@ class PendingTrial:
     """A candidate that is being built or run."""
 
     task_run: TaskRun
-    suggestion: interface.Suggestion
+    candidate: interface.Candidate
     future: _Future
     round: int
     #: when its measurement was there, in the run's elapsed seconds; None until then
@@ -85,13 +85,13 @@ class PendingTrials:
     def submit(
         self,
         task_run: TaskRun,
-        suggestion: interface.Suggestion,
+        candidate: interface.Candidate,
         program: Program,
         is_first: bool = False,
     ) -> None:
         """Send a candidate of a task's current round to be measured."""
         future = task_run.measurer.submit(program)
-        trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds, is_first=is_first)
+        trial = PendingTrial(task_run, candidate, future, task_run.n_rounds, is_first=is_first)
         number = self._n_submitted
         self._n_submitted += 1
         self._trials[number] = trial
@@ -244,8 +244,8 @@ class Recorder:
 
     def trial(self, trial: PendingTrial) -> None:
         """Record a candidate that is measured."""
-        task_run, suggestion, measurement = trial.task_run, trial.suggestion, trial.future.result()
-        sketch = task_run.sketches[suggestion.sketch_index]
+        task_run, candidate, measurement = trial.task_run, trial.candidate, trial.future.result()
+        sketch = task_run.sketches[candidate.sketch_index]
         elapsed_s = trial.completed_s
         if elapsed_s is None:
             elapsed_s = self._run.clock.elapsed_s
@@ -254,9 +254,9 @@ class Recorder:
             task_name=task_run.task.name,
             sketch_index=sketch.index,
             sketch_key=sketch.key,
-            decisions=suggestion.decisions,
+            decisions=candidate.decisions,
             measurement=measurement,
-            predicted_us=suggestion.predicted_us,
+            predicted_us=candidate.predicted_us,
             round=trial.round,
             elapsed_s=elapsed_s,
             timestamp=time.time(),
@@ -266,7 +266,9 @@ class Recorder:
         self._store(record)
         trial.is_recorded = True  # whatever happens now, it is not recorded again
         is_best = task_run.add(record)
-        self._run.learner.remember(task_run.search, task_run.index, suggestion, measurement)
+        self._run.learner.remember(
+            task_run.search, task_run.index, candidate, measurement.latency_us
+        )
         self._add_work(measurement)
         self._on_event(
             events.Trial(

@@ -20,11 +20,11 @@ def test_only_the_gradient_search_descends(monkeypatch: pytest.MonkeyPatch) -> N
     steps = descent.DescentOptions(steps=4)
     sizes = gradient.GradientOptions(n_warm_rounds=0, descent=steps)
     descending = gradient.GradientSearch(sketches, model, sizes, 1)
-    assert len(descending.suggest(4)) == 4 and descending.descent_steps
+    assert len(descending.ask(4)) == 4 and descending.descent_steps
     monkeypatch.delattr(descent, "MergedProgram")
     sizes = gradient.GradientOptions(n_warm_rounds=0, n_structures=0)
     still = gradient.GradientSearch(sketches, model, sizes, 1)
-    assert len(still.suggest(4)) == 4 and still.descent_steps == []
+    assert len(still.ask(4)) == 4 and still.descent_steps == []
 
 
 def test_torch_threads_are_given_back() -> None:
@@ -106,7 +106,7 @@ def test_a_model_that_returns_nan_gradients_does_not_break_the_descent() -> None
         Broken(),
         gradient.GradientOptions(n_warm_rounds=0, descent=descent.DescentOptions(steps=5)),
     )
-    assert len(search.suggest(4)) == 4
+    assert len(search.ask(4)) == 4
 
 
 @pytest.mark.parametrize("n_warm_rounds", [0, 1, 2])
@@ -114,7 +114,7 @@ def test_warm_up_rounds_do_not_descend(n_warm_rounds: int) -> None:
     search = gradient_search(two_sketches(), n_warm_rounds=n_warm_rounds)
     descended = []
     for _ in range(3):
-        assert len(search.suggest(6)) == 6
+        assert len(search.ask(6)) == 6
         descended.append(bool(search.descent_steps))
     assert descended == [number >= n_warm_rounds for number in range(3)]
 
@@ -153,7 +153,7 @@ def test_a_late_descent_has_few_structures_of_all_sketches(
         return seeds(pool)
 
     monkeypatch.setattr(search, "_best", before)
-    search.suggest(8)
+    search.ask(8)
     assert 1 <= len(descended) <= n_structures
     expected = list(dict.fromkeys((c.sketch_index, c.structure) for c in best))[:n_structures]
     assert [(e.sketch_index, e.structure) for e in descended] == expected
@@ -175,7 +175,7 @@ def test_no_point_is_surrounded_twice_in_a_round(monkeypatch: pytest.MonkeyPatch
             return real(row)
 
         monkeypatch.setattr(moves, "around", around)
-    search.suggest(8)
+    search.ask(8)
     options = search.options
     assert len(surrounded) == len(set(surrounded))
     assert len(surrounded) == options.n_polished * (options.n_before + options.n_polish)
@@ -196,7 +196,7 @@ def test_a_late_descent_starts_from_the_best_that_polishing_found(
         polished.append((generations, [c.decisions for c in pool.apart(4, 2)]))
 
     monkeypatch.setattr(search, "_polish", before)
-    search.suggest(4)
+    search.ask(4)
     (entry,) = starts
     assert [generations for generations, _ in polished] == [2, search.options.n_polish]
     assert [tuple(row) for row in entry.starts.tolist()] == polished[0][1]

@@ -16,9 +16,9 @@ import torch
 from benchmarks.support.searches import baselines
 from felix import errors
 from felix.search import base, descent, gradient, scoring, selection
-from felix.search.interface import Suggestion
+from felix.search.interface import Candidate
 from tests.support import share, synthetic
-from tests.support.synthetic import Result, gradient_search, two_sketches
+from tests.support.synthetic import gradient_search, two_sketches
 
 torch.set_num_threads(1)
 SEARCHES = ["local", "gradient", "evolutionary", "random"]
@@ -41,39 +41,39 @@ def make(kind: str, sketches: list[synthetic.FakeSketch], seed: int = 0) -> base
 
 
 def measured(
-    sketches: list[synthetic.FakeSketch], suggestions: list[Suggestion]
-) -> list[tuple[Suggestion, Result]]:
+    sketches: list[synthetic.FakeSketch], candidates: list[Candidate]
+) -> list[tuple[Candidate, float]]:
     """With the latencies that the cost model, which is right, predicts."""
     scorer = scoring.Scorer(sketches, synthetic.CostModel())
 
-    def true_us(suggestion: Suggestion) -> float:
-        row = np.asarray([suggestion.decisions], np.int64)
-        return float(np.exp(min(50.0, scorer.predict(suggestion.sketch_index, row)[0])))
+    def true_us(candidate: Candidate) -> float:
+        row = np.asarray([candidate.decisions], np.int64)
+        return float(np.exp(min(50.0, scorer.predict(candidate.sketch_index, row)[0])))
 
-    return [(each, Result(true_us(each))) for each in suggestions]
+    return [(each, true_us(each)) for each in candidates]
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
-def test_suggestions_are_new_legal_and_deterministic(kind: str) -> None:
+def test_candidates_are_new_legal_and_deterministic(kind: str) -> None:
     sketches = two_sketches()
     search, again = make(kind, sketches, 3), make(kind, two_sketches(), 3)
     scorer = scoring.Scorer(sketches, synthetic.CostModel())
     proposed = set()
     for _ in range(3):
-        suggestions = search.suggest(12)
-        assert suggestions == again.suggest(12)
-        assert len(suggestions) == 12
-        for suggestion in suggestions:
-            assert suggestion.key not in proposed
-            proposed.add(suggestion.key)
-            row = np.asarray([suggestion.decisions], np.int64)
-            assert scorer.legal(suggestion.sketch_index, row)[0]
-            variables = sketches[suggestion.sketch_index].variables
+        candidates = search.ask(12)
+        assert candidates == again.ask(12)
+        assert len(candidates) == 12
+        for candidate in candidates:
+            assert candidate.key not in proposed
+            proposed.add(candidate.key)
+            row = np.asarray([candidate.decisions], np.int64)
+            assert scorer.legal(candidate.sketch_index, row)[0]
+            variables = sketches[candidate.sketch_index].variables
             assert all(v in var.domain for v, var in zip(row[0], variables, strict=True))
-        results = measured(sketches, suggestions)
-        search.update(results)
-        again.update(results)
-    assert make(kind, two_sketches(), 4).suggest(12) != make(kind, two_sketches(), 3).suggest(12)
+        results = measured(sketches, candidates)
+        search.tell(results)
+        again.tell(results)
+    assert make(kind, two_sketches(), 4).ask(12) != make(kind, two_sketches(), 3).ask(12)
 
 
 @pytest.mark.parametrize("kind", ["local", "gradient"])
@@ -83,9 +83,9 @@ def test_the_known_optimum_is_found(kind: str) -> None:
     search = make(kind, sketches)
     best = np.inf
     for _ in range(3):
-        results = measured(sketches, search.suggest(8))
-        search.update(results)
-        best = min(best, *(r.latency_us for _, r in results))
+        results = measured(sketches, search.ask(8))
+        search.tell(results)
+        best = min(best, *(latency_us for _, latency_us in results))
     # the unconstrained optimum 8 * 2 * 16 * 4 is twice 512: each axis must halve one part
     assert best <= np.exp(-1.0 + 2 * np.log(2) ** 2) * 1.01
 
@@ -97,9 +97,9 @@ def test_fewer_rounds_are_needed_than_by_chance(kind: str) -> None:
         search = make(kind, sketches)
         latencies_us = []
         for _ in range(2):
-            results = measured(sketches, search.suggest(8))
-            latencies_us += [result.latency_us for _, result in results]
-            search.update(results)
+            results = measured(sketches, search.ask(8))
+            latencies_us += [latency_us for _, latency_us in results]
+            search.tell(results)
         return min(latencies_us)
 
     assert best_after(kind) < 0.5 * best_after("random")
@@ -117,30 +117,30 @@ def test_predictions_belong_to_their_candidates(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(scoring.Scorer, "legal", noted)
     sketches = [synthetic.FakeSketch(capacity=32)]
     search = make("gradient", sketches)
-    search.suggest(8)  # warm-up
-    suggestions = search.suggest(24)
+    search.ask(8)  # warm-up
+    candidates = search.ask(24)
     assert not all(are_all)
-    for suggestion, result in measured(sketches, suggestions):
-        assert suggestion.predicted_us == pytest.approx(result.latency_us, rel=1e-4)
+    for candidate, latency_us in measured(sketches, candidates):
+        assert candidate.predicted_us == pytest.approx(latency_us, rel=1e-4)
 
 
 def test_copies_of_what_was_proposed_wait() -> None:
     """Widths 1 and 2 give the synthetic sketch equal features, and so do 3 and 4."""
 
-    def fingerprints(search: base.BaseSearch, suggestions: list[Suggestion]) -> list[bytes]:
-        rows = np.asarray([s.decisions for s in suggestions], np.int64)
+    def fingerprints(search: base.BaseSearch, candidates: list[Candidate]) -> list[bytes]:
+        rows = np.asarray([s.decisions for s in candidates], np.int64)
         return search.scorer.fingerprints(0, rows).tolist()
 
     search = make("gradient", [synthetic.FakeSketch(extents=(64,), parts=2)])
     proposed: list[bytes] = []
     for _ in range(3):  # 7 tilings, 4 unroll steps and 2 kinds of widths: 56 that differ
-        suggestions = search.suggest(16)
-        assert len(suggestions) == 16
-        proposed += fingerprints(search, suggestions)
-        search.update(measured(search.sketches, suggestions))
+        candidates = search.ask(16)
+        assert len(candidates) == 16
+        proposed += fingerprints(search, candidates)
+        search.tell(measured(search.sketches, candidates))
     assert len(set(proposed)) == 48
-    while suggestions := search.suggest(16):  # then the copies, until all are proposed
-        proposed += fingerprints(search, suggestions)
+    while candidates := search.ask(16):  # then the copies, until all are proposed
+        proposed += fingerprints(search, candidates)
     assert len(proposed) == 112 and len(set(proposed)) == 56
 
 
@@ -150,13 +150,13 @@ def test_nothing_is_proposed_twice(kind: str) -> None:
     sketches = [synthetic.FakeSketch(extents=(12,), parts=2, with_choices=False)]
     search = make(kind, sketches)
     empty = search.history
-    first = search.suggest(3)
+    first = search.ask(3)
     assert search.history is empty and all(s.key in empty for s in first)
     keys = [s.key for s in first]
     for _ in range(4):
-        keys += [s.key for s in search.suggest(3)]
+        keys += [s.key for s in search.ask(3)]
     assert len(keys) == len(set(keys)) == 6  # 12 in two parts: all there are
-    assert search.suggest(3) == []
+    assert search.ask(3) == []
 
 
 def test_equal_decisions_of_two_sketches_are_two_candidates() -> None:
@@ -164,9 +164,9 @@ def test_equal_decisions_of_two_sketches_are_two_candidates() -> None:
         synthetic.FakeSketch(extents=(4,), parts=2, with_choices=False, index=i) for i in range(2)
     ]
     for kind in SEARCHES:
-        suggestions = make(kind, sketches).suggest(10)
-        assert len(suggestions) == 6
-        assert {s.sketch_index for s in suggestions} == {0, 1}
+        candidates = make(kind, sketches).ask(10)
+        assert len(candidates) == 6
+        assert {s.sketch_index for s in candidates} == {0, 1}
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
@@ -179,13 +179,13 @@ def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
     sketches = many_structures()
     search = make(kind, sketches, 5)
     for _ in range(2):
-        suggestions = search.suggest(6)
-        search.update(measured(sketches, suggestions[:4]))
+        candidates = search.ask(6)
+        search.tell(measured(sketches, candidates[:4]))
     stored = json.loads(json.dumps(search.state_dict()))
     resumed = make(kind, many_structures(), 99)
     resumed.load_state_dict(stored)
     assert resumed.state_dict() == search.state_dict()
-    assert resumed.suggest(6) == search.suggest(6)
+    assert resumed.ask(6) == search.ask(6)
 
 
 @pytest.mark.parametrize("kind", ["local", "gradient"])
@@ -203,9 +203,9 @@ def test_a_state_of_an_earlier_version_goes_on(kind: str) -> None:
     search = make(kind, sketches)
     search.load_state_dict(json.loads(json.dumps(stored)))
     assert search.state_dict() == stored
-    suggestions = search.suggest(12)
-    assert len(suggestions) == 12 and bool(search.descent_steps) == (kind == "gradient")
-    assert not {s.key for s in suggestions} & {(0, tuple(row)), (0, tuple(other))}
+    candidates = search.ask(12)
+    assert len(candidates) == 12 and bool(search.descent_steps) == (kind == "gradient")
+    assert not {s.key for s in candidates} & {(0, tuple(row)), (0, tuple(other))}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_descending_search_on_a_cpu_takes_no_draws(
         n_structures=n_structures, selection=rules, warm_selection=rules
     )
     search = gradient.GradientSearch(two_sketches(), synthetic.CostModel(), options)
-    assert search.suggest(4) and search.suggest(4)
+    assert search.ask(4) and search.ask(4)
     assert scales == ([expected] * 2 if expected else [])
 
 
@@ -261,7 +261,7 @@ def test_a_damaged_state_is_one_clear_error(damage: dict) -> None:
 
 def test_lost_measurements_can_be_forgotten() -> None:
     search = make("random", two_sketches())
-    first = search.suggest(4)
+    first = search.ask(4)
     search.forget_pending()
     assert not any(s.key in search.history for s in first)
 
@@ -272,7 +272,7 @@ def test_structures_change_between_rounds(n_new_structures: int, n_rounds: int) 
     options = gradient.GradientOptions(descent=LONG, n_new_structures=n_new_structures)
     search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
     for _ in range(n_rounds):
-        search.update(measured(sketches, search.suggest(8)))
+        search.tell(measured(sketches, search.ask(8)))
     structures = {decisions[-1] for _, decisions in search.history.measured}
     assert len(structures) > 2
     assert -1 in structures
@@ -286,7 +286,7 @@ def test_a_round_compiles_few_new_structures(kind: str) -> None:
     if isinstance(search, gradient.GradientSearch):
         limit = max(limit, 24 // len(sketches[0].variables))
     for round_number in range(1, 4):
-        assert search.suggest(8)
+        assert search.ask(8)
         assert sum(call != "is_applicable" for call in sketches[0].calls) <= limit * round_number
 
 
@@ -294,7 +294,7 @@ def test_small_formulas_are_compiled_for_more_structures() -> None:
     def compiled(variables: int) -> int:
         sketch = synthetic.FakeSketch(structural=tuple(range(-1, 60)))
         search = gradient_search([sketch], new_structure_variables=variables)
-        assert search.suggest(8)
+        assert search.ask(8)
         return sum(call != "is_applicable" for call in sketch.calls)
 
     n_variables = len(synthetic.FakeSketch(structural=(-1, 0)).variables)
@@ -305,7 +305,7 @@ def test_small_formulas_are_compiled_for_more_structures() -> None:
 def test_structures_that_tvm_refuses_are_not_proposed() -> None:
     sketch = synthetic.FakeSketch(structural=(-1, 0, 1), refused=(0,))
     search = gradient_search([sketch], n_new_structures=3)
-    structures = [s.decisions[-1] for _ in range(3) for s in search.suggest(8)]
+    structures = [s.decisions[-1] for _ in range(3) for s in search.ask(8)]
     assert set(structures) == {-1, 1}
     assert sketch.calls.count("is_applicable") <= 2 + scoring.CHECKED_ROWS
 
@@ -330,7 +330,7 @@ def test_polishing_finds_what_others_missed(option: str, others: gradient.Gradie
         options = dataclasses.replace(others, **{option: generations})
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))
         search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
-        return min(each.predicted_us or math.inf for each in search.suggest(8))
+        return min(each.predicted_us or math.inf for each in search.ask(8))
 
     assert best(8) < 0.5 * best(0)
 
@@ -339,8 +339,8 @@ def test_warm_up_has_its_own_selection() -> None:
     def spread(random_share: float) -> float:
         chosen = selection.SelectionOptions(random_share=random_share)
         search = gradient_search(two_sketches(), warm_selection=chosen, n_new_structures=2)
-        suggestions = search.suggest(16)
-        return float(np.std([math.log(s.predicted_us or 1.0) for s in suggestions]))
+        candidates = search.ask(16)
+        return float(np.std([math.log(s.predicted_us or 1.0) for s in candidates]))
 
     assert spread(1.0) > 2 * spread(0.0)
 
@@ -352,12 +352,12 @@ def test_only_a_few_sketches_are_sampled_again_and_a_resumed_search_has_the_rest
         counts = []
         for _ in range(2):
             before = {i: rows for i, rows in search._samples.items()}
-            search.suggest(4)
+            search.ask(4)
             counts.append(sum(before.get(i) is not rows for i, rows in search._samples.items()))
         alike = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
         resumed = gradient_search(alike, n_resampled=n_resampled)
         resumed.load_state_dict(json.loads(json.dumps(search.state_dict())))
-        assert resumed.suggest(4) == search.suggest(4)
+        assert resumed.ask(4) == search.ask(4)
         return counts
 
     assert sampled(1) == [4, 1]
@@ -382,5 +382,5 @@ def test_a_sketch_without_decisions_has_one_candidate(kind: str) -> None:
     bare = [sketch for sketch in sketches if not sketch.variables]
     assert bare, "this operator is expected to have a sketch that leaves nothing to decide"
     search = make(kind, bare[:1])  # type: ignore[arg-type]
-    assert [s.decisions for s in search.suggest(4)] == [()]
-    assert search.suggest(4) == []
+    assert [s.decisions for s in search.ask(4)] == [()]
+    assert search.ask(4) == []

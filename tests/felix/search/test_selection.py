@@ -13,9 +13,9 @@ import torch
 from felix.features.kind import FeatureKind
 from felix.search import build_time, scoring, selection
 from felix.search import history as history_module
-from felix.search.interface import Suggestion
+from felix.search.interface import Candidate
 from tests.support import synthetic
-from tests.support.synthetic import Result, programs_of_a_task
+from tests.support.synthetic import programs_of_a_task
 
 torch.set_num_threads(1)
 
@@ -165,9 +165,9 @@ def test_what_takes_too_long_to_compile_waits() -> None:
 
 def test_failures_are_remembered_without_a_latency() -> None:
     past = history_module.History()
-    a, b = Suggestion(0, (1, 2)), Suggestion(1, (1, 2))
+    a, b = Candidate(0, (1, 2)), Candidate(1, (1, 2))
     past.propose([a, b])
-    past.record([(a, Result(None)), (b, Result(5.0)), (b, Result(None)), (b, Result(7.0))])
+    past.record([(a, None), (b, 5.0), (b, None), (b, 7.0)])
     assert a.key in past and past.best(5) == [b.key] and past.measured[b.key] == 5.0
     assert not past.pending
 
@@ -179,8 +179,8 @@ def put(
     score: float,
     sketch: int = 0,
     source: selection.Source = selection.Source.DESCENT,
-) -> selection.Candidate:
-    made = selection.Candidate(sketch, decisions, structure, score, source, score)
+) -> selection.Scored:
+    made = selection.Scored(sketch, decisions, structure, score, source, score)
     pool.candidates[made.key] = made
     return made
 

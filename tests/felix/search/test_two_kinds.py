@@ -68,9 +68,9 @@ def test_every_search_proposes_both(kind: str) -> None:
     scorer = scoring.Scorer(sketches, models())
     proposed: set[interface.Key] = set()
     for _ in range(2):
-        suggestions = search.suggest(12)
-        assert suggestions == again.suggest(12) and len(suggestions) == 12
-        for each in suggestions:
+        candidates = search.ask(12)
+        assert candidates == again.ask(12) and len(candidates) == 12
+        for each in candidates:
             assert each.key not in proposed
             proposed.add(each.key)
             assert scorer.legal(each.sketch_index, np.asarray([each.decisions]))[0]
@@ -117,7 +117,7 @@ def test_a_descent_of_both_kinds_is_that_of_each() -> None:
 
 def test_a_template_is_descended_to_its_optimum() -> None:
     search = MAKE["gradient"]([TEMPLATE], models(), 0)
-    best = min(template_us(s.decisions) for _ in range(3) for s in search.suggest(8))
+    best = min(template_us(s.decisions) for _ in range(3) for s in search.ask(8))
     rows = TEMPLATE.sample(1000, 1)
     raw = TEMPLATE.formulas.raw(rows)[..., spec.NAMES.index("analytic_us")].sum(axis=1)
     assert best == pytest.approx(raw.min(), rel=1e-9)
@@ -134,7 +134,7 @@ def sampled(search: base.BaseSearch, n: int) -> selection.Pool:
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
 def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float) -> None:
     search = MAKE["gradient"]([*TRACES, TEMPLATE], models(shift), 1)
-    first = [s.sketch_index == 2 for s in search.suggest(8)]
+    first = [s.sketch_index == 2 for s in search.ask(8)]
     assert 1 <= sum(first) <= 7
     pool = sampled(search, 40)
     shares = {"max_similar": 99, "random_share": 0.0, "structure_share": 1.0, "variant_share": 1.0}
@@ -169,7 +169,7 @@ def test_more_samples_of_a_template_are_considered() -> None:
             n_samples=n_samples, n_template_samples=n_template_samples
         )
         search = gradient.GradientSearch([TRACES[1], TEMPLATE], models(), options)
-        search.suggest(4)
+        search.ask(4)
         sampled = {index: len(rows) for index, rows in search.state_dict()["samples"]}
         assert sampled == {0: n_samples, 1: n_template_samples}
 

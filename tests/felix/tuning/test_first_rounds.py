@@ -181,7 +181,7 @@ def _trials(number: int, seconds: float | None = None) -> tuple[pending.PendingT
     measurer = Measurer()
     task_run: Any = types.SimpleNamespace(measurer=measurer, n_rounds=0)
     for each in range(number):
-        trials.submit(task_run, interface.Suggestion(0, (each,)), None)  # type: ignore[arg-type]
+        trials.submit(task_run, interface.Candidate(0, (each,)), None)  # type: ignore[arg-type]
     return trials, measurer
 
 
@@ -194,8 +194,8 @@ def test_trials_are_taken_in_the_order_of_their_measurements() -> None:
     taken: list[tuple[int, ...]] = []
     for number in (3, 1, 2):
         _resolve(measurer.futures[number])
-    trials.complete_one(lambda trial: taken.append(trial.suggestion.decisions))
-    trials.take_measured(lambda trial: taken.append(trial.suggestion.decisions))
+    trials.complete_one(lambda trial: taken.append(trial.candidate.decisions))
+    trials.take_measured(lambda trial: taken.append(trial.candidate.decisions))
     assert taken == [(3,), (1,), (2,)] and len(trials) == 1
 
 
@@ -204,7 +204,7 @@ def test_a_wait_ends_with_the_first_measurement() -> None:
     threading.Timer(0.01, _resolve, [measurer.futures[1]]).start()
     taken: list[Any] = []
     trials.complete_one(taken.append)
-    assert [trial.suggestion.decisions for trial in taken] == [(1,)]
+    assert [trial.candidate.decisions for trial in taken] == [(1,)]
     assert taken[0].completed_s is not None
 
 
@@ -228,7 +228,7 @@ def test_a_trial_whose_recording_was_interrupted_is_recorded_at_the_end() -> Non
         trials.complete_one(interrupted)
     taken: list[Any] = []
     trials.abandon(taken.append)
-    assert [trial.suggestion.decisions for trial in taken] == [(0,)] and len(trials) == 0
+    assert [trial.candidate.decisions for trial in taken] == [(0,)] and len(trials) == 0
 
 
 def test_what_was_let_go_of_is_not_taken_when_it_is_measured() -> None:

@@ -124,22 +124,22 @@ def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_duplicate_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "fingerprint", lambda mod: str(mod.decisions[4:]))
-    updates: list[tuple[Any, Any]] = []
+    told: list[tuple[Any, Any]] = []
 
     class Search:
         history = SimpleNamespace(measured={})
 
-        def update(self, results: Any) -> None:
-            updates.extend(results)
+        def tell(self, results: Any) -> None:
+            told.extend(results)
 
     run = task_run.TaskRun(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
     run.open(lambda *_: Search(), None, 0)  # type: ignore[arg-type,return-value]
-    first, duplicate = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
+    first, duplicate = (interface.Candidate(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
     compute_guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown())
     scheduled = run.programs([first, duplicate], compute_guard, {})
     assert [s for s, _ in scheduled] == [first]
     run.add(fakes.record(first.decisions, _burst(7.0), task_key=run.task.key))
-    assert [(s, m.latency_us) for s, m in updates] == [(first, 7.0), (duplicate, 7.0)]
+    assert told == [(first, 7.0), (duplicate, 7.0)]
 
 
 def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None:

@@ -139,25 +139,25 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
         each.open(options_module.making(SIZES), models, 5)
     there = process_main.OpenTask(0, task)
     for n in (4, 8):
-        expected = here.search.suggest(n)
+        expected = here.search.ask(n)
         request = request_of(adopting, n, models, has_rest=True)
         answer = pickle.loads(pickle.dumps(there.answer(pickle.loads(pickle.dumps(request)))))
         assert answer.sketches == tuple((each.index, each.key) for each in here.sketches)
         adopting.search.adopt(answer.searched)
-        assert list(answer.searched.suggestions) == expected
+        assert list(answer.searched.candidates) == expected
         assert adopting.search.state_dict() == here.search.state_dict()
         assert adopting.search.descent_steps == here.search.descent_steps
-        for suggestion, rows in zip(expected, answer.searched.features, strict=True):
-            np.testing.assert_array_equal(here.search.features_of(suggestion), rows)
+        for candidate, rows in zip(expected, answer.searched.features, strict=True):
+            np.testing.assert_array_equal(here.search.features_of(candidate), rows)
         assert {key: made.text for key, made in answer.programs.items()} == {
             each.key: payload.of(
                 here.sketches[each.sketch_index].program(each.decisions), task.target
             )
             for each in expected
         }
-        measured = [(s, protocol.Measurement(latency_us=20.0 + i)) for i, s in enumerate(expected)]
+        measured = [(s, 20.0 + i) for i, s in enumerate(expected)]
         for each in (here, adopting):
-            each.search.update(measured)
+            each.search.tell(measured)
 
 
 def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,15 +165,15 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
     run = task_search.TaskSearch(0, task)
     run.open(options_module.making(LOCAL), models, 5)
     refused: list[Any] = []
-    make = task_run.made
+    make = task_run.applied
 
-    def failing(sketch: Any, suggestion: Any) -> Any:
+    def failing(sketch: Any, candidate: Any) -> Any:
         if refused:
-            return make(sketch, suggestion)
-        refused.append(suggestion.key)
+            return make(sketch, candidate)
+        refused.append(candidate.key)
         return errors.InvalidSchedule("no such program")
 
-    monkeypatch.setattr(task_run, "made", failing)
+    monkeypatch.setattr(task_run, "applied", failing)
     there = process_main.OpenTask(0, task)
     answer = there.answer(request_of(run, 4, models, sizes=LOCAL, has_rest=True))
     answer = pickle.loads(pickle.dumps(answer))
@@ -183,8 +183,8 @@ def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPa
     whole = task_run.TaskRun(0, task, fakes.Pool().for_task(task))
     whole.open(options_module.making(LOCAL), models, 5)
     guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown(), None)
-    monkeypatch.setattr(task_run, "made", None)  # all are made
-    programs = whole.programs(answer.searched.suggestions, guard, answer.programs)
+    monkeypatch.setattr(task_run, "applied", None)  # all are made
+    programs = whole.programs(answer.searched.candidates, guard, answer.programs)
     assert all(isinstance(program, payload.WrittenProgram) for _, program in programs)
     assert whole.search.history.measured[refused[0]] is None
 
@@ -193,14 +193,14 @@ def test_what_was_measured_meanwhile_stays_known() -> None:
     models = learner().models_for(0)
     run = task_search.TaskSearch(0, tasks()[0])
     run.open(options_module.making(SIZES), models, 5)
-    (early, *_) = run.search.suggest(2)
+    (early, *_) = run.search.ask(2)
     there = process_main.OpenTask(0, run.task)
     answer = there.answer(request_of(run, 4, models, has_rest=True))
-    run.search.update([(early, protocol.Measurement(latency_us=7.0))])
+    run.search.tell([(early, 7.0)])
     run.search.adopt(answer.searched)
     assert run.search.history.measured == {early.key: 7.0}
-    assert {s.key for s in answer.searched.suggestions} < run.search.history.pending
-    assert early.key not in {s.key for s in answer.searched.suggestions}
+    assert {s.key for s in answer.searched.candidates} < run.search.history.pending
+    assert early.key not in {s.key for s in answer.searched.candidates}
 
 
 def test_copies_for_processes_do_not_yield_to_kernels() -> None:
