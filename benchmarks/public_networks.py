@@ -47,7 +47,7 @@ from benchmarks.networks import public
 from benchmarks.support import common
 from felix import errors
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.measure import payload
 from felix.network import agreement
 from felix.task import Task
@@ -175,7 +175,7 @@ def _learn(known: store.Store) -> None:
     for entry in waiting:
         task = Task.from_json(entry.task, trusted=True)
         program = payload.of(task.mod, task.target)
-        known.add(task, Outcome(tuned_us=1.0, program=program, default_us=None, n_trials=1))
+        known.add(task, KnownResult(tuned_us=1.0, program=program, default_us=None, n_trials=1))
     store.unqueue(known, waiting)
 
 

@@ -25,8 +25,9 @@ from felix.search import interface, mutations
 
 if TYPE_CHECKING:
     from costmodel.data import dataset as datasets
-    from felix.measure import payload, protocol
+    from felix.measure import protocol
     from felix.sketch.sketch import Sketch
+    from felix.templates import generated
 
 #: A row of decisions, or several.
 Decisions = NDArray[np.int64]
@@ -46,7 +47,7 @@ class OpenWorkload:
 
     workload: datasets.Workload
     sketches: Sequence[Sketch]
-    submit: Callable[[payload.Program], Future[protocol.Measurement]]
+    submit: Callable[[generated.Program], Future[protocol.Measurement]]
     computing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     search: interface.Search | None = None
 

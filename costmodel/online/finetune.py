@@ -7,7 +7,8 @@ measured so far plus a replayed sample of the pretraining data, from the current
   has an offset in ln latency (shrunk towards 0 while it has few records), and replayed data are
   compared within their tasks only (mean error removed): they hold the ranking, not the scale.
 - A fixed eighth of the records (by position) is held out. The weights of the best step check are
-  taken; if none beats the weights before the update, those stay (`Outcome.accepted` is False).
+  taken; if none beats the weights before the update, those stay
+  (`LearningReport.accepted` is False).
 - Weights are pulled towards the pretrained ones, so that ten records cannot undo them.
 
 Notation: N records, rows [N, R, F], mask [N, R], ln_latency [N] of us (NaN for failures, which
@@ -67,7 +68,7 @@ class FineTuneOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LearningReport:
     """What an update did.
 
     Attributes:
@@ -148,12 +149,12 @@ class FineTuner:
         mask: NDArray[np.generic],
         ln_latency: NDArray[np.floating[Any]],
         task_ids: NDArray[np.integer[Any]],
-    ) -> Outcome:
+    ) -> LearningReport:
         """Add records and train on all of them; the old weights stay if that does not help."""
         self._append(_records(rows, mask, ln_latency, task_ids))
         records = self._records
         if records is None or len(records) == 0:
-            return Outcome(0, math.nan, math.nan, False)
+            return LearningReport(0, math.nan, math.nan, False)
         if segment_mlp.fit_normalisers(self.model, records.rows, records.mask):
             self._is_fresh = True
             self._set_anchor()
@@ -166,7 +167,7 @@ class FineTuner:
         self.offsets = self._fit_offsets(records)
         self.model.eval()
         self._updates += 1
-        return Outcome(len(records), before, best_loss, best is not start)
+        return LearningReport(len(records), before, best_loss, best is not start)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: weights, anchor, offsets, records, counter."""

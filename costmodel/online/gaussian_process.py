@@ -179,7 +179,7 @@ class Corrector:
         mask: NDArray[np.generic],
         ln_latency: NDArray[np.floating[Any]],
         task_ids: NDArray[np.integer[Any]],
-    ) -> finetune.Outcome:
+    ) -> finetune.LearningReport:
         """Add records and fit their tasks anew."""
         ran = np.isfinite(ln_latency)
         tasks = np.unique(task_ids[ran])
@@ -190,11 +190,11 @@ class Corrector:
             self._records[task] = new if old is None else old.joined(new)
             self._fits[task] = fit(self._records[task], self.options)
         if not len(tasks):
-            return finetune.Outcome(len(self), math.nan, math.nan, False)
+            return finetune.LearningReport(len(self), math.nan, math.nan, False)
         fits = [self._fits[task] for task in tasks.tolist()]
         before = math.sqrt(sum(f.loss_before**2 for f in fits) / len(fits))
         after = math.sqrt(sum(f.loss_after**2 for f in fits) / len(fits))
-        return finetune.Outcome(len(self), before, after, True)
+        return finetune.LearningReport(len(self), before, after, True)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: the records; the fits follow from them."""

@@ -5,7 +5,7 @@ This file imports nothing of Felix: an artifact has a copy of it beside its `run
 
     context = driver.Context()
     plan = launch_plan.LaunchPlan.from_json(open("plan.json").read())
-    program = player.Program(context, plan, open("kernel.cubin", "rb").read(), arrays)
+    program = player.LoadedProgram(context, plan, open("kernel.cubin", "rb").read(), arrays)
     program.run()
     outputs = program.arrays()
 
@@ -32,7 +32,7 @@ WARM_S = 0.3
 _BATCH = 32
 
 
-class Program:
+class LoadedProgram:
     """A plan and its cubin on the device, with memory of its own for tensors and workspaces.
 
     Args:
@@ -94,7 +94,7 @@ class Timer:
         self._sweep = context.kernel(self._module, "felix_sweep", (528, 1, 1, 512, 1, 1), args)
         self._events = [(context.event(), context.event()) for _ in range(_BATCH)]
 
-    def median_us(self, program: Program, repeats: int) -> float:
+    def median_us(self, program: LoadedProgram, repeats: int) -> float:
         """Median time of so many calls at the clock of a busy device."""
         until_s = time.perf_counter() + WARM_S
         while time.perf_counter() < until_s:
@@ -104,7 +104,7 @@ class Timer:
             times_us += self._times_us(program, min(_BATCH, repeats - len(times_us)))
         return statistics.median(times_us)
 
-    def _times_us(self, program: Program, count: int) -> list[float]:
+    def _times_us(self, program: LoadedProgram, count: int) -> list[float]:
         context = self._context
         events = self._events[:count]
         for start, end in events:

@@ -233,7 +233,8 @@ def _program(
     """A plan and its cubin, files of the bundle, on the device."""
     text, code = (HERE / plan).read_text(), (HERE / cubin).read_bytes()
     arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
-    return player.Program(context, _module("launch_plan").LaunchPlan.from_json(text), code, arrays)
+    launches = _module("launch_plan").LaunchPlan.from_json(text)
+    return player.LoadedProgram(context, launches, code, arrays)
 
 
 def _outputs(program: Any, manifest: dict[str, Any]) -> dict[str, Any]:

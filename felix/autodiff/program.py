@@ -1,4 +1,4 @@
-"""Formulas compiled to one batched function: `Program`.
+"""Formulas compiled to one batched function: `FormulaProgram`.
 
 A program evaluates a list of sympy expressions at many points at once, exactly or smoothly with
 a hand-written reverse pass (`felix.autodiff.torch_function` makes that a torch function). Its
@@ -48,7 +48,7 @@ _DAMAGE = (
 )
 
 
-class Program:
+class FormulaProgram:
     """A batched function of decision variables: see the module docstring.
 
     Make one with `compile`, `merge` or `from_bytes`. Immutable once made.
@@ -75,7 +75,7 @@ class Program:
         expressions: Sequence[sympy.Expr],
         symbols: Sequence[sympy.Symbol | str],
         log_outputs: Sequence[bool] | None = None,
-    ) -> Program:
+    ) -> FormulaProgram:
         """Compile expressions over the given symbols, in the order of the input columns.
 
         Raises:
@@ -89,11 +89,11 @@ class Program:
     @classmethod
     def merge(
         cls,
-        programs: Sequence[Program],
+        programs: Sequence[FormulaProgram],
         *,
         share_symbols: bool = False,
         outputs: Sequence[int | None] | None = None,
-    ) -> Program:
+    ) -> FormulaProgram:
         """One program that evaluates all: inputs and outputs one after another.
 
         Args:
@@ -203,7 +203,7 @@ class Program:
         return file.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Program:
+    def from_bytes(cls, data: bytes) -> FormulaProgram:
         """Read what `to_bytes` wrote.
 
         Raises:
@@ -216,7 +216,7 @@ class Program:
             raise errors.RecordError(f"cannot read a compiled formula: {error}") from error
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Program:
+    def _from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> FormulaProgram:
         head = json.loads(arrays["head"].tobytes().decode())
         if head["format"] != FORMAT or tuple(head["kinds"]) != expression_graph.KINDS:
             raise ValueError("written by another version")
@@ -273,7 +273,7 @@ def _check_node(
 
 
 def _copy_nodes(
-    program: Program, graph: expression_graph.Graph, first_symbol: int
+    program: FormulaProgram, graph: expression_graph.Graph, first_symbol: int
 ) -> dict[int, int]:
     """Add the nodes of a program to another graph; returns old node -> new node."""
     source = program.graph

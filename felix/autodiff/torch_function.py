@@ -18,13 +18,13 @@ _LN2 = float(np.log(2.0))
 
 
 class _Smooth(torch.autograd.Function):
-    """x [batch, n_symbols] -> outputs [batch, n_outputs], reverse pass by `Program.backward`."""
+    """x [batch, n_symbols] -> outputs [batch, n_outputs], reverse pass by its `backward`."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        program: autodiff_program.Program,
+        program: autodiff_program.FormulaProgram,
         temperature: smoothing.Temperature,
     ) -> torch.Tensor:
         points = np.ascontiguousarray(x.detach().double().cpu().numpy().T)
@@ -52,7 +52,7 @@ class _Smooth(torch.autograd.Function):
 
 
 def smooth(
-    program: autodiff_program.Program, x: torch.Tensor, temperature: float | torch.Tensor
+    program: autodiff_program.FormulaProgram, x: torch.Tensor, temperature: float | torch.Tensor
 ) -> torch.Tensor:
     """Smooth values of a program's outputs, differentiable (once) in x.
 

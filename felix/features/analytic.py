@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from felix.features import spec, stores
 from felix.symbolic import expr, ir, kernels, scalar
-from felix.symbolic.ir import Program, Scalar
+from felix.symbolic.ir import Scalar, SymbolicProgram
 from felix.target import Hardware
 
 #: Round costs in microseconds of starting a kernel on a GPU and a parallel region on a CPU.
@@ -39,7 +39,10 @@ _Values = Mapping[str, Scalar]
 
 
 def kernel_values(
-    program: Program, rows: Sequence[stores.Row], values: Sequence[_Values], hardware: Hardware
+    program: SymbolicProgram,
+    rows: Sequence[stores.Row],
+    values: Sequence[_Values],
+    hardware: Hardware,
 ) -> list[dict[str, Scalar]]:
     """Kernel features of each kernel, by name; analytic times are of the whole program."""
     all_kernels = kernels.kernels(program)

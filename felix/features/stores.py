@@ -21,7 +21,7 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.features import addresses, iterators
 from felix.symbolic import expr, ir, loaded, scalar, usage
-from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
+from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Scalar, SymbolicProgram
 
 
 class RowName(NamedTuple):
@@ -86,7 +86,7 @@ class Row:
         return list(slots.values())
 
 
-def rows(program: Program) -> list[Row]:
+def rows(program: SymbolicProgram) -> list[Row]:
     """All stores in program order."""
     result = []
     tops: dict[int, int] = {}

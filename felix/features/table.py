@@ -11,7 +11,7 @@ import sympy
 from felix.features import analytic, code, memory, spec
 from felix.features import stores as store_rows
 from felix.symbolic import expr, ir, kernels, load, parallelize, scalar
-from felix.symbolic.ir import Program, Scalar
+from felix.symbolic.ir import Scalar, SymbolicProgram
 from felix.target import Hardware
 
 
@@ -26,7 +26,7 @@ class Table:
     values: tuple[tuple[sympy.Expr, ...], ...]
 
 
-def build(program: Program, hardware: Hardware) -> Table:
+def build(program: SymbolicProgram, hardware: Hardware) -> Table:
     """All features of a program after its postprocessors."""
     machine = memory.Machine(
         hardware.is_gpu,

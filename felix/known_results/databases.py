@@ -73,7 +73,7 @@ class Database:
         return self._by_target[text]
 
 
-def _entry(task: Task, result: outcome.Outcome) -> records.DatabaseEntry | None:
+def _entry(task: Task, result: outcome.KnownResult) -> records.DatabaseEntry | None:
     if result.schedule is None or result.tuned_us is None:
         return None
     try:

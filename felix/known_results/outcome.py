@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm_ffi import structural
 
 from felix.measure import payload
+from felix.templates.generated import Program
 from felix.tir import grammar
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class KnownResult:
     """What tuning a task gave on a device.
 
     Attributes:
@@ -72,7 +73,7 @@ class Outcome:
     failure: str | None = None
     n_trials: int = 0
 
-    def read_program(self) -> payload.Program | None:
+    def read_program(self) -> Program | None:
         """The program of `tuned_us`."""
         if self.program is None:
             return None
@@ -126,7 +127,7 @@ NEAREST = 2
 
 
 def first_schedules(
-    known: Iterable[Outcome], sketches: Sequence[Sketch]
+    known: Iterable[KnownResult], sketches: Sequence[Sketch]
 ) -> list[tuple[str, Sequence[int]]]:
     """(sketch key, decisions) to measure first, from what is known of similar tasks.
 

@@ -74,12 +74,12 @@ class Store:
         self.path = (default_path() if path is None else pathlib.Path(path)).absolute()
         self._versions = json.dumps(_versions(), sort_keys=True)
 
-    def find(self, task: Task) -> outcome.Outcome | None:
+    def find(self, task: Task) -> outcome.KnownResult | None:
         """What is known of a task on its device under these versions."""
         with self.connection() as connection:
             return self._found(connection, task)
 
-    def add(self, task: Task, result: outcome.Outcome) -> outcome.Outcome:
+    def add(self, task: Task, result: outcome.KnownResult) -> outcome.KnownResult:
         """Store what tuning gave; of two results of a task the faster schedule stays.
 
         Returns:
@@ -102,12 +102,12 @@ class Store:
             )
         return merged
 
-    def _found(self, connection: sqlite3.Connection, task: Task) -> outcome.Outcome | None:
+    def _found(self, connection: sqlite3.Connection, task: Task) -> outcome.KnownResult | None:
         query = f"SELECT outcome FROM outcomes WHERE {_OF_TASK}"
         row = connection.execute(query, self.key(task)).fetchone()
         return None if row is None else _from_json(row[0])
 
-    def similar(self, task: Task, limit: int = 4) -> list[outcome.Outcome]:
+    def similar(self, task: Task, limit: int = 4) -> list[outcome.KnownResult]:
         """Results of the same operator with other extents, or of this task elsewhere.
 
         The latest come first; those without a schedule are left out.
@@ -122,7 +122,7 @@ class Store:
             ).fetchall()
         return [_from_json(text) for (text,) in rows]
 
-    def entries(self) -> list[tuple[str, outcome.Outcome]]:
+    def entries(self) -> list[tuple[str, outcome.KnownResult]]:
         """Every task (`Task.to_json`) with what is known of it, the oldest first."""
         query = "SELECT task, outcome FROM outcomes ORDER BY updated_s"
         with self.connection() as connection:
@@ -188,7 +188,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def faster(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
+def faster(earlier: outcome.KnownResult, later: outcome.KnownResult) -> outcome.KnownResult:
     """The faster schedule of two results of a task, and the later of everything else."""
     default_us = earlier.default_us if later.default_us is None else later.default_us
     is_earlier_faster = earlier.tuned_us is not None and (
@@ -200,13 +200,13 @@ def faster(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
     )
 
 
-def _from_json(text: str) -> outcome.Outcome:
+def _from_json(text: str) -> outcome.KnownResult:
     try:
         fields: dict[str, Any] = json.loads(text)
         if fields["schedule"] is not None:
             decisions = tuple(outcome.Decided(**each) for each in fields["schedule"]["decisions"])
             fields["schedule"] = outcome.Schedule(**{**fields["schedule"], "decisions": decisions})
-        return outcome.Outcome(**fields)
+        return outcome.KnownResult(**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise errors.RecordError(f"a known result is malformed: {error}") from error
 

@@ -35,7 +35,7 @@ from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import embedded, launches, tvm_module
 from felix.measure.description import Description
-from felix.templates.generated import GeneratedProgram
+from felix.templates.generated import GeneratedProgram, Program
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -179,9 +179,7 @@ def prepared(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     return launches.PREPARED(mod) if target.kind.name == "cuda" else preparation.prepared(mod)
 
 
-def module_of_task(
-    program: payloads.Program, task: Task, runs_here: bool = True
-) -> tvm.runtime.Module:
+def module_of_task(program: Program, task: Task, runs_here: bool = True) -> tvm.runtime.Module:
     """Compile a program of a task, scheduled or generated: "main" takes the task's tensors.
 
     Args:

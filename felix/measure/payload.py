@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 
 from felix import errors
-from felix.templates.generated import GeneratedProgram
+from felix.templates.generated import GeneratedProgram, Program
 
 #: Version of the form.
 VERSION = 1
@@ -38,10 +38,8 @@ class WrittenProgram:
     fingerprint: str | None
 
 
-#: What is measured: a scheduled module, or a program that a template generated.
-Program: TypeAlias = tvm.IRModule | GeneratedProgram
 #: What a builder takes: a program, or its text.
-Buildable: TypeAlias = Program | WrittenProgram
+Buildable: TypeAlias = "Program | WrittenProgram"
 
 
 class Kind(enum.StrEnum):

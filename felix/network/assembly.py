@@ -18,11 +18,10 @@ import tvm
 from tvm import relax, tirx
 
 from felix.measure.cuda.building import tvm_module
-from felix.measure.payload import Program
 from felix.network import executable, groups, imported
 from felix.network.passes import intermediates, prepacking
 from felix.task import Task
-from felix.templates.generated import GeneratedProgram
+from felix.templates.generated import GeneratedProgram, Program
 from felix.torch_calls.form import TorchForm, register
 
 #: What a group runs; None: its PrimFunc as TVM schedules it.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from felix import errors
 from felix.known_results import databases, store
 from felix.known_results import outcome as known_outcomes
-from felix.known_results.outcome import Outcome, Schedule, decided
+from felix.known_results.outcome import KnownResult, Schedule, decided
 from felix.measure import payload, protocol
 from felix.sketch.sketch import Sketch
 from felix.task import Task
@@ -57,7 +57,7 @@ class Outcomes:
     failed, not their candidates.
     """
 
-    by_key: Mapping[str, Outcome]
+    by_key: Mapping[str, KnownResult]
     known: frozenset[str]
     reason: str | None
     elapsed_s: float
@@ -101,7 +101,7 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     return Outcomes({**stored, **found}, frozenset(stored), reason, elapsed_s, frozenset(passing))
 
 
-def _faster(stored: Outcome | None, tuned: Outcome) -> Outcome:
+def _faster(stored: KnownResult | None, tuned: KnownResult) -> KnownResult:
     return tuned if stored is None else store.faster(stored, tuned)
 
 
@@ -120,7 +120,7 @@ def _session_folder(known: store.Store, tasks: Sequence[Task], request: Request)
 
 def _tune(
     tasks: Sequence[Task], known: store.Store, request: Request, folder: pathlib.Path
-) -> tuple[dict[str, Outcome], set[str], str, float]:
+) -> tuple[dict[str, KnownResult], set[str], str, float]:
     """(outcomes by key, keys of those that may be others next time, why tuning ended, seconds) of
     tasks that get trials."""
 
@@ -148,7 +148,7 @@ def _tune(
         if len(tasks) > 1:
             raise
         # the only task cannot be tuned: no error here, TVM's schedule ships
-        return {tasks[0].key: Outcome(failure=str(error))}, set(), "failed", 0.0
+        return {tasks[0].key: KnownResult(failure=str(error))}, set(), "failed", 0.0
     passing = {result.task.key for result in network.results if _is_passing(result)}
     return of_results(network.results), passing, network.reason, network.breakdown.total_s
 
@@ -161,23 +161,23 @@ def _is_passing(result: results.TuneResult) -> bool:
     )
 
 
-def of_results(tuned: Sequence[results.TuneResult]) -> dict[str, Outcome]:
+def of_results(tuned: Sequence[results.TuneResult]) -> dict[str, KnownResult]:
     """What tuning says of tasks, by key; those whose turn never came are left out."""
     outcomes = {result.task.key: _outcome(result) for result in tuned}
     return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
 
 
-def _outcome(result: results.TuneResult) -> Outcome | None:
+def _outcome(result: results.TuneResult) -> KnownResult | None:
     """What a result says of its task; None if its turn never came."""
     best = result.tuned_or_none
     if best is None:
         if result.skipped is None and not result.records:
             return None
         failure = result.skipped or result.failure()
-        return Outcome(
+        return KnownResult(
             default_us=result.unscheduled_us, failure=failure, n_trials=len(result.records)
         )
-    return Outcome(
+    return KnownResult(
         tuned_us=best.latency_us,
         program=payload.of(best.program, result.task.target),
         schedule=Schedule(

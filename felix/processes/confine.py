@@ -263,7 +263,7 @@ class Verdict(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class Finding:
     """A verdict, and the error behind it, None where it works confined.
 
     `IN_THE_WAY` comes with the error of the confined process, `BROKEN` with that of the other.
@@ -273,7 +273,7 @@ class Outcome:
     reason: str | None
 
 
-def decide(attempt: Callable[[bool], str | None]) -> Outcome:
+def decide(attempt: Callable[[bool], str | None]) -> Finding:
     """Try something until it is clear whether confinement is in its way.
 
     Args:
@@ -283,11 +283,11 @@ def decide(attempt: Callable[[bool], str | None]) -> Outcome:
     """
     refused = attempt(True)
     if refused is None:
-        return Outcome(Verdict.CONFINED, None)
+        return Finding(Verdict.CONFINED, None)
     failed = attempt(False)
     if failed is not None:
-        return Outcome(Verdict.BROKEN, failed)
+        return Finding(Verdict.BROKEN, failed)
     refused = attempt(True)  # what was there for a moment only is not confinement's doing
     if refused is None:
-        return Outcome(Verdict.CONFINED, None)
-    return Outcome(Verdict.IN_THE_WAY, refused)
+        return Finding(Verdict.CONFINED, None)
+    return Finding(Verdict.IN_THE_WAY, refused)

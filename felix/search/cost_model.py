@@ -35,7 +35,7 @@ ModelLike: TypeAlias = "str | pathlib.Path | nn.Module | None"
 LearningOptions: TypeAlias = "CorrectionOptions | FineTuneOptions"
 
 
-class Outcome(Protocol):
+class LearningReport(Protocol):
     """What learning did: records used, loss before and after, whether the change was taken."""
 
     @property
@@ -69,7 +69,7 @@ class OnlineModel(Protocol):
         ln_latency: NDArray[np.floating[Any]],
         task_ids: NDArray[np.integer[Any]],
         /,
-    ) -> Outcome:
+    ) -> LearningReport:
         """Learn new records on top of all before."""
         ...
 

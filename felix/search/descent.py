@@ -121,7 +121,7 @@ class MergedProgram:
         self,
         keys: Sequence[tuple[int, coordinates.Structure]],
         scorer: scoring.Scorer,
-        both: Sequence[autodiff_program.Program],
+        both: Sequence[autodiff_program.FormulaProgram],
     ) -> None:
         compiled = [scorer.of_structure(*key) for key in keys]
         self.blocks = _blocks(keys, compiled, scorer)
@@ -132,7 +132,9 @@ class MergedProgram:
         for number, one in enumerate(compiled):
             constraints += range(starts[number] + len(one.program.outputs), starts[number + 1])
             owners += [number] * len(one.constraint_program.outputs)
-        self.program = autodiff_program.Program.merge(both, outputs=[*features, *constraints])
+        self.program = autodiff_program.FormulaProgram.merge(
+            both, outputs=[*features, *constraints]
+        )
         self.n_entries = len(keys)
         self.n_feature_outputs = len(features)
         self.space = coordinates.Space.concatenate(
@@ -220,7 +222,7 @@ class Descent:
         self.steps: list[events.DescentStep] = []
         self._merged: dict[tuple[tuple[int, coordinates.Structure], ...], MergedProgram] = {}
         #: features and constraints of each entry that was ever descended, as one program
-        self._both: dict[tuple[int, coordinates.Structure], autodiff_program.Program] = {}
+        self._both: dict[tuple[int, coordinates.Structure], autodiff_program.FormulaProgram] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Visited]:
         """Descend from the starts of all entries; returns where they went, one an entry."""
@@ -253,10 +255,10 @@ class Descent:
 
     def _features_and_constraints(
         self, key: tuple[int, coordinates.Structure]
-    ) -> autodiff_program.Program:
+    ) -> autodiff_program.FormulaProgram:
         if key not in self._both:
             one = self.scorer.of_structure(*key)
-            self._both[key] = autodiff_program.Program.merge(
+            self._both[key] = autodiff_program.FormulaProgram.merge(
                 [one.program, one.constraint_program], share_symbols=True
             )
         return self._both[key]

@@ -20,7 +20,9 @@ from felix.features.stores import RowName
 from felix.files import cache_folder, write_atomically
 
 #: (rows, constraint names, (features, constraints)).
-Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
+Entry = tuple[
+    tuple[RowName, ...], tuple[str, ...], tuple[program.FormulaProgram, program.FormulaProgram]
+]
 
 _COMPILER = ("autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py")
 #: Modules and packages of `felix` that decide what a compiled formula of a trace is,
@@ -76,8 +78,8 @@ def load(key: str, sources: tuple[str, ...] = SOURCES) -> Entry | None:
         meta = json.loads(head)
         first = rest[: meta["size"]]
         programs = (
-            program.Program.from_bytes(first),
-            program.Program.from_bytes(rest[meta["size"] :]),
+            program.FormulaProgram.from_bytes(first),
+            program.FormulaProgram.from_bytes(rest[meta["size"] :]),
         )
     except (OSError, ValueError, KeyError, zlib.error, RecordError):
         return None

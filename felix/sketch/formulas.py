@@ -39,7 +39,7 @@ from felix.sketch import coordinates, formula_cache
 from felix.sketch.coordinates import Structure
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, kernels
-from felix.symbolic.ir import Program
+from felix.symbolic.ir import SymbolicProgram
 from felix.target import Hardware
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class StructureFormulas:
     """
 
     rows: tuple[RowName, ...]
-    program: autodiff_program.Program
-    constraint_program: autodiff_program.Program
+    program: autodiff_program.FormulaProgram
+    constraint_program: autodiff_program.FormulaProgram
     constraint_names: tuple[str, ...]
 
     @property
@@ -185,13 +185,13 @@ class Formulas:
         extracted = self._extracted(structure)
         names = [variable.name for variable in self._source.variables]
         symbols = [sympy.Symbol(name, integer=True, positive=True) for name in names]
-        features = autodiff_program.Program.compile(
+        features = autodiff_program.FormulaProgram.compile(
             [value for row in extracted.values for value in row],
             symbols,
             self._source.log * len(extracted.rows),
         )
         limits = [sympy.sympify(g) for _, g in extracted.constraints]
-        bounds = autodiff_program.Program.compile(
+        bounds = autodiff_program.FormulaProgram.compile(
             [autodiff_program.relative_constraint(g) for g in limits], symbols
         )
         labels = tuple(name for name, _ in extracted.constraints)
@@ -294,7 +294,7 @@ class TraceSource(Source):
         max_threads, max_shared_bytes: the target's limits on a block; 0 on a CPU.
     """
 
-    program: Callable[[Structure], Program]
+    program: Callable[[Structure], SymbolicProgram]
     hardware: Hardware
     max_threads: int
     max_shared_bytes: int

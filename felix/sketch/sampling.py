@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from felix.autodiff.program import Program
+from felix.autodiff.program import FormulaProgram
 from felix.errors import UnsupportedSchedule
 from felix.sketch import coordinates, factorizations, legality
 from felix.sketch.formulas import Formulas
@@ -104,7 +104,10 @@ class _Space:
     """The decisions of one structure."""
 
     def __init__(
-        self, variables: Sequence[Variable], structure: coordinates.Structure, constraints: Program
+        self,
+        variables: Sequence[Variable],
+        structure: coordinates.Structure,
+        constraints: FormulaProgram,
     ) -> None:
         self._variables = variables
         self._structure = structure

@@ -23,14 +23,11 @@ from felix.symbolic import interpret
 from felix.target import Hardware, hardware
 from felix.task import Task
 from felix.templates import registry, template
-from felix.templates.generated import GeneratedProgram
 from felix.tir import design_space
 from felix.tir.design_space import schedule_rules, variants
 
 #: A sketch of either kind.
 Sketch: TypeAlias = TraceSketch | TemplateSketch
-#: What is measured of a candidate.
-Program: TypeAlias = "tvm.IRModule | GeneratedProgram"
 #: Called with one line about something that is left out.
 OnLeftOut: TypeAlias = Callable[[str], None]
 

@@ -124,7 +124,7 @@ class TraceSketch:
 
     # ------------------------------------------------------------ programs
 
-    def symbolic(self, structure: Sequence[int]) -> ir.Program:
+    def symbolic(self, structure: Sequence[int]) -> ir.SymbolicProgram:
         """The symbolic program under these compute locations, after its postprocessors."""
         locations = iter(structure)
         placed = {v.group: next(locations) for v in self.variables if v.structural}
@@ -145,7 +145,7 @@ class TraceSketch:
 
         return self._interpret(decide, rewrite=False)
 
-    def concrete(self, decisions: Sequence[int]) -> ir.Program:
+    def concrete(self, decisions: Sequence[int]) -> ir.SymbolicProgram:
         """The same interpretation with every variable given its number."""
         row = [int(v) for v in decisions]
 
@@ -164,7 +164,7 @@ class TraceSketch:
         decide: _Decide,
         rewrite: bool,
         instructions: Sequence[interpret.Instruction] | None = None,
-    ) -> ir.Program:
+    ) -> ir.SymbolicProgram:
         program = load.load(self.mod["main"])
         interpret.interpret(program, instructions or self.instructions, decide)
         threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0

@@ -46,7 +46,7 @@ class Variable:
 
 
 def of_trace(
-    program: ir.Program, instructions: Sequence[interpret.Instruction]
+    program: ir.SymbolicProgram, instructions: Sequence[interpret.Instruction]
 ) -> tuple[Variable, ...]:
     """Variables of a trace; extents of tiled loops come from a run with the default locations.
 

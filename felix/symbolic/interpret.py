@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, scalar, usage
 from felix.symbolic.instructions import inlining, layouts, loop_transforms, placement, reduction
-from felix.symbolic.ir import Block, Loop, Program, Scalar
+from felix.symbolic.ir import Block, Loop, Scalar, SymbolicProgram
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
@@ -94,7 +94,7 @@ class State:
         decide: sampling instruction -> values of its outputs.
     """
 
-    program: Program
+    program: SymbolicProgram
     decide: Callable[[Instruction, State], Sequence[Scalar]]
     values: dict[Ref, Any] = dataclasses.field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class State:
 
 
 def interpret(
-    program: Program,
+    program: SymbolicProgram,
     trace: Sequence[Instruction],
     decide: Callable[[Instruction, State], Sequence[Scalar]],
 ) -> State:
@@ -127,12 +127,12 @@ def interpret(
     return state
 
 
-def consumers(program: Program, block: Block) -> list[Block]:
+def consumers(program: SymbolicProgram, block: Block) -> list[Block]:
     """Blocks that read what `block` writes, in program order."""
     return [b for _, b in program.walk() if placement.consumes(b, block)]
 
 
-def _producers(program: Program, block: Block) -> list[Block]:
+def _producers(program: SymbolicProgram, block: Block) -> list[Block]:
     return [b for _, b in program.walk() if placement.consumes(block, b)]
 
 
@@ -190,11 +190,11 @@ def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
     return conditions
 
 
-def _bind(_: Program, loop: Loop, thread: str) -> None:
+def _bind(_: SymbolicProgram, loop: Loop, thread: str) -> None:
     loop.kind, loop.thread = "thread", thread
 
 
-def _set_kind(kind: ir.LoopKind, _: Program, loop: Loop) -> None:
+def _set_kind(kind: ir.LoopKind, _: SymbolicProgram, loop: Loop) -> None:
     loop.kind = kind
 
 
@@ -209,8 +209,8 @@ def _unannotate(state: State, inst: Instruction) -> list[Any]:
     return []
 
 
-def _annotations(target: Program | Block | Loop) -> dict[str, Any]:
-    return target.root_annotations if isinstance(target, Program) else target.annotations
+def _annotations(target: SymbolicProgram | Block | Loop) -> dict[str, Any]:
+    return target.root_annotations if isinstance(target, SymbolicProgram) else target.annotations
 
 
 def _cache_read(state: State, inst: Instruction) -> list[Any]:
@@ -220,18 +220,18 @@ def _cache_read(state: State, inst: Instruction) -> list[Any]:
     return [placement.cache_read(state.program, block, index, scope, readers)]
 
 
-def _compute_at(reverse: bool, program: Program, block: Block, loop: Any) -> None:
+def _compute_at(reverse: bool, program: SymbolicProgram, block: Block, loop: Any) -> None:
     if loop == INLINE:
         inlining.compute_inline(program, block)
     elif loop != ROOT:
         placement.compute_at(program, block, loop, reverse)
 
 
-def _set_scope(_: Program, block: Block, index: int, scope: str) -> None:
+def _set_scope(_: SymbolicProgram, block: Block, index: int, scope: str) -> None:
     placement.set_scope(block.store.target.buffer, scope)
 
 
-def _reindex(program: Program, block: Block, index: int, side: int) -> Block:
+def _reindex(program: SymbolicProgram, block: Block, index: int, side: int) -> Block:
     reindex = layouts.reindex_read if side == _READ else layouts.reindex_write
     return reindex(program, block, index)
 

@@ -285,7 +285,7 @@ class Block:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Program:
+class SymbolicProgram:
     """A whole function: its buffers and the trees of its root block.
 
     A buffer is known by identity: programs and TVM's cache instructions repeat names.

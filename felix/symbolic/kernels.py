@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from felix.symbolic import ir, regions, scalar, usage
-from felix.symbolic.ir import Block, Buffer, Loop, Program, Scalar
+from felix.symbolic.ir import Block, Buffer, Loop, Scalar, SymbolicProgram
 
 LOW, HIGH = (
     "meta_schedule.thread_extent_low_inclusive",
@@ -46,7 +46,7 @@ class Kernel:
         return ir.product(self.threads.values())
 
 
-def kernels(program: Program) -> list[Kernel]:
+def kernels(program: SymbolicProgram) -> list[Kernel]:
     """All kernels, in program order."""
     buffers = allocations(program)
     result = []
@@ -62,7 +62,7 @@ def kernels(program: Program) -> list[Kernel]:
     return result
 
 
-def most_shared_bytes(program: Program) -> int:
+def most_shared_bytes(program: SymbolicProgram) -> int:
     """Shared memory of a block, of the kernel of a concrete program that uses most."""
     return max((int(kernel.shared_bytes) for kernel in kernels(program)), default=0)
 
@@ -112,7 +112,7 @@ def versions(buffer: Allocation) -> int:
 
 
 def constraints(
-    program: Program, max_threads: int, max_shared_bytes: int
+    program: SymbolicProgram, max_threads: int, max_shared_bytes: int
 ) -> list[tuple[str, Scalar]]:
     """(name, g) with g <= 0 where VerifyGPUCode and the instructions accept the decisions.
 
@@ -165,7 +165,7 @@ class Allocation:
         return self.elements * self.buffer.dtype_bytes
 
 
-def allocations(program: Program) -> list[Allocation]:
+def allocations(program: SymbolicProgram) -> list[Allocation]:
     """Every intermediate buffer that is accessed, in order of declaration."""
     result = []
     for buffer in program.buffers:
@@ -180,7 +180,7 @@ def allocations(program: Program) -> list[Allocation]:
 _Use = tuple[list[Loop], Block, list[ir.Access]]
 
 
-def _uses(program: Program, buffer: Buffer) -> list[_Use]:
+def _uses(program: SymbolicProgram, buffer: Buffer) -> list[_Use]:
     uses = []
     for loops, block in program.walk():
         stores = [*block.stores, *block.inits]

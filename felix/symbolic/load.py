@@ -64,7 +64,7 @@ _Vars = dict[Any, sympy.Expr]
 _Buffers = dict[Any, ir.Buffer]
 
 
-def load(func: tirx.PrimFunc) -> ir.Program:
+def load(func: tirx.PrimFunc) -> ir.SymbolicProgram:
     """The program of `func`; raises UnsupportedSchedule for forms the engine does not model."""
     root = func.body
     if not isinstance(root, s_stmt.SBlockRealize):
@@ -74,7 +74,9 @@ def load(func: tirx.PrimFunc) -> ir.Program:
         buffers[param] = make_buffer(param, is_parameter=True)
     for buffer in root.block.alloc_buffers:
         buffers[buffer] = make_buffer(buffer)
-    return ir.Program(list(buffers.values()), _load_statement(root.block.body, buffers, {}))
+    return ir.SymbolicProgram(
+        list(buffers.values()), _load_statement(root.block.body, buffers, {})
+    )
 
 
 def make_buffer(buffer: Any, is_parameter: bool = False) -> ir.Buffer:

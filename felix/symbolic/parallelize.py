@@ -15,7 +15,7 @@ import sympy
 
 from felix.symbolic import expr, ir, regions, scalar, usage
 from felix.symbolic.instructions import loop_transforms
-from felix.symbolic.ir import Affine, Block, Loop, Program, Scalar
+from felix.symbolic.ir import Affine, Block, Loop, Scalar, SymbolicProgram
 
 PARALLEL = "meta_schedule.parallel"
 VECTORIZE = "meta_schedule.vectorize"
@@ -35,7 +35,7 @@ class Limits:
     explicit: bool
 
 
-def parallel_vectorize_unroll(program: Program, rewrite: bool) -> None:
+def parallel_vectorize_unroll(program: SymbolicProgram, rewrite: bool) -> None:
     """RewriteParallelVectorizeUnroll on every block, in program order."""
     notes = program.root_annotations
     explicit = UNROLL_EXPLICIT in notes
@@ -59,7 +59,7 @@ def parallel_vectorize_unroll(program: Program, rewrite: bool) -> None:
 
 
 def _parallelize(
-    program: Program, block: Block, loops: list[Loop], limits: Limits, rewrite: bool
+    program: SymbolicProgram, block: Block, loops: list[Loop], limits: Limits, rewrite: bool
 ) -> Loop:
     """Mark or rewrite the loops; returns the block's outermost loop."""
     if limits.parallel is None or limits.vector is None:
@@ -88,7 +88,7 @@ def _rewrite(loops: list[Loop], n_parallel: int, n_vector: int) -> Loop:
     return loops[0]
 
 
-def _fuse_split(program: Program, loops: list[Loop], lanes: int) -> Loop:
+def _fuse_split(program: SymbolicProgram, loops: list[Loop], lanes: int) -> Loop:
     fused = loop_transforms.fuse(loops)
     outer, inner = loop_transforms.split(program, fused, [None, lanes])
     outer.kind, outer.parallel = "parallel", 1

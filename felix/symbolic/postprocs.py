@@ -19,7 +19,7 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, kernels, parallelize, regions, scalar, usage
 from felix.symbolic.instructions import loop_transforms, reduction
-from felix.symbolic.ir import Block, Loop, Program, Scalar
+from felix.symbolic.ir import Block, Loop, Scalar, SymbolicProgram
 
 FETCH = "meta_schedule.cooperative_fetch"
 TILED = "meta_schedule.tiling_structure"
@@ -36,7 +36,7 @@ _MAX_BLOCKS = 256
 
 
 def apply(
-    program: Program, is_gpu: bool, max_threads_per_block: int = 1024, rewrite: bool = True
+    program: SymbolicProgram, is_gpu: bool, max_threads_per_block: int = 1024, rewrite: bool = True
 ) -> None:
     """Run the postprocessors of MetaSchedule's default CUDA or CPU space on `program`.
 
@@ -56,7 +56,7 @@ def apply(
 # ---------------------------------------------------------------- cooperative fetch
 
 
-def cooperative_fetch(program: Program) -> None:
+def cooperative_fetch(program: SymbolicProgram) -> None:
     """Split the fused fetch loop into (rest, threads, vector lanes)."""
     for loops, block in list(program.walk()):
         if FETCH not in block.annotations:
@@ -84,7 +84,7 @@ def cooperative_fetch(program: Program) -> None:
             parts[2].kind = "vectorized"
 
 
-def _thread_extent(program: Program, block: Block) -> Scalar:
+def _thread_extent(program: SymbolicProgram, block: Block) -> Scalar:
     """Extent of the threadIdx.x loop around the block (all such loops of a kernel are equal)."""
     for loops in (program.loops_of(block), *(loops for loops, _ in program.walk())):
         for loop in loops:
@@ -105,7 +105,7 @@ def _max_bytes(block: Block) -> int:
 # ---------------------------------------------------------------- unbound blocks
 
 
-def bind_unbound(program: Program, max_threads: int) -> None:
+def bind_unbound(program: SymbolicProgram, max_threads: int) -> None:
     """Give every block outside of any kernel a grid and a block (BindBlockThreadIdx)."""
     for _, block in list(program.walk()):
         loops = program.loops_of(block)
@@ -118,7 +118,9 @@ def bind_unbound(program: Program, max_threads: int) -> None:
             _bind_block(program, block, loops, max_threads)
 
 
-def _bind_block(program: Program, block: Block, loops: list[Loop], max_threads: int) -> None:
+def _bind_block(
+    program: SymbolicProgram, block: Block, loops: list[Loop], max_threads: int
+) -> None:
     # a condition that is open counts as true, for it matters only where a loop is unit
     parallel = [not scalar.is_static(usage.is_data_parallel(loop), 0) for loop in loops]
     n_spatial = [*parallel, False].index(False)
@@ -156,7 +158,7 @@ def _bind_block(program: Program, block: Block, loops: list[Loop], max_threads: 
 _STATEMENTS = 2
 
 
-def violations(program: Program) -> Iterator[Scalar]:
+def violations(program: SymbolicProgram) -> Iterator[Scalar]:
     """Conditions, 0 where no serial loop around a reduction across threads is unrolled.
 
     Decisions that TVM can lower by few statements may be refused too.

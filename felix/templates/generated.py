@@ -5,8 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from typing import TYPE_CHECKING, TypeAlias
 
 from felix import launch_plan
+
+if TYPE_CHECKING:
+    import tvm
+
+#: What is measured of a candidate: a scheduled module, or what a template generated.
+Program: TypeAlias = "tvm.IRModule | GeneratedProgram"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

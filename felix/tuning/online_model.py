@@ -124,7 +124,7 @@ class Learner:
         else:
             self._examples.append(_Example(search, task_index, candidate, latency_us))
 
-    def learn(self) -> list[cost_model.Outcome]:
+    def learn(self) -> list[cost_model.LearningReport]:
         """Learn what is new on top of all before; what each model made of it."""
         outcomes = []
         for kind, part in self._parts.items():
@@ -137,7 +137,7 @@ class Learner:
     @staticmethod
     def _update(
         online: cost_model.OnlineModel, examples: Sequence[_Example]
-    ) -> cost_model.Outcome:
+    ) -> cost_model.LearningReport:
         features = [example.search.features_of(example.candidate) for example in examples]
         height = max(len(rows) for rows in features)
         rows = np.stack([np.pad(f, ((0, height - len(f)), (0, 0))) for f in features])

@@ -23,11 +23,12 @@ from felix.tuning import pacing
 if TYPE_CHECKING:
     import tvm
 
-    from felix.sketch.sketch import Program, Sketch
+    from felix.sketch.sketch import Sketch
     from felix.sketch.template_sketch import TemplateSketch
     from felix.sketch.trace_sketch import TraceSketch
     from felix.sketch.variables import Variable
     from felix.task import Task
+    from felix.templates.generated import Program
 
 Record = records.Record
 

@@ -14,8 +14,9 @@ from felix.tuning import pacing, results
 from felix.tuning.opening import task_search
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Program, Sketch
+    from felix.sketch.sketch import Sketch
     from felix.task import Task
+    from felix.templates.generated import Program
 
 
 #: A candidate's program, or why it has none.

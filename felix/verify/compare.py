@@ -250,7 +250,7 @@ class _Comparison:
 
     # ------------------------------------------------------------ structure
 
-    def _structure(self, program: ir.Program) -> list[str]:
+    def _structure(self, program: ir.SymbolicProgram) -> list[str]:
         """Compare blocks and loops; the label of each of TVM's stages."""
         theirs = [(s.name, [_loop_text(lp) for lp in s.loops]) for s in self.stages]
         ours = [(b.name, [_loop_text(_plain(lp)) for lp in loops]) for loops, b in program.walk()]
@@ -264,7 +264,7 @@ class _Comparison:
 
     # ------------------------------------------------------------ buffers
 
-    def _buffers(self, program: ir.Program) -> None:
+    def _buffers(self, program: ir.SymbolicProgram) -> None:
         allocations = {a.buffer: a for a in kernels.allocations(program)}
         stored = (target.buffer for _, b in program.walk() for target in b.writes)
         labels = tvm_schedule.labels(b for b in [*stored, *allocations] if b in allocations)

@@ -214,7 +214,7 @@ def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
     return [sketch for sketch in sketches if not isinstance(sketch, TemplateSketch)]
 
 
-def _outcome(similar: reuse.SimilarTask) -> outcome.Outcome | None:
+def _outcome(similar: reuse.SimilarTask) -> outcome.KnownResult | None:
     """What another task's record says, with what its decisions are; None if nobody knows them."""
     try:
         record = records.Record.from_json(similar.record)
@@ -230,7 +230,7 @@ def _outcome(similar: reuse.SimilarTask) -> outcome.Outcome | None:
         variant=str(sketch.variant),
         decisions=outcome.decided(sketch.variables, record.decisions),
     )
-    return outcome.Outcome(tuned_us=record.measurement.latency_us, schedule=schedule)
+    return outcome.KnownResult(tuned_us=record.measurement.latency_us, schedule=schedule)
 
 
 def _sketch(task: Task, key: str) -> Sketch | None:

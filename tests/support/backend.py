@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.measure import payload
 from felix.network.backend import entry, report
 from felix.task import Task
@@ -35,10 +35,10 @@ def compiled(model: Any, folder: pathlib.Path, **options: Any) -> Any:
     return torch.compile(model, backend=entry.backend, options=chosen | options, **others)
 
 
-def outcome(task: Task) -> Outcome:
+def outcome(task: Task) -> KnownResult:
     """A result of a task whose best program is the unscheduled one."""
     program = payload.of(task.mod, task.target)
-    return Outcome(tuned_us=10.0, program=program, default_us=50.0, n_trials=1)
+    return KnownResult(tuned_us=10.0, program=program, default_us=50.0, n_trials=1)
 
 
 def learn(folder: pathlib.Path) -> int:

@@ -113,8 +113,8 @@ def formulas(
 class StructureFormulas:
     """What `Formulas.of_structure` returns."""
 
-    program: autodiff_program.Program
-    constraint_program: autodiff_program.Program
+    program: autodiff_program.FormulaProgram
+    constraint_program: autodiff_program.FormulaProgram
     n_rows: int
 
 
@@ -190,8 +190,8 @@ class FakeSketch:
         inner = sympy.Mul(*tile[self.parts - 2 : self.parts])
         constraint = autodiff_program.relative_constraint(inner * 4 - 4 * self.capacity)
         return StructureFormulas(
-            autodiff_program.Program.compile(rows, self.symbols, flags),
-            autodiff_program.Program.compile([constraint], self.symbols),
+            autodiff_program.FormulaProgram.compile(rows, self.symbols, flags),
+            autodiff_program.FormulaProgram.compile([constraint], self.symbols),
             self.n_rows,
         )
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Program
     from felix.task import Task
+    from felix.templates.generated import Program
 
 Call = Callable[[], object]
 #: Bursts of each call, and timed calls in a burst.

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Program
     from felix.measure.pool import local
     from felix.task import Task
+    from felix.templates.generated import Program
 
 #: Bursts of each program that is not slower than the fastest by more than this factor.
 TURNS, MARGIN = 20, 1.25

@@ -17,7 +17,7 @@ from felix import errors
 from felix.frontend import folding
 from felix.frontend.pytorch import calling
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.network import agreement, assembly, executable, groups, optimized
 from felix.network.backend import partition, settings
 from felix.network.backend.report import PartReport
@@ -234,7 +234,7 @@ def select(
 
 
 def _shipped(
-    group: groups.Group, outcome: Outcome | None, compared: shipping.Compared | None
+    group: groups.Group, outcome: KnownResult | None, compared: shipping.Compared | None
 ) -> shipping.Shipped:
     if compared is None:
         compared = shipping.Compared(latencies_us={}, without_pytorch="it is not compared yet")

@@ -16,7 +16,7 @@ from tvm import relax
 
 from felix import errors
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.measure import task_program
 from felix.network import groups, optimize, outcomes
 from felix.network.contenders import contest, shipping
@@ -141,7 +141,7 @@ def _compared(
     known: store.Store,
     entry: store.QueuedTask,
     task: Task,
-    outcome: Outcome,
+    outcome: KnownResult,
     earlier: frozenset[str],
 ) -> shipping.Shipped:
     form = "PyTorch has no operators for it"

@@ -23,7 +23,7 @@ import tvm
 from tvm import relax
 
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.measure.calls import cpu_calls, cuda_calls
 from felix.measure.pool import locks
 from felix.network import assembly, executable, groups
@@ -99,7 +99,9 @@ _MOST_STEPS = 1e8
 _Built = dict[Contender, relax.VMExecutable]
 
 
-def program(contender: Contender, group: groups.Group, outcome: Outcome | None) -> assembly.Runs:
+def program(
+    contender: Contender, group: groups.Group, outcome: KnownResult | None
+) -> assembly.Runs:
     """What a group runs if a contender ships; None: as TVM schedules it when it is built."""
     if contender is Contender.PYTORCH:
         assert not isinstance(group.form, str)  # else PyTorch is no contender
@@ -150,8 +152,8 @@ class Contest:
         self._built: dict[str, _Built] = {}
 
     def compare(
-        self, every: Sequence[tuple[groups.Group, Outcome | None]]
-    ) -> Iterator[tuple[groups.Group, Outcome | None, Compared]]:
+        self, every: Sequence[tuple[groups.Group, KnownResult | None]]
+    ) -> Iterator[tuple[groups.Group, KnownResult | None, Compared]]:
         """`held` of groups and what tuning gave, a few at a time: their contenders are compiled
         side by side, timed one after the other, and dropped.
 
@@ -166,7 +168,7 @@ class Contest:
             for group, outcome in some:
                 yield group, outcome, self.held(group, outcome)
 
-    def _prepare(self, some: Sequence[tuple[groups.Group, Outcome | None]]) -> None:
+    def _prepare(self, some: Sequence[tuple[groups.Group, KnownResult | None]]) -> None:
         """Compile what has to be timed of groups side by side."""
         unknown = {
             group.symbols[0]: (group, outcome)
@@ -182,7 +184,7 @@ class Contest:
         for symbol, each in mods.items():
             self._built[symbol] = {contender: next(built) for contender in each}
 
-    def held(self, group: groups.Group, outcome: Outcome | None) -> Compared:
+    def held(self, group: groups.Group, outcome: KnownResult | None) -> Compared:
         """The latencies of a group's contenders, side by side, or why PyTorch is none.
 
         Raises:
@@ -202,7 +204,7 @@ class Contest:
             self.store.add_finding(group.task, contenders, dataclasses.asdict(compared))
         return compared
 
-    def known(self, group: groups.Group, outcome: Outcome | None) -> Compared | None:
+    def known(self, group: groups.Group, outcome: KnownResult | None) -> Compared | None:
         """What is known without timing; None if the contenders would have to be timed.
 
         Raises:
@@ -217,7 +219,7 @@ class Contest:
         stored = self.store.find_finding(group.task, _text(group, outcome))
         return None if stored is None else Compared.from_json(stored)
 
-    def _timed(self, group: groups.Group, outcome: Outcome | None, built: _Built) -> Compared:
+    def _timed(self, group: groups.Group, outcome: KnownResult | None, built: _Built) -> Compared:
         """The latencies of those contenders that are right."""
         task = group.task
         assert task is not None  # else nothing is compared
@@ -239,13 +241,13 @@ class Contest:
             latencies_us=latencies_us, without_pytorch=wrong.get(Contender.PYTORCH), wrong=wrong
         )
 
-    def _default(self, group: groups.Group, outcome: Outcome | None) -> relax.VMExecutable:
+    def _default(self, group: groups.Group, outcome: KnownResult | None) -> relax.VMExecutable:
         """TVM's program of a group, which was not hopeful until others were wrong."""
         mod = _network_of(self._network, group, outcome, [Contender.TVM])[Contender.TVM]
         return executable.compile_network(mod, self._network.target)
 
 
-def _text(group: groups.Group, outcome: Outcome | None) -> str:
+def _text(group: groups.Group, outcome: KnownResult | None) -> str:
     """Identifies contenders: another program, form or version is another text."""
     assert isinstance(group.form, TorchForm) and group.task is not None
     text = "" if outcome is None or outcome.program is None else outcome.program
@@ -262,7 +264,7 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
     )
 
 
-def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:
+def _is_hopeful(task: Task, outcome: KnownResult | None) -> bool:
     """Whether TVM's program may be the fastest, by what tuning measured.
 
     One that was not timed beside Felix's did not run, or not in time: on a CPU, where it has one
@@ -279,7 +281,7 @@ def _is_hopeful(task: Task, outcome: Outcome | None) -> bool:
 
 
 def _assembled(
-    network: Programs, group: groups.Group, outcome: Outcome | None
+    network: Programs, group: groups.Group, outcome: KnownResult | None
 ) -> dict[Contender, tvm.IRModule]:
     """A network of one call for each contender; PyTorch is the last one."""
     assert group.task is not None  # else nothing is compared
@@ -292,7 +294,7 @@ def _assembled(
 def _network_of(
     network: Programs,
     group: groups.Group,
-    outcome: Outcome | None,
+    outcome: KnownResult | None,
     contenders: Sequence[Contender],
 ) -> dict[Contender, tvm.IRModule]:
     """A network of one call for each of some contenders."""

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.network import groups
 from felix.tuning import results
 
@@ -70,7 +70,7 @@ class Shipped:
     contender: Contender
     latencies_us: Mapping[Contender, float]
     reason: str
-    outcome: Outcome | None
+    outcome: KnownResult | None
     is_known: bool
     without_pytorch: str | None
     wrong: Mapping[Contender, str] = dataclasses.field(default_factory=dict)
@@ -91,7 +91,7 @@ class Shipped:
 
 
 def choose(
-    group: groups.Group, outcome: Outcome | None, compared: Compared, is_known: bool
+    group: groups.Group, outcome: KnownResult | None, compared: Compared, is_known: bool
 ) -> Shipped:
     """The fastest contender of a group; TVM's program where nothing was measured.
 
@@ -114,7 +114,7 @@ def choose(
     return dataclasses.replace(shipped, reason=_reason(shipped))
 
 
-def _latencies_us(outcome: Outcome | None) -> dict[Contender, float]:
+def _latencies_us(outcome: KnownResult | None) -> dict[Contender, float]:
     if outcome is None:
         return {}
     measured = {Contender.FELIX: outcome.tuned_us, Contender.TVM: outcome.default_us}

@@ -9,10 +9,10 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import inverse, ir, loaded, regions, scalar
 from felix.symbolic.instructions import placement
-from felix.symbolic.ir import Access, Block, Program
+from felix.symbolic.ir import Access, Block, SymbolicProgram
 
 
-def compute_inline(program: Program, block: Block) -> None:
+def compute_inline(program: SymbolicProgram, block: Block) -> None:
     """sch.compute_inline: substitute the block's value into its consumers."""
     target = block.store.target
     if block.inits:
@@ -29,7 +29,7 @@ def compute_inline(program: Program, block: Block) -> None:
     program.discard(target.buffer)
 
 
-def _has_other_writer(program: Program, block: Block) -> bool:
+def _has_other_writer(program: SymbolicProgram, block: Block) -> bool:
     """Whether another block stores to the buffer of a block, a part of it each."""
     buffer = block.store.target.buffer
     return any(
@@ -91,7 +91,7 @@ def substitute_value(value: ir.Value, mapping: dict[sympy.Symbol, sympy.Expr]) -
     return ir.Value(value.op, value.is_float, args, access, expr)
 
 
-def reverse_compute_inline(program: Program, block: Block) -> None:
+def reverse_compute_inline(program: SymbolicProgram, block: Block) -> None:
     """sch.reverse_compute_inline: append the block's computation to its only producer."""
     producers = [b for _, b in program.walk() if placement.consumes(block, b)]
     if len(producers) != 1:

@@ -15,7 +15,16 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import index_expr, inverse, ir
 from felix.symbolic.instructions import inlining, loop_transforms, placement
-from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
+from felix.symbolic.ir import (
+    Access,
+    Affine,
+    Block,
+    Buffer,
+    Iter,
+    IterComponent,
+    Loop,
+    SymbolicProgram,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class IndexMap:
         return cls(tuple(symbols.values()), tuple(results))
 
 
-def transform_block_layout(program: Program, block: Block, index_map: IndexMap) -> None:
+def transform_block_layout(program: SymbolicProgram, block: Block, index_map: IndexMap) -> None:
     """sch.transform_block_layout: new iterators, and a loop for each, in place of the old ones.
 
     The block has a loop for each iterator, which it is bound to, in the order of the iterators.
@@ -91,7 +100,7 @@ def _old_iterators(
     return mapping
 
 
-def reindex_read(program: Program, block: Block, index: int) -> Block:
+def reindex_read(program: SymbolicProgram, block: Block, index: int) -> Block:
     """sch.reindex of a buffer that the block reads: a copy with an index for each iterator.
 
     The copy is made before the block, which reads it at its iterators alone, those that are in
@@ -113,7 +122,7 @@ def reindex_read(program: Program, block: Block, index: int) -> Block:
     return _insert_copy(program, block, access, read, iters)
 
 
-def reindex_write(program: Program, block: Block, index: int) -> Block:
+def reindex_write(program: SymbolicProgram, block: Block, index: int) -> Block:
     """sch.reindex of what the block writes: it writes a buffer with an index for each iterator
     that is in the indices of the result, and a copy of that to the result comes after it."""
     (target,) = block.writes[index : index + 1]
@@ -144,7 +153,7 @@ def _renamed(iters: list[Iter]) -> tuple[list[Iter], dict[sympy.Symbol, sympy.Ex
 
 
 def _insert_copy(
-    program: Program, block: Block, access: Access, read: Access, iters: list[Iter]
+    program: SymbolicProgram, block: Block, access: Access, read: Access, iters: list[Iter]
 ) -> Block:
     """The block that stores what `access` has to where `read` is, before the block."""
     fresh, names = _renamed(iters)
@@ -174,7 +183,7 @@ def _moved(old: Access, new: Access) -> Callable[[ir.Value], ir.Value | None]:
     return lambda value: ir.Value.load(new) if value.access == old else None
 
 
-def pad_einsum(program: Program, block: Block, padding: Sequence[int]) -> None:
+def pad_einsum(program: SymbolicProgram, block: Block, padding: Sequence[int]) -> None:
     """sch.pad_einsum: round the extents of the block's iterators up to multiples.
 
     Operands with a padded index are copied into padded buffers, zero outside, before the block;
@@ -208,7 +217,7 @@ def _padded(accesses: Sequence[Access], padded: dict[sympy.Symbol, ir.Scalar]) -
 
 
 def _padded_buffer(
-    program: Program, access: Access, padded: dict[sympy.Symbol, ir.Scalar]
+    program: SymbolicProgram, access: Access, padded: dict[sympy.Symbol, ir.Scalar]
 ) -> Buffer:
     old = access.buffer
     shape = tuple(
@@ -219,7 +228,7 @@ def _padded_buffer(
 
 
 def _copy_in(
-    program: Program, block: Block, access: Access, padded: dict[sympy.Symbol, ir.Scalar]
+    program: SymbolicProgram, block: Block, access: Access, padded: dict[sympy.Symbol, ir.Scalar]
 ) -> Loop | Block:
     """The nest that fills the padded buffer of an operand, which the block then reads."""
     old, new = access.buffer, _padded_buffer(program, access, padded)
@@ -239,7 +248,7 @@ def _copy_in(
 
 
 def _copy_out(
-    program: Program, block: Block, access: Access, padded: dict[sympy.Symbol, ir.Scalar]
+    program: SymbolicProgram, block: Block, access: Access, padded: dict[sympy.Symbol, ir.Scalar]
 ) -> Loop | Block:
     """The nest that copies the result out of the padded buffer that the block now writes."""
     old, new = access.buffer, _padded_buffer(program, access, padded)

@@ -14,10 +14,10 @@ import sympy
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import expr, ir, scalar
-from felix.symbolic.ir import Affine, Block, IterComponent, Loop, Program, Scalar
+from felix.symbolic.ir import Affine, Block, IterComponent, Loop, Scalar, SymbolicProgram
 
 
-def split(program: Program, loop: Loop, factors: Sequence[Scalar | None]) -> list[Loop]:
+def split(program: SymbolicProgram, loop: Loop, factors: Sequence[Scalar | None]) -> list[Loop]:
     """sch.split: replace `loop` by a nest of these extents; None is inferred, rounded up."""
     extent = loop.extent
     known = ir.product(f for f in factors if f is not None)
@@ -97,7 +97,7 @@ def fuse(loops: Sequence[Loop]) -> Loop:
     return first
 
 
-def reorder(program: Program, order: Sequence[Loop]) -> None:
+def reorder(program: SymbolicProgram, order: Sequence[Loop]) -> None:
     """sch.reorder: permute loops of one nest; the places they hold together stay the same."""
     block = ir.blocks_under(order[0])[0]
     chain = [lp for lp in program.loops_of(block) if any(lp is o for o in order)]
@@ -111,7 +111,7 @@ def reorder(program: Program, order: Sequence[Loop]) -> None:
         loop.body = body
 
 
-def place_of(program: Program, node: Loop | Block) -> tuple[list[Loop | Block], int]:
+def place_of(program: SymbolicProgram, node: Loop | Block) -> tuple[list[Loop | Block], int]:
     """The statement list that holds `node`, and where."""
     stack: list[list[Loop | Block]] = [program.body]
     while stack:
@@ -124,7 +124,7 @@ def place_of(program: Program, node: Loop | Block) -> tuple[list[Loop | Block], 
     raise KeyError("node is not in the program")
 
 
-def add_unit_loop(program: Program, node: Loop | Block) -> Loop:
+def add_unit_loop(program: SymbolicProgram, node: Loop | Block) -> Loop:
     """sch.add_unit_loop: a loop of extent 1 around `node`."""
     holder, place = place_of(program, node)
     loop = Loop([IterComponent("u", 1)], [node])

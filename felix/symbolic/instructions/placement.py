@@ -11,12 +11,21 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import index_expr, ir, loaded, regions, scalar
 from felix.symbolic.instructions import loop_transforms
-from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
+from felix.symbolic.ir import (
+    Access,
+    Affine,
+    Block,
+    Buffer,
+    Iter,
+    IterComponent,
+    Loop,
+    SymbolicProgram,
+)
 
 _Terms = dict[IterComponent, ir.Scalar]
 
 
-def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> None:
+def compute_at(program: SymbolicProgram, block: Block, loop: Loop, reverse: bool) -> None:
     """sch.compute_at / sch.reverse_compute_at with preserved unit loops.
 
     compute_at puts a producer under `loop`, covering what its consumers there read; reverse puts
@@ -51,7 +60,7 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
 
 
 def _covered(
-    program: Program,
+    program: SymbolicProgram,
     block: Block,
     loop: Loop,
     partners: list[Block],
@@ -109,7 +118,7 @@ def _guards(block: Block, producers: list[Block]) -> list[tuple[Affine, ir.Scala
 
 
 def _overhangs(
-    program: Program, producers: list[Block], loop: Loop
+    program: SymbolicProgram, producers: list[Block], loop: Loop
 ) -> list[tuple[Affine, ir.Scalar]]:
     """The guards of producers that concern nothing but `loop` and the loops around it.
 
@@ -130,7 +139,7 @@ def consumes(consumer: Block, producer: Block) -> bool:
 
 
 def _domains(
-    program: Program,
+    program: SymbolicProgram,
     block: Block,
     loop: Loop,
     partners: list[Block],
@@ -191,7 +200,7 @@ def _reaching(
     return dataclasses.replace(component, extent=scalar.ceil_div(reach, source.inner))
 
 
-def remove(program: Program, block: Block) -> None:
+def remove(program: SymbolicProgram, block: Block) -> None:
     """Take the block out, with the loops that would be left empty."""
     node: Loop | Block = block
     for loop in reversed(program.loops_of(block)):
@@ -209,7 +218,7 @@ def tvm_reads(block: Block) -> list[Buffer]:
 
 
 def cache_read(
-    program: Program, block: Block, index: int, scope: str, consumers: list[Block]
+    program: SymbolicProgram, block: Block, index: int, scope: str, consumers: list[Block]
 ) -> Block:
     """sch.cache_read: copy a buffer the block reads into a new buffer of `scope`."""
     source = tvm_reads(block)[index]
@@ -222,7 +231,7 @@ def cache_read(
     return copy
 
 
-def cache_write(program: Program, block: Block, index: int, scope: str) -> Block:
+def cache_write(program: SymbolicProgram, block: Block, index: int, scope: str) -> Block:
     """sch.cache_write: let the block write a new buffer of `scope` and copy that out after it."""
     if index != 0:
         raise UnsupportedSchedule("cache_write of a second output")
@@ -242,7 +251,7 @@ def set_scope(buffer: Buffer, scope: str) -> None:
 
 
 def _copy_block(
-    program: Program, source: Buffer, target: Buffer, name: str
+    program: SymbolicProgram, source: Buffer, target: Buffer, name: str
 ) -> tuple[Block, Loop | Block]:
     iters = iters_of(source)
     components = [IterComponent(f"ax{i}", extent) for i, extent in enumerate(source.shape)]

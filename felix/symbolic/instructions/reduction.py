@@ -10,10 +10,19 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import index_expr, ir, scalar, usage
 from felix.symbolic.instructions import inlining, loop_transforms
-from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
+from felix.symbolic.ir import (
+    Access,
+    Affine,
+    Block,
+    Buffer,
+    Iter,
+    IterComponent,
+    Loop,
+    SymbolicProgram,
+)
 
 
-def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
+def rfactor(program: SymbolicProgram, loop: Loop, factor_axis: int) -> Block:
     """sch.rfactor: factor the reduction over `loop` into a block of its own.
 
     Returns the new block, which reduces the other loops into a buffer with one more dimension;
@@ -37,7 +46,7 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
     return rf_block
 
 
-def _factored(program: Program, buffer: Buffer, axis: int, part: IterComponent) -> Buffer:
+def _factored(program: SymbolicProgram, buffer: Buffer, axis: int, part: IterComponent) -> Buffer:
     """What a part of the reduction stores to instead of `buffer`."""
     shape = (*buffer.shape[:axis], part.extent, *buffer.shape[axis:])
     return program.like(buffer, f"{buffer.name}.rf", shape)
@@ -150,7 +159,7 @@ def _combiner_right(store: ir.Store) -> ir.Value:
 
 
 def _write_back(
-    program: Program,
+    program: SymbolicProgram,
     block: Block,
     loops: list[Loop],
     rf_loop: Loop,
@@ -195,7 +204,7 @@ def _write_back(
     holder[place] = node
 
 
-def decompose_reductions(program: Program) -> None:
+def decompose_reductions(program: SymbolicProgram) -> None:
     """RewriteReductionBlock: move `init` of each reduction block out of its reduction loops."""
     for loops, block in list(program.walk()):
         if not block.inits or _reduced_over_threads(block, loops):
@@ -220,7 +229,7 @@ def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
     return usage.may_feed(components, block)
 
 
-def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:
+def _decompose(program: SymbolicProgram, block: Block, loops: list[Loop], point: int) -> None:
     """Put the init, under copies of the spatial loops, before the loop at depth `point`."""
     pairs = [
         (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"

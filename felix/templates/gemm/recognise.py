@@ -29,7 +29,7 @@ from felix import errors
 from felix.templates.gemm import axes, convolution, epilogue, problem, walk
 from felix.templates.gemm.axes import MAX_BATCH_AXES, Axis, Group, Spatial
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.gemm.stages import NotPlain, Program, program_of, require
+from felix.templates.gemm.stages import NotPlain, StagedFunction, program_of, require
 from felix.templates.gemm.transposed import convolution as transposed
 from felix.tir import grammar
 from felix.tir.ranges import Linear
@@ -58,7 +58,7 @@ def recognise(mod: tvm.IRModule) -> GemmProblem | NotRecognised:
         return NotRecognised(f"its indices are not understood: {error}")
 
 
-def _problem(program: Program) -> GemmProblem:
+def _problem(program: StagedFunction) -> GemmProblem:
     """The problem; axes are split until all tensors are read at linear forms of them."""
     made = axes.Axes()
     spatial = {axis.variable: made.new(axis.extent) for axis in program.output.spatial}
@@ -103,7 +103,10 @@ def _sliding(
 
 
 def _product(
-    program: Program, accesses: walk.Accesses, spatial: Sequence[Axis], reduced: Sequence[Axis]
+    program: StagedFunction,
+    accesses: walk.Accesses,
+    spatial: Sequence[Axis],
+    reduced: Sequence[Axis],
 ) -> GemmProblem:
     """The product of operands that strides describe."""
     strides = [axes.strides_of(tensor.offset) for tensor in accesses.tensors]
@@ -120,7 +123,7 @@ def _product(
 
 
 def _convolution(
-    program: Program, accesses: walk.Accesses, sliding: convolution.Convolution
+    program: StagedFunction, accesses: walk.Accesses, sliding: convolution.Convolution
 ) -> GemmProblem:
     """The product whose rows are gathered."""
     made = _assembled(program, accesses, sliding.spatial, sliding.k, sliding.data)
@@ -131,7 +134,7 @@ def _convolution(
 
 
 def _transposed(
-    program: Program, accesses: walk.Accesses, phased: transposed.Transposed
+    program: StagedFunction, accesses: walk.Accesses, phased: transposed.Transposed
 ) -> GemmProblem:
     """The product of all phases; rows and weights are gathered."""
     made = _assembled(program, accesses, phased.spatial, phased.k, phased.data)
@@ -159,7 +162,11 @@ def _gathered(
 
 
 def _assembled(
-    program: Program, accesses: walk.Accesses, groups: Spatial, k: Group | None, first: int = 1
+    program: StagedFunction,
+    accesses: walk.Accesses,
+    groups: Spatial,
+    k: Group | None,
+    first: int = 1,
 ) -> GemmProblem:
     """The problem of these groups; `first` is the tensor that is A."""
     tensors = accesses.tensors

@@ -74,7 +74,7 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class StagedFunction:
     """A function of plain stages, of which one sums products and one stores the output.
 
     Attributes:
@@ -103,7 +103,7 @@ class Program:
         raise NotPlain(f"it reads {buffer.name}, which nothing computes before")
 
 
-def program_of(func: tirx.PrimFunc) -> Program:
+def program_of(func: tirx.PrimFunc) -> StagedFunction:
     """The stages of a function and their parts in it.
 
     Raises:
@@ -116,7 +116,7 @@ def program_of(func: tirx.PrimFunc) -> Program:
     outputs = [param for param in func.params if param in by_buffer]
     require(len(outputs) == 1, f"it has {len(outputs)} outputs")
     factors, accumulator = _product(sums[0])
-    return Program(
+    return StagedFunction(
         list(func.params),
         by_buffer,
         sums[0],

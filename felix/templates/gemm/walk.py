@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from felix.templates.gemm import axes, epilogue, stages
 from felix.templates.gemm.axes import Axis
-from felix.templates.gemm.stages import NotPlain, Program, require
+from felix.templates.gemm.stages import NotPlain, StagedFunction, require
 from felix.tir import evaluation, grammar, ranges
 from felix.tir.ranges import Interval, Linear, Scope
 
@@ -79,7 +79,10 @@ class Accesses:
 
 
 def accesses_of(
-    program: Program, made: axes.Axes, spatial: Mapping[Any, Axis], reduced: Mapping[Any, Axis]
+    program: StagedFunction,
+    made: axes.Axes,
+    spatial: Mapping[Any, Axis],
+    reduced: Mapping[Any, Axis],
 ) -> Accesses:
     """Where a program reads and writes, as forms of the axes of its output and of its sum.
 
@@ -107,7 +110,7 @@ def accesses_of(
 class _Walk:
     """Follows loads; `sum_at` are the product's spatial iterators, None before it is reached."""
 
-    def __init__(self, program: Program, scope: Scope) -> None:
+    def __init__(self, program: StagedFunction, scope: Scope) -> None:
         self._program = program
         self._scope = scope
         self._statements: list[tuple[str, str, str]] = []

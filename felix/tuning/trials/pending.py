@@ -25,7 +25,7 @@ from felix.tuning.opening import first_rounds
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Program
+    from felix.templates.generated import Program
 
 #: A bound on the wait for the unscheduled program after the last candidate, in seconds.
 BASELINE_WAIT_S = 20.0

@@ -29,7 +29,7 @@ from felix.tuning.task_run import TaskRun
 from felix.tuning.trials import pending
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Program
+    from felix.templates.generated import Program
 
 #: Slower than the best by more than this factor, a candidate cannot win.
 MARGIN = 1.15

@@ -41,7 +41,7 @@ LOSSES = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionResult:
     """What became of one job; `refusal` says why nothing was done, empty if it was."""
 
     number: int
@@ -79,7 +79,7 @@ def _page(
     verb: str,
     back: str,
     listed: Sequence[rows.Job],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[ActionResult],
 ) -> fastapi.Response:
     label, done = VERBS[verb]
     return render.page(
@@ -103,8 +103,8 @@ def _existing(viewer: auth.Caller, numbers: Sequence[int]) -> list[rows.Job]:
 
 def _each(
     services: dependencies.Services, viewer: auth.Caller, verb: str, numbers: Sequence[int]
-) -> list[Outcome]:
-    return [Outcome(number, _refusal(services, viewer, verb, number)) for number in numbers]
+) -> list[ActionResult]:
+    return [ActionResult(number, _refusal(services, viewer, verb, number)) for number in numbers]
 
 
 def _refusal(services: dependencies.Services, viewer: auth.Caller, verb: str, number: int) -> str:

@@ -31,7 +31,7 @@ _MAX_BINARIES = 64
 Value = tuple[Any, Sequence[bytes]]
 
 
-class Outcome(enum.StrEnum):
+class CallState(enum.StrEnum):
     """What became of a call."""
 
     VALUE = "value"
@@ -134,11 +134,11 @@ def serve(connection: Connection, answer: Callable[[str, list[Any], list[bytes]]
         made: Sequence[bytes] = ()
         try:
             value, made = answer(str(verb), arguments, binaries)
-            outcome = Outcome.VALUE
+            outcome = CallState.VALUE
         except Gone as gone:
-            outcome, value = Outcome.GONE, str(gone)
+            outcome, value = CallState.GONE, str(gone)
         except (errors.MeasureError, TypeError, ValueError, LookupError) as error:
-            outcome, value = Outcome.ERROR, str(error)
+            outcome, value = CallState.ERROR, str(error)
         try:
             _send(connection, sending, [number, outcome, value], made)
         except OSError:
@@ -156,12 +156,12 @@ def serve(connection: Connection, answer: Callable[[str, list[Any], list[bytes]]
 def _settle(
     future: concurrent.futures.Future[Value], outcome: str, value: Any, binaries: list[bytes]
 ) -> None:
-    match Outcome(outcome):
-        case Outcome.VALUE:
+    match CallState(outcome):
+        case CallState.VALUE:
             future.set_result((value, binaries))
-        case Outcome.GONE:
+        case CallState.GONE:
             future.set_exception(Gone(str(value)))
-        case Outcome.ERROR:
+        case CallState.ERROR:
             future.set_exception(errors.MeasureError(str(value)))
 
 

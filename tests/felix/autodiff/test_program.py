@@ -29,11 +29,11 @@ def symbols(n: int) -> list[sympy.Symbol]:
 
 
 @pytest.fixture(scope="module")
-def typical() -> tuple[list[sympy.Symbol], list[sympy.Expr], autodiff_program.Program]:
+def typical() -> tuple[list[sympy.Symbol], list[sympy.Expr], autodiff_program.FormulaProgram]:
     variables = symbols(12)
     formulas = synthetic.formulas(variables, rows=3, features=120)
     flags = [i % 3 == 0 for i in range(len(formulas))]
-    return variables, formulas, autodiff_program.Program.compile(formulas, variables, flags)
+    return variables, formulas, autodiff_program.FormulaProgram.compile(formulas, variables, flags)
 
 
 def evaluate(node: sympy.Expr, point: dict[sympy.Symbol, int]) -> float:
@@ -85,7 +85,7 @@ def test_exact_equals_plain_evaluation(typical) -> None:
 def test_values_do_not_depend_on_the_size_of_the_batch(typical) -> None:
     """Batches are cut into blocks, whose size depends on the number of nodes."""
     variables, formulas, program = typical
-    small = autodiff_program.Program.compile(formulas[:1], variables)
+    small = autodiff_program.FormulaProgram.compile(formulas[:1], variables)
     points = np.random.default_rng(0).integers(1, 9, (5000, len(variables)))
     for each in (program, small):
         whole = each.exact(points)
@@ -95,7 +95,7 @@ def test_values_do_not_depend_on_the_size_of_the_batch(typical) -> None:
 
 def test_the_reverse_pass_is_made_where_it_is_needed() -> None:
     (x,) = symbols(1)
-    program = autodiff_program.Program.compile([x * x], [x])
+    program = autodiff_program.FormulaProgram.compile([x * x], [x])
     assert program.exact(np.asarray([[3]])).tolist() == [[9]]
     assert "gathers" not in vars(program._passes)
     _, buffer = program.forward(np.asarray([[3.0]]), 0.1)
@@ -110,7 +110,7 @@ def test_log_outputs_are_log2_of_one_plus_v(typical) -> None:
     np.testing.assert_allclose(reported[:, flags], np.log2(1 + raw[:, flags]))
     np.testing.assert_array_equal(reported[:, ~flags], raw[:, ~flags])
     x = torch.full((2, 12), 4.0, dtype=torch.float64)
-    without = autodiff_program.Program.compile(formulas, variables)
+    without = autodiff_program.FormulaProgram.compile(formulas, variables)
     soft, soft_raw = (torch_function.smooth(each, x, 0.1) for each in (program, without))
     expected = torch.sign(soft_raw) * torch.log2(1 + soft_raw.abs())
     torch.testing.assert_close(soft[:, flags], expected[:, flags])
@@ -160,7 +160,9 @@ def test_gradients_agree_with_differences(typical, temperature: float) -> None:
 def test_gradient_flows_through_log_outputs_and_shared_nodes() -> None:
     a, b = symbols(2)
     shared = a * b
-    program = autodiff_program.Program.compile([shared + shared**2, shared], [a, b], [True, False])
+    program = autodiff_program.FormulaProgram.compile(
+        [shared + shared**2, shared], [a, b], [True, False]
+    )
     x = torch.tensor([[3.0, 5.0]], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: torch_function.smooth(program, t, 0.5), (x,))
 
@@ -177,7 +179,7 @@ def test_integers_are_exact_below_2_to_52(a: int, b: int, c: int) -> None:
         x * y / 3 * 3,
         expr.Maximum(x * y - z, z),
     ]
-    program = autodiff_program.Program.compile(formulas, [x, y, z])
+    program = autodiff_program.FormulaProgram.compile(formulas, [x, y, z])
     values = program.exact(np.asarray([[a, b, c]]))[0]
     n = a * b
     assert values.tolist() == [n // c, -(-n // c), n % c, n, n, max(n - c, c)]
@@ -185,7 +187,9 @@ def test_integers_are_exact_below_2_to_52(a: int, b: int, c: int) -> None:
 
 def test_quotients_are_divided_not_multiplied_by_a_reciprocal() -> None:
     (x,) = symbols(1)
-    program = autodiff_program.Program.compile([49 / x, sympy.Rational(1, 49) * x, 7 * x**-2], [x])
+    program = autodiff_program.FormulaProgram.compile(
+        [49 / x, sympy.Rational(1, 49) * x, 7 * x**-2], [x]
+    )
     assert program.exact(np.asarray([[49], [7]])).tolist() == [
         [1.0, 1.0, 7 / 2401],
         [7, 1 / 7, 7 / 49],
@@ -194,8 +198,8 @@ def test_quotients_are_divided_not_multiplied_by_a_reciprocal() -> None:
 
 def test_equal_subexpressions_are_one_node() -> None:
     x, y, z = symbols(3)
-    one = autodiff_program.Program.compile([expr.CeilDiv(x * y, z)], [x, y, z])
-    again = autodiff_program.Program.compile(
+    one = autodiff_program.FormulaProgram.compile([expr.CeilDiv(x * y, z)], [x, y, z])
+    again = autodiff_program.FormulaProgram.compile(
         [expr.CeilDiv(x * y, z), 3 * expr.CeilDiv(y * x, z), x * y], [x, y, z]
     )
     assert again.n_nodes == one.n_nodes + 1
@@ -203,7 +207,7 @@ def test_equal_subexpressions_are_one_node() -> None:
 
 def test_arguments_of_commutative_operators_are_not_mixed_up_with_others() -> None:
     x, y = symbols(2)
-    program = autodiff_program.Program.compile(
+    program = autodiff_program.FormulaProgram.compile(
         [expr.Less(x, y), expr.Less(y, x), expr.Minimum(y, x), expr.Minimum(x, y)], [x, y]
     )
     assert program.exact(np.asarray([[2, 9]])).tolist() == [[1, 0, 2, 2]]
@@ -211,8 +215,12 @@ def test_arguments_of_commutative_operators_are_not_mixed_up_with_others() -> No
 
 def test_groups_do_not_grow_with_the_number_of_rows() -> None:
     variables = symbols(12)
-    small = autodiff_program.Program.compile(synthetic.formulas(variables, rows=1), variables)
-    large = autodiff_program.Program.compile(synthetic.formulas(variables, rows=8), variables)
+    small = autodiff_program.FormulaProgram.compile(
+        synthetic.formulas(variables, rows=1), variables
+    )
+    large = autodiff_program.FormulaProgram.compile(
+        synthetic.formulas(variables, rows=8), variables
+    )
     assert large.n_nodes > 4 * small.n_nodes
     assert large.n_groups <= small.n_groups + 12
 
@@ -221,7 +229,9 @@ def test_a_kind_waits_for_its_nodes_that_take_longest() -> None:
     """Two logarithms could be evaluated at once, but the third makes a group of its own then."""
     x, y, z = symbols(3)
     last = sympy.log(expr.Minimum(x * y, y) * z)
-    program = autodiff_program.Program.compile([sympy.log(x), sympy.log(y), last], [x, y, z])
+    program = autodiff_program.FormulaProgram.compile(
+        [sympy.log(x), sympy.log(y), last], [x, y, z]
+    )
     assert program.n_groups == len(["multiply", "Minimum", "multiply", "log"])
     expected = np.log([2.0, 3.0, 3.0 * 5.0])
     np.testing.assert_allclose(program.exact(np.asarray([[2, 3, 5]]))[0], expected)
@@ -247,7 +257,7 @@ def test_every_operator_compiles() -> None:
         2**x,
         x**5,
     ]
-    program = autodiff_program.Program.compile(formulas, [x, y, z])
+    program = autodiff_program.FormulaProgram.compile(formulas, [x, y, z])
     assert {k for k in program.graph.kinds} >= set(graph.KINDS) - {"multiply3"}
     at = {x: sympy.Integer(5), y: sympy.Integer(6), z: sympy.Integer(4)}
     values = program.exact(np.asarray([[5, 6, 4]]))[0]
@@ -260,7 +270,7 @@ def test_deep_formulas_do_not_recurse() -> None:
     total = x
     for i in range(400):
         total = expr.Minimum(total, x + i) if i % 2 else expr.Maximum(total, x - i)
-    program = autodiff_program.Program.compile([total], [x])
+    program = autodiff_program.FormulaProgram.compile([total], [x])
     assert program.exact(np.asarray([[7]])).shape == (1, 1)
 
 
@@ -269,7 +279,7 @@ def test_deep_formulas_do_not_recurse() -> None:
 )
 def test_unknown_formulas_are_refused(bad: sympy.Expr) -> None:
     with pytest.raises(errors.UnsupportedSchedule):
-        autodiff_program.Program.compile([bad], ["v0"])
+        autodiff_program.FormulaProgram.compile([bad], ["v0"])
 
 
 def test_wrong_input_shape_is_refused(typical) -> None:
@@ -282,7 +292,9 @@ def test_wrong_input_shape_is_refused(typical) -> None:
 
 def test_outputs_that_are_constants_or_inputs() -> None:
     x, y = symbols(2)
-    program = autodiff_program.Program.compile([sympy.Integer(3), y, sympy.Integer(0)], [x, y])
+    program = autodiff_program.FormulaProgram.compile(
+        [sympy.Integer(3), y, sympy.Integer(0)], [x, y]
+    )
     at = torch.tensor([[2.0, 5.0]], requires_grad=True)
     values = torch_function.smooth(program, at, 0.1)
     values.sum().backward()
@@ -293,8 +305,8 @@ def test_outputs_that_are_constants_or_inputs() -> None:
 def test_merge_concatenates_inputs_and_outputs(typical) -> None:
     _, _, program = typical
     x, y = symbols(2)
-    other = autodiff_program.Program.compile([x * y + 1, x], [x, y], [False, True])
-    merged = autodiff_program.Program.merge([program, other, program])
+    other = autodiff_program.FormulaProgram.compile([x * y + 1, x], [x, y], [False, True])
+    merged = autodiff_program.FormulaProgram.merge([program, other, program])
     assert merged.symbols == program.symbols + other.symbols + program.symbols
     rng = np.random.default_rng(0)
     points = [rng.integers(1, 9, (5, len(p.symbols))) for p in (program, other, program)]
@@ -311,9 +323,11 @@ def test_merge_concatenates_inputs_and_outputs(typical) -> None:
 
 def test_merge_shares_symbols_and_pads_with_zero() -> None:
     x, y = symbols(2)
-    features = autodiff_program.Program.compile([expr.CeilDiv(x, y), x], [x, y], [True, False])
-    constraints = autodiff_program.Program.compile([expr.CeilDiv(x, y) - 4], [x, y])
-    merged = autodiff_program.Program.merge(
+    features = autodiff_program.FormulaProgram.compile(
+        [expr.CeilDiv(x, y), x], [x, y], [True, False]
+    )
+    constraints = autodiff_program.FormulaProgram.compile([expr.CeilDiv(x, y) - 4], [x, y])
+    merged = autodiff_program.FormulaProgram.merge(
         [features, constraints], share_symbols=True, outputs=[1, None, 0, 2]
     )
     assert merged.symbols == ("v0", "v1")
@@ -324,9 +338,9 @@ def test_merge_shares_symbols_and_pads_with_zero() -> None:
 def test_merge_keeps_chosen_outputs_of_all_programs_in_their_order(typical) -> None:
     _, _, program = typical
     x, y = symbols(2)
-    other = autodiff_program.Program.compile([x * y + 1, x], [x, y], [False, True])
+    other = autodiff_program.FormulaProgram.compile([x * y + 1, x], [x, y], [False, True])
     n = len(program.outputs)
-    merged = autodiff_program.Program.merge([program, other], outputs=[n + 1, 0, None, n])
+    merged = autodiff_program.FormulaProgram.merge([program, other], outputs=[n + 1, 0, None, n])
     points = np.random.default_rng(0).integers(1, 9, (5, 14))
     alone = program.exact(points[:, :12]), other.exact(points[:, 12:])
     expected = [alone[1][:, 1], alone[0][:, 0], np.zeros(5), alone[1][:, 0]]
@@ -335,7 +349,7 @@ def test_merge_keeps_chosen_outputs_of_all_programs_in_their_order(typical) -> N
 
 def test_bytes_round_trip(typical) -> None:
     _, _, program = typical
-    again = autodiff_program.Program.from_bytes(program.to_bytes())
+    again = autodiff_program.FormulaProgram.from_bytes(program.to_bytes())
     points = np.random.default_rng(0).integers(1, 50, (9, 12))
     np.testing.assert_array_equal(again.exact(points), program.exact(points))
     assert again.symbols == program.symbols
@@ -369,13 +383,13 @@ def test_damaged_bytes_are_one_clear_error(typical, damage: str) -> None:
         np.savez(file, **arrays)
         data = file.getvalue()
     with pytest.raises(errors.RecordError):
-        autodiff_program.Program.from_bytes(data)
+        autodiff_program.FormulaProgram.from_bytes(data)
 
 
 def test_relative_constraint_keeps_the_sign_and_the_scale() -> None:
     x, y = symbols(2)
     g = autodiff_program.relative_constraint(4 * x * y - 49152)
-    program = autodiff_program.Program.compile([g], [x, y])
+    program = autodiff_program.FormulaProgram.compile([g], [x, y])
     values = program.exact(np.asarray([[128, 96], [128, 97], [256, 96], [1, 1]]))[:, 0]
     assert values[0] == pytest.approx(0, abs=1e-12) and values[1] > 0 > values[3]
     assert values[2] == pytest.approx(np.log(2), abs=1e-3)
@@ -390,7 +404,7 @@ def test_compiling_is_fast() -> None:
     elapsed_s = []
     for _ in range(3):
         started = time.process_time()
-        program = autodiff_program.Program.compile(formulas, variables)
+        program = autodiff_program.FormulaProgram.compile(formulas, variables)
         assert program.n_groups > 0
         elapsed_s.append(time.process_time() - started)
     assert program.n_nodes > 2000

@@ -148,7 +148,7 @@ def test_known_results_become_a_database(
         decisions=outcome.decided(sketch.variables, row),
     )
     program = payload.of(sketch.program(row), task.target)
-    known.add(task, outcome.Outcome(tuned_us=7.0, program=program, schedule=schedule))
+    known.add(task, outcome.KnownResult(tuned_us=7.0, program=program, schedule=schedule))
     out = str(tmp_path / "database")
     assert main.main(["known", out, "--known-results", str(known.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schedules": 1, "out": out}

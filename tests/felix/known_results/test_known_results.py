@@ -23,11 +23,11 @@ def _gemm(m: int = 16, n: int = 32, k: int = 8) -> Task:
     return workloads.gemm(m, n, k, target=TARGET)
 
 
-def _tuned(task: Task, latency_us: float = 5.0, seed: int = 0) -> outcome.Outcome:
+def _tuned(task: Task, latency_us: float = 5.0, seed: int = 0) -> outcome.KnownResult:
     """An outcome whose schedule is drawn."""
     sketch = sketches(task)[0]
     (row,) = sketch.sample(1, seed=seed)
-    return outcome.Outcome(
+    return outcome.KnownResult(
         tuned_us=latency_us,
         program=payload.of(sketch.program(row), task.target),
         schedule=outcome.Schedule(
@@ -57,7 +57,7 @@ def test_the_faster_schedule_stays(tmp_path: pathlib.Path) -> None:
     assert merged.tuned_us == 4.0 and merged.schedule == fast.schedule
     assert merged.default_us == 20.0 and merged.n_trials == 6
     assert known.find(_gemm()) == merged
-    failed = outcome.Outcome(failure="no schedule ran")
+    failed = outcome.KnownResult(failure="no schedule ran")
     assert known.add(_gemm(), failed).tuned_us == 4.0
 
 
@@ -75,7 +75,7 @@ def test_many_writers(tmp_path: pathlib.Path) -> None:
         "import sys; from felix import workloads; from felix.known_results import outcome, store;"
         "known = store.Store(sys.argv[1]);"
         f"task = workloads.gemm(16, 32, 8, target={TARGET!r});"
-        "result = outcome.Outcome(failure='none', n_trials=1);"
+        "result = outcome.KnownResult(failure='none', n_trials=1);"
         "[(known.add(task, result), store.enqueue(known, [(task, None)])) for _ in range(10)];"
         "store.enqueue(known, [(task, 'f')])"
     )

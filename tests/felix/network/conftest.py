@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.task import Task
 from tests.support import backend
 
@@ -27,7 +27,7 @@ def fresh() -> Iterator[None]:
 def everything_known(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
     """The folder of known results of which every task has one: its unscheduled program."""
 
-    def find(self: store.Store, task: Task) -> Outcome:
+    def find(self: store.Store, task: Task) -> KnownResult:
         return backend.outcome(task)
 
     monkeypatch.setattr(store.Store, "find", find)

@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.networks import onnx_files
 from felix import target, workloads
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.measure import payload
 from felix.network import elsewhere, groups, imported, judging, outcomes
 from felix.sketch import sketch
@@ -131,8 +131,10 @@ def test_generated_kernels_of_equal_names_are_all_in_a_library(tmp_path: pathlib
     assert b".text.gemm\0" not in content
 
 
-def generated(task: Task) -> Outcome:
+def generated(task: Task) -> KnownResult:
     """What tuning would give if it had measured one generated kernel."""
     each = next(each for each in sketch.sketches(task) if isinstance(each, TemplateSketch))
     (row,) = each.sample(1, seed=0)
-    return Outcome(tuned_us=1.0, program=payload.of(each.program(row), task.target), n_trials=1)
+    return KnownResult(
+        tuned_us=1.0, program=payload.of(each.program(row), task.target), n_trials=1
+    )

@@ -138,7 +138,9 @@ def test_latencies_are_known_results(tmp_path: pathlib.Path) -> None:
     assert judging.SketchJudge().latency_us(task) is None
     known.add(
         task,
-        outcome.Outcome(schedule=None, failure="slow", tuned_us=None, default_us=7.0, n_trials=1),
+        outcome.KnownResult(
+            schedule=None, failure="slow", tuned_us=None, default_us=7.0, n_trials=1
+        ),
     )
     assert judge.latency_us(task) == 7.0
     assert isinstance(task.mod, tvm.IRModule)

@@ -136,7 +136,7 @@ def test_tolerances() -> None:
 def test_planned_groups_are_judged_and_known_by_it(tmp_path: pathlib.Path) -> None:
     task = workloads.gemm(128, 128, 128, target=CUDA)
     known = store.Store(tmp_path / "known.sqlite")
-    known.add(task.allowing_tf32(), outcome.Outcome(default_us=7.0, failure="none"))
+    known.add(task.allowing_tf32(), outcome.KnownResult(default_us=7.0, failure="none"))
     exact, allowed = judging.SketchJudge(known), judging.SketchJudge(known, allow_tf32=True)
     assert not exact.judge(task).has_template and allowed.judge(task).has_template
     assert exact.latency_us(task) is None and allowed.latency_us(task) == 7.0

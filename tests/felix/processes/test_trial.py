@@ -27,5 +27,5 @@ def test_only_what_fails_twice_confined_and_works_between_is_confinements_fault(
         tried.append(confined)
         return results[len(tried) - 1]
 
-    assert confine.decide(attempt) == confine.Outcome(verdict, reason)
+    assert confine.decide(attempt) == confine.Finding(verdict, reason)
     assert tried == [True, False, True][: len(results)]

@@ -96,7 +96,7 @@ def changed(sketch: sketching.Sketch, monkeypatch: pytest.MonkeyPatch, change: A
     """Make the sketch's concrete program differ from the true one."""
     true = sketch.concrete
 
-    def concrete(decisions: Any) -> ir.Program:
+    def concrete(decisions: Any) -> ir.SymbolicProgram:
         program = true(decisions)
         change(program)
         return program
@@ -111,7 +111,7 @@ def one_row(sketch: sketching.Sketch) -> np.ndarray:
 def test_a_wrong_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch = gemm()
 
-    def longer(program: ir.Program) -> None:
+    def longer(program: ir.SymbolicProgram) -> None:
         loops, _ = next(program.walk())
         loops[0].components[0].extent += 1
 
@@ -124,14 +124,14 @@ def test_a_wrong_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[-1].endswith("more")
 
 
-def _other_axis(program: ir.Program) -> None:
+def _other_axis(program: ir.SymbolicProgram) -> None:
     for loops, _ in program.walk():
         for loop in loops:
             if loop.thread == "threadIdx.x":
                 loop.thread = "threadIdx.y"
 
 
-def _to_global(program: ir.Program) -> None:
+def _to_global(program: ir.SymbolicProgram) -> None:
     program.buffer("A_shared").scope = "global"
 
 
@@ -185,7 +185,7 @@ def test_smaller_than_touched_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> 
     sketch = gemm()
     true = compare.kernels.allocations
 
-    def halved(program: ir.Program) -> Any:
+    def halved(program: ir.SymbolicProgram) -> Any:
         return [
             dataclasses.replace(a, shape=(a.shape[0], a.shape[1] - 1))
             if a.buffer.name == "A_shared"

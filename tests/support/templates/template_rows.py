@@ -28,6 +28,6 @@ def hold(template: Template, every: Sequence[Mapping[str, int]]) -> list[bool]:
 
 def _at(template: Template, expressions: list[Any], every: Sequence[Mapping[str, int]]) -> Any:
     names = [p.name for p in template.parameters]
-    compiled = program.Program.compile(expressions, [expr.variable(name) for name in names])
+    compiled = program.FormulaProgram.compile(expressions, [expr.variable(name) for name in names])
     points = [[decisions[name] for name in names] for decisions in every]
     return compiled.exact(np.array(points, dtype=np.float64))

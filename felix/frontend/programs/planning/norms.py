@@ -172,7 +172,7 @@ def _rewriting(
     def add(builder: relax.BlockBuilder) -> rewriting.Added:
         values: dict[int | str, Any] = dict(enumerate(outlining.arguments_of(site.group)))
 
-        def operands(program: folding.Program) -> list[Any]:
+        def operands(program: folding.FoldedFunction) -> list[Any]:
             return [values[name] for name in program.inputs]
 
         weights = rewriting.emitted(

@@ -43,7 +43,7 @@ def column(number: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class FoldedFunction:
     """A function of the folded form.
 
     Attributes:
@@ -69,13 +69,13 @@ class Folded:
         added: whether each added term has a row factor; where not, it is 1.
     """
 
-    weights: Program
-    rows: Program
-    product: Program
+    weights: FoldedFunction
+    rows: FoldedFunction
+    product: FoldedFunction
     added: tuple[bool, ...]
 
     @property
-    def programs(self) -> tuple[Program, Program, Program]:
+    def programs(self) -> tuple[FoldedFunction, FoldedFunction, FoldedFunction]:
         return self.weights, self.rows, self.product
 
 
@@ -266,7 +266,7 @@ class _Folding:
 
     def _program(
         self, made: Sequence[nests.Nest], before: Sequence[tirx.Buffer], after: Sequence[Any]
-    ) -> Program:
+    ) -> FoldedFunction:
         """A function of these nests; without outputs of its own it has the original's."""
         params = list(self._func.params)
         names = [*range(len(params)), *(str(buffer.name) for buffer in before)]
@@ -290,7 +290,7 @@ class _Folding:
         every = [*(buffer for _, buffer in chosen), *outputs]
         func = nests.function(tirx.PrimFunc(every, used.body).with_attr("s_tir", True), made)
         checked = validate.normalise(func, narrow=self._narrow)
-        return Program(checked, tuple(n for n, _ in chosen), tuple(ends))
+        return FoldedFunction(checked, tuple(n for n, _ in chosen), tuple(ends))
 
 
 def _number(params: Sequence[Any], buffer: Any) -> int:

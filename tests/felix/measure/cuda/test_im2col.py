@@ -167,7 +167,7 @@ def test_the_player_of_artifacts_encodes_them(monkeypatch: pytest.MonkeyPatch) -
     launch = Launch("copy", (1, 1, 1, 128, 1, 1), 0, (image_map(), 1))
     plan = LaunchPlan.from_json(LaunchPlan(2, (), (launch,)).to_json())
     arrays = [_memory(), np.zeros(8, np.float32)]
-    program = player.Program(cuda_driver.Context(), plan, b"cubin", arrays)
+    program = player.LoadedProgram(cuda_driver.Context(), plan, b"cubin", arrays)
     program.run()
     (encoded,) = maps
     assert (encoded.box, encoded.corners) == ((32, 64), ((-1, -1), (-1, -1)))

@@ -12,7 +12,7 @@ from torch import nn
 
 from felix import errors
 from felix.known_results import store
-from felix.known_results.outcome import Outcome
+from felix.known_results.outcome import KnownResult
 from felix.measure import payload, task_program
 from felix.measure.calls import cpu_calls
 from felix.network import groups
@@ -39,10 +39,10 @@ class _Affine(nn.Module):
 
 def _outcome(
     group: groups.Group, tuned_us: float = 10.0, default_us: float | None = 15.0
-) -> Outcome:
+) -> KnownResult:
     """What tuning that measured these latencies says, the group's program being the tuned one."""
     program = payload.of(group.task.mod, group.task.target)
-    return Outcome(tuned_us=tuned_us, program=program, default_us=default_us, n_trials=1)
+    return KnownResult(tuned_us=tuned_us, program=program, default_us=default_us, n_trials=1)
 
 
 @pytest.fixture
@@ -62,7 +62,9 @@ def wrong_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(functions.MAKING, "linear", lambda x, w, b: nn.functional.linear(x, w))
 
 
-def _held(folder: pathlib.Path, group: Any, network: Any, outcome: Outcome) -> shipping.Shipped:
+def _held(
+    folder: pathlib.Path, group: Any, network: Any, outcome: KnownResult
+) -> shipping.Shipped:
     contenders = contest.Contest(network, store.Store(folder / "known.sqlite"))
     compared = contenders.held(group, outcome)
     again = contest.Contest(network, store.Store(folder / "known.sqlite"))
@@ -96,7 +98,7 @@ def test_wrong_felix_does_not_ship(tmp_path: pathlib.Path, timed: dict[Contender
     assert "tolerance 1.0e-03" in shipped.reason
 
 
-NOTHING = Outcome(tuned_us=None, program=None, default_us=None, n_trials=0)
+NOTHING = KnownResult(tuned_us=None, program=None, default_us=None, n_trials=0)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_names_are_those_of_the_table_and_gradients_are_finite() -> None:
     assert list(rows) == ["pack", "gemm", "reduce"]
     names = [p.name for p in template.parameters]
     expressions = [value for row in rows.values() for value in row.values()]
-    compiled = program.Program.compile(expressions, [expr.variable(name) for name in names])
+    compiled = program.FormulaProgram.compile(expressions, [expr.variable(name) for name in names])
     rng = random.Random(0)
     points = [hopper_problems.legal(template, rng) for _ in range(4)]
     values = np.array([[point[name] for name in names] for point in points], dtype=np.float64)
@@ -173,7 +173,7 @@ def test_constraints_are_a_plain_judgement(problem: GemmProblem) -> None:
     template = hopper_problems.template(problem)
     names = [p.name for p in template.parameters]
     constraints = [value for _, value in template.constraints()]
-    compiled = program.Program.compile(constraints, [expr.variable(name) for name in names])
+    compiled = program.FormulaProgram.compile(constraints, [expr.variable(name) for name in names])
     rng = random.Random(0)
     samples = [hopper_problems.sample(template, rng) for _ in range(10_000)]
     values = np.array([[sample[name] for name in names] for sample in samples], dtype=np.float64)
