@@ -122,14 +122,14 @@ def _measured(
     from tvm import relax
 
     from felix import frontend
-    from felix.network import groups, judging, outcomes
+    from felix.network import group_costs, groups, outcomes
 
     model, inputs = _network(name, getattr(torch, dtype), args.depth, args.small)
     imported = frontend.import_torch(model, inputs)
     groupings = {
         RULES: frontend.Grouping(frontend.Fusion.RULES),
         FUSEOPS: frontend.Grouping(frontend.Fusion.RULES, rules=relax.transform.FuseOps()),
-        PLANNED: frontend.Grouping(frontend.Fusion.PLANNED, judging.SketchJudge()),
+        PLANNED: frontend.Grouping(frontend.Fusion.PLANNED, group_costs.SketchCosts()),
     }
     compared = {
         way: groups.of(frontend.lowered(imported, full, grouping), full)

@@ -33,7 +33,7 @@ from benchmarks.networks import catalogue
 from benchmarks.support import common
 from felix.frontend.programs import operators
 from felix.known_results import store
-from felix.network import executable, groups, imported, judging, optimize, optimized, outcomes
+from felix.network import executable, group_costs, groups, imported, optimize, optimized, outcomes
 from felix.network.contenders import contest
 
 Call = Callable[[], Any]
@@ -74,7 +74,7 @@ class Case:
         model, inputs = self.make()
         full = felix.target.parse(self.target)
         results = None if known is None else store.Store(known)
-        grouping = judging.grouping(self.fusion, full, results)
+        grouping = group_costs.grouping(self.fusion, full, results)
         return imported.read(model, inputs, {}, full, grouping=grouping)
 
 

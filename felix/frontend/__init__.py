@@ -28,15 +28,32 @@ from felix.frontend.programs.lowering import (
     fusion_for,
 )
 from felix.frontend.programs.outlining import meaning as rewriting_of
-from felix.frontend.programs.planning.graph import Judgement
+from felix.frontend.programs.planning.graph import Schedules
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_FUSION", "Calling", "Fusion", "Grouping", "ImportedModel", "Judgement",
-           "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline", "calls",
-           "extract_tasks", "extract_tasks_onnx", "fusion_for", "import_onnx",
-           "import_torch", "lowered", "model_tasks", "rewriting_of"]  # fmt: skip
+__all__ = [
+    "DEFAULT_FUSION",
+    "Calling",
+    "Fusion",
+    "Grouping",
+    "ImportedModel",
+    "ModelTask",
+    "ModelTasks",
+    "Schedules",
+    "TensorSpec",
+    "build_pipeline",
+    "calls",
+    "extract_tasks",
+    "extract_tasks_onnx",
+    "fusion_for",
+    "import_onnx",
+    "import_torch",
+    "lowered",
+    "model_tasks",
+    "rewriting_of",
+]  # fmt: skip
 
 
 def extract_tasks(

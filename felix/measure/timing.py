@@ -129,8 +129,8 @@ def _more_repeats(
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-def left_in_turns(latencies_us: Mapping[_Name, Sequence[float]], hopeless: float) -> list[_Name]:
-    """Those that took no more than `hopeless` times as long as the fastest one; all before the
+def left_in_turns(latencies_us: Mapping[_Name, Sequence[float]], max_ratio: float) -> list[_Name]:
+    """Those that took no more than `max_ratio` times as long as the fastest one; all before the
     first turn.
 
     The best call of each counts: a busy moment of the machine ends nothing.
@@ -138,5 +138,5 @@ def left_in_turns(latencies_us: Mapping[_Name, Sequence[float]], hopeless: float
     if not all(latencies_us.values()):
         return list(latencies_us)
     best_us = {name: min(each) for name, each in latencies_us.items()}
-    limit_us = hopeless * min(best_us.values())
+    limit_us = max_ratio * min(best_us.values())
     return [name for name, us in best_us.items() if us <= limit_us]

@@ -25,7 +25,7 @@ from felix.templates.generated import GeneratedProgram, Program
 from felix.torch_calls.form import TorchForm, register
 
 #: What a group runs; None: its PrimFunc as TVM schedules it.
-Runs: TypeAlias = Program | TorchForm | None
+Runs: TypeAlias = "Program | TorchForm | None"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from felix.network import (
     assembly,
     checking,
     executable,
+    group_costs,
     groups,
     imported,
-    judging,
     optimize,
     outcomes,
     report,
@@ -64,7 +64,7 @@ def tune(
     """
     known = store.Store()
     full = targets.parse(target)
-    grouping = judging.grouping(fusion, full, known, allow_tf32)
+    grouping = group_costs.grouping(fusion, full, known, allow_tf32)
     placed = imported.placed(model, (), {}, "cpu")
     network = imported.read(*placed, full, shapes, grouping, "cpu", values)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)

@@ -27,7 +27,7 @@ import torch
 
 from felix import target as targets
 from felix.known_results import databases, store
-from felix.network import assembly, checking, groups, imported, judging, optimized, outcomes
+from felix.network import assembly, checking, group_costs, groups, imported, optimized, outcomes
 from felix.network import report as reports
 from felix.network.attentions import whole
 from felix.network.contenders import contest, shipping
@@ -116,7 +116,7 @@ def optimize(
         target = imported.default_target(imported.tensors(model, args, kwargs or {}))
     full = targets.parse(target)
     placed = imported.placed(model, args, kwargs or {}, imported.device_of(full))
-    grouping = judging.grouping(fusion, full, known, allow_tf32)
+    grouping = group_costs.grouping(fusion, full, known, allow_tf32)
     network = imported.read(*placed, full, shapes, grouping, values=values)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     return _optimized(network, known, request)

@@ -41,18 +41,18 @@ class Opener:
         #: indices of tasks that `begin` has begun
         self._begun: set[int] = set()
 
-    def has_begun(self, task_run: TaskRun) -> bool:
+    def begin_or_skip(self, task_run: TaskRun) -> bool:
         """`begin`, or False: one of several that cannot be tuned is skipped.
 
         Raises:
             FelixError: the only task cannot be tuned.
         """
-        return self._unless_skipped(task_run, lambda: self.begin(task_run))
+        return self._or_skip(task_run, lambda: self.begin(task_run))
 
-    def has_opened(
+    def open_or_skip(
         self,
         task_run: TaskRun,
-        judge: task_search.Judge = legality.make_formulas,
+        make_formulas: task_search.MakeFormulas = legality.make_formulas,
         elsewhere_s: float = 0.0,
     ) -> bool:
         """`open` a task that is not, or False: one of several that cannot be tuned is skipped.
@@ -60,8 +60,9 @@ class Opener:
         Raises:
             FelixError: the only task cannot be tuned.
         """
-        return task_run.is_open or self._unless_skipped(
-            task_run, lambda: self.open(task_run, judge=judge, elsewhere_s=elsewhere_s)
+        return task_run.is_open or self._or_skip(
+            task_run,
+            lambda: self.open(task_run, make_formulas=make_formulas, elsewhere_s=elsewhere_s),
         )
 
     def begin(self, task_run: TaskRun, is_resumed: bool = False) -> None:
@@ -82,7 +83,7 @@ class Opener:
         self,
         task_run: TaskRun,
         is_resumed: bool = False,
-        judge: task_search.Judge = legality.make_formulas,
+        make_formulas: task_search.MakeFormulas = legality.make_formulas,
         elsewhere_s: float = 0.0,
     ) -> None:
         """Make a task's sketches and search.
@@ -90,7 +91,7 @@ class Opener:
         Args:
             task_run: not open yet.
             is_resumed: an earlier session had opened it.
-            judge: as in `TaskSearch.open`.
+            make_formulas: as in `TaskSearch.open`.
             elsewhere_s: what opening it took in a process.
 
         Raises:
@@ -107,7 +108,7 @@ class Opener:
                 self._compute_guard.yield_to_timing,
                 has_templates=self._options.templates,
                 templates_first=self._n_tasks > 1 and not is_resumed,
-                judge=judge,
+                make_formulas=make_formulas,
             )
         every = [*task_run.sketches, *task_run.unopened]
         if self._options.first_schedules is not None:
@@ -125,11 +126,11 @@ class Opener:
         )
 
     def open_rest(
-        self, task_run: TaskRun, judge: task_search.Judge = legality.make_formulas
+        self, task_run: TaskRun, make_formulas: task_search.MakeFormulas = legality.make_formulas
     ) -> None:
         """Let a task's search have the sketches of traces, too."""
         with self._compute_guard.computing("extract"):
-            left_out = task_run.open_rest(self._compute_guard.yield_to_timing, judge)
+            left_out = task_run.open_rest(self._compute_guard.yield_to_timing, make_formulas)
         for message in left_out:
             self._on_event(events.Warned(message=message))
 
@@ -142,7 +143,7 @@ class Opener:
             self.open_rest(task_run)
         task_run.set_first(schedules)
 
-    def _unless_skipped(self, task_run: TaskRun, step: Callable[[], None]) -> bool:
+    def _or_skip(self, task_run: TaskRun, step: Callable[[], None]) -> bool:
         try:
             step()
         except (errors.NoDesignSpace, errors.UnsupportedSchedule, errors.WorkloadError) as error:

@@ -70,10 +70,10 @@ class TuneOptions:
     learn: bool = True
     #: Fastest candidates of a task that are measured again, in turns, before one is called best;
     #: 0: none.
-    n_finalists: int = 4
+    n_remeasured: int = 4
     #: How often each of them is timed, and on a CPU how long all rest in between.
-    final_turns: int = 5
-    final_pause_s: float = 0.2
+    remeasure_turns: int = 5
+    remeasure_pause_s: float = 0.2
     #: Time the unscheduled program, for the speed-up.
     baseline: bool = True
     #: Sizes of the search's rounds.
@@ -88,7 +88,7 @@ class TuneOptions:
     #: How measurements correct the model; fine-tuning options train its weights instead, which
     #: takes seconds a round.
     learning: cost_model.LearningOptions | None = None
-    #: GPUs to measure on, where no `pool` is given: `felix.measure.pool.candidates.LocalOptions`.
+    #: GPUs to measure on, where no `pool` is given: `felix.measure.pool.work.LocalOptions`.
     devices: tuple[int, ...] | Literal["all"] = (0,)
     #: Makes the pool from the first task; None: processes on this machine.
     pool: Callable[[Task], Pool] | None = None

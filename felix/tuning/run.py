@@ -152,7 +152,7 @@ class Run:
             FelixError: the only task cannot be tuned.
         """
         while (task_run := self.choose_task()) is not None:
-            if self.opener.has_opened(task_run):
+            if self.opener.open_or_skip(task_run):
                 return task_run
         return None
 
@@ -344,9 +344,9 @@ class Run:
         self._on_event(events.Remeasuring())
         self._baselines.wait(self.breakdown, self._compute_guard)
         self._baselines.take()
-        remeasure.Finals(self.options, self._compute_guard, self.breakdown, self._recorder).run(
-            self.task_runs
-        )
+        remeasure.Remeasuring(
+            self.options, self._compute_guard, self.breakdown, self._recorder
+        ).run(self.task_runs)
 
     def finish(self, reason: str) -> results.NetworkResult:
         """Take the last results in, write the last checkpoint, say that tuning ended."""

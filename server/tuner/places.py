@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from felix import errors, target
 from felix.measure import readings
 from felix.measure.cluster import pool as cluster_pool
-from felix.measure.pool import candidates, local
+from felix.measure.pool import local, work
 from felix.processes import policy
 from felix.task import Task
 from server.parsing import devices
@@ -68,7 +68,7 @@ class ThisMachine:
     """
 
     def __init__(self, confine_gpu: policy.ConfineGpu) -> None:
-        options = candidates.LocalOptions(confine_gpu=confine_gpu, canary=True)
+        options = work.LocalOptions(confine_gpu=confine_gpu, noise_probe=True)
         self._pools = warm_pools.Pools(functools.partial(local.LocalPool, options=options))
         self.pool, self.conditions = self._pools.take, self._pools.conditions
         self._devices = [

@@ -43,7 +43,7 @@ class Meeting:
     def __call__(self, seconds: float) -> None:
         thread = threading.get_ident()
         self._calls[thread] += 1
-        if self.is_on and self._calls[thread] == 2:  # the first was the yardstick
+        if self.is_on and self._calls[thread] == 2:  # the first compared devices
             self._barrier.wait(30)
 
 
@@ -59,9 +59,9 @@ def test_all_devices_run_at_the_same_time_and_every_candidate_once(n_devices: in
     expected = [nodes.latency_us(digest) for digest in _digests(1, 6 * n_devices)]
     assert [each.latency_us for each in measured] == pytest.approx(expected)
     assert cluster.most_busy == n_devices
-    (yardstick,) = _digests(0, 1)
-    yardsticks = collections.Counter({yardstick: n_devices})
-    times = collections.Counter(_digests(1, 6 * n_devices)) + yardsticks
+    (compared,) = _digests(0, 1)
+    again = collections.Counter({compared: n_devices})
+    times = collections.Counter(_digests(1, 6 * n_devices)) + again
     assert collections.Counter(cluster.ran) == times
 
 
@@ -84,7 +84,7 @@ def test_one_round_less_than_devices_is_on_its_way_when_the_next_begins(n_device
         pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS),
         round_size=4,
         first_round_size=4,
-        n_finalists=0,
+        n_remeasured=0,
         baseline=False,
         make_search=baselines.RandomSearch,
         learn=False,

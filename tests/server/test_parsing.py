@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.networks import onnx_files
 from felix import frontend, target, workloads
+from felix.network import group_costs
 from felix.network import groups as network_groups
-from felix.network import judging
 from felix.processes import confine, fork_server
 from felix.task import Task
 from server import commands, errors, settings
@@ -150,7 +150,7 @@ def test_a_gpu_s_groups_are_planned(parser: parsing.Parser) -> None:
     for spec in ("llvm", "h200"):
         full = target.parse(spec)
         found = parser.parse(workload, spec).groups
-        lowered = frontend.lowered(model, full, judging.grouping(None, full, None))
+        lowered = frontend.lowered(model, full, group_costs.grouping(None, full, None))
         expected = network_groups.of(lowered, full)
         assert [each.calls for each in found] == [each.calls for each in expected]
         calls[spec] = sum(each.calls for each in found)

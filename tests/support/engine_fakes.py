@@ -26,7 +26,7 @@ FACTORY_ON_GPU = "tests.support.engine_fakes:EngineOnGpu"
 GPU_VARIABLE = "CUDA_FAKE_DEVICE"
 TAKEN_FACTORY = "tests.support.engine_fakes:TakenEngine"
 
-#: In an engine's folder once a job of `act` "deaf export" is deaf.
+#: In an engine's folder once a job of `act` "unresponsive export" is unresponsive.
 BEGUN = "begun"
 #: What a job of `act` "hoard" takes at a time, in bytes.
 BLOCK_BYTES = 32 << 20
@@ -77,9 +77,9 @@ class Engine:
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         claimed.begin_step("making the artifact")
-        if claimed.job.options.get("act") == "deaf export":
+        if claimed.job.options.get("act") == "unresponsive export":
             path.with_name(BEGUN).touch()
-            be_deaf()
+            be_unresponsive()
         path.write_bytes(f"artifact of job {claimed.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
 
@@ -128,9 +128,9 @@ class TakenEngine(Engine):
 def misbehave(claimed: engine.JobAccess, act: str) -> None:
     """Do what a hostile or broken job does."""
     match act:
-        case "deaf":
+        case "unresponsive":
             claimed.begin_step("building the formulas of task 'gemm'")
-            be_deaf()
+            be_unresponsive()
         case "long":  # it listens, but gets nowhere
             claimed.begin_step("building the formulas of task 'gemm'")
             while not claimed.should_stop():
@@ -145,7 +145,7 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
                 os.setsid()
                 time.sleep(60)
                 os._exit(0)
-            be_deaf()
+            be_unresponsive()
         case "keep":
             held_after_jobs.append(os.urandom(1) * 7 * BLOCK_BYTES)
         case "die":
@@ -158,13 +158,13 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
             claimed._ask("write")  # type: ignore[attr-defined]
         case "hello again":  # as another process, which the tuner would kill
             messages.send(claimed._connection, messages.Verb.HELLO, os.getppid())  # type: ignore[attr-defined]
-            be_deaf()
+            be_unresponsive()
         case "no message":
             claimed._connection.send_bytes(b"\x80\x04N.")  # type: ignore[attr-defined]
-            be_deaf()
+            be_unresponsive()
 
 
-def be_deaf() -> None:
+def be_unresponsive() -> None:
     """As formulas of a chain of reductions are: no call of `should_stop`."""
     while True:
         time.sleep(1.0)

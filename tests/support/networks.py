@@ -63,8 +63,8 @@ def tune_options(pool: Pool, **changes: Any) -> options.TuneOptions:
     defaults: dict[str, Any] = {
         "round_size": 4,
         "first_round_size": 2,
-        "n_finalists": 0,
-        "final_pause_s": 0.0,
+        "n_remeasured": 0,
+        "remeasure_pause_s": 0.0,
         "learn": False,
         "search": sizes,
         "pool": lambda task: pool,
@@ -90,7 +90,7 @@ def timed_contenders(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list
     """Contenders that were timed; PyTorch's take so long, others 10 us."""
     log: list[set[Contender]] = []
 
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, max_ratio: float) -> Any:
         log.append(set(calls))
         for call in calls.values():
             call()

@@ -163,8 +163,8 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     chosen = pool or Pool()
     defaults: dict[str, Any] = {
         "round_size": 8,
-        "n_finalists": 0,
-        "final_pause_s": 0.0,
+        "n_remeasured": 0,
+        "remeasure_pause_s": 0.0,
         "search": SIZES,
         "pool": lambda task: chosen,
     }

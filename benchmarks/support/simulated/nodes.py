@@ -23,8 +23,8 @@ from felix.measure.description import Description
 
 #: The GPU that devices are, and its target.
 TARGET = "h200"
-#: Of pools over such nodes: a canary would be a candidate that nobody asked for.
-OPTIONS = pool.ClusterOptions(canary=False)
+#: Of pools over such nodes: a noise probe would be a candidate that nobody asked for.
+OPTIONS = pool.ClusterOptions(noise_probe=False)
 _DIGEST_BYTES = 32
 
 
@@ -64,7 +64,8 @@ class Node:
         self._times, self._builders, self._has_device = times, builders, has_device
         self._running, self._sleep = running, sleep
         self._device = threading.Lock()
-        #: digests of the programs that ran, in order; the yardstick of a task is there once more
+        #: digests of the programs that ran, in order; a task's fastest, by which devices are
+        #: compared, once more
         self.ran: list[str] = []
 
     def facts(self) -> str:
@@ -148,7 +149,7 @@ class Link:
             time.sleep(self._times.network_s)
         return getattr(self._node, method)(*args)
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """It is never away."""
         return True
 

@@ -21,7 +21,7 @@ from felix import target as targets
 from felix.frontend import imported, norms, numerics, torch_forms
 from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
-from felix.frontend.programs.planning.planner import Judge
+from felix.frontend.programs.planning.planner import GroupCosts
 from felix.frontend.rewriting import operator_name
 from felix.tir import grammar
 
@@ -59,13 +59,13 @@ class Grouping:
     """How groups are chosen, and what is known of candidates.
 
     Attributes:
-        judge: of planned groups; without one every candidate that is a task counts as one kernel.
+        costs: of planned groups; without them every candidate that is a task counts as one kernel.
         machine: whose costs count of planned groups; the target's if left out.
         rules: makes the groups that are not planned, each a function that is "Primitive".
     """
 
     fusion: Fusion = DEFAULT_FUSION
-    judge: Judge | None = None
+    costs: GroupCosts | None = None
     machine: targets.Hardware | None = None
     rules: _Make = by_rules
 
@@ -108,7 +108,7 @@ def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> 
     if grouping.fusion is Fusion.RULES:
         return grouping.rules(mod)
     machine = grouping.machine or targets.hardware(full)
-    extended, chosen = planner.plan(mod, full, machine, grouping.judge)
+    extended, chosen = planner.plan(mod, full, machine, grouping.costs)
     return relax.transform.DeadCodeElimination()(outlining.outline(extended, chosen))
 
 

@@ -21,7 +21,7 @@ from felix import errors, target
 from felix.measure import payload as payloads
 from felix.measure import protocol
 from felix.measure.boards import tracker as trackers
-from felix.measure.pool import candidates, local_workers
+from felix.measure.pool import local_workers, work
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.target import cpu
@@ -42,15 +42,14 @@ class BoardPool(local_workers.PoolOfWorkers):
     """
 
     def __init__(
-        self, task: Task, boards: Sequence[Board], options: candidates.LocalOptions | None = None
+        self, task: Task, boards: Sequence[Board], options: work.LocalOptions | None = None
     ) -> None:
-        options = options or candidates.LocalOptions()
+        options = options or work.LocalOptions()
         _check(task, boards)
         hardware = target.hardware(task.target)
         cache_bytes = hardware.l3_bytes or hardware.l2_bytes
         devices = tuple(
-            candidates.Device("cpu", hardware.name, cache_bytes, index)
-            for index in range(len(boards))
+            work.Device("cpu", hardware.name, cache_bytes, index) for index in range(len(boards))
         )
         self._stopped = threading.Event()
         super().__init__(task.target.kind.name, options, devices)
@@ -66,7 +65,7 @@ class BoardPool(local_workers.PoolOfWorkers):
         return payloads.of(task.mod, target.parse("llvm"))
 
     def _runs_of(
-        self, board: Board, index: int, device: candidates.Device, options: candidates.LocalOptions
+        self, board: Board, index: int, device: work.Device, options: work.LocalOptions
     ) -> BoardRuns:
         here = self._processes.runner(
             f"reference-{index}",
@@ -162,8 +161,8 @@ class BoardRuns(run_stage.OneByOne):
         board: Board,
         client: pool_worker.Worker,
         here: run_stage.RunWorker,
-        options: candidates.LocalOptions,
-        device: candidates.Device,
+        options: work.LocalOptions,
+        device: work.Device,
         closed: threading.Event,
     ) -> None:
         super().__init__(options, device)
@@ -177,13 +176,11 @@ class BoardRuns(run_stage.OneByOne):
     def open(self, arch: str) -> None:
         """Nothing: the board is asked for when there is a candidate."""
 
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         """Run a task's reference on this machine; `state` holds a failure."""
         self._here.prepare(state)
 
-    def _run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def _run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         """One that costs two sessions their lives has failed."""
         start = time.monotonic()
         self._lease()
@@ -199,7 +196,7 @@ class BoardRuns(run_stage.OneByOne):
             return candidate.failed(error, message, run_s)
         return run_stage.timed(candidate, state, reply, self._device)
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until the tracker has the board; False: the pool is closed before."""
         while not self._closed.is_set():
             try:
@@ -219,7 +216,7 @@ class BoardRuns(run_stage.OneByOne):
             if self._closed.is_set() or number == _TRIES:
                 break
             self._closed.wait(_AGAIN_S)
-        raise candidates.WorkerGone(f"board {self._board.key}: {why}")
+        raise work.WorkerGone(f"board {self._board.key}: {why}")
 
     def _refused(self) -> str | None:
         """Why the board gives no session; None if it has given one."""
@@ -238,14 +235,12 @@ class BoardRuns(run_stage.OneByOne):
                 return f"the tracker at {board.tracker} has no such key now"
             reply = self._client.call(request, _GONE_S)
         except pool_worker.WorkerTimeout as error:
-            raise candidates.WorkerGone(f"board {board.key}: {error}") from None
+            raise work.WorkerGone(f"board {board.key}: {error}") from None
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             return str(error)
         return str(reply["message"]) if "error" in reply else None
 
-    def _reply(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> dict[str, Any]:
+    def _reply(self, candidate: work.QueuedProgram, state: work.TaskState) -> dict[str, Any]:
         """The process's reply, or a failure in its form."""
         request = self._request(candidate, state)
         try:

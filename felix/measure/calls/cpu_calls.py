@@ -53,20 +53,20 @@ def in_turns_us(
     inputs: Sequence[Any],
     turns: int,
     burst: int,
-    hopeless: float = math.inf,
+    max_ratio: float = math.inf,
 ) -> dict[_Name, list[float]]:
     """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
 
     All read `inputs`, which are cold. The first calls do not count. A burst of long calls is
-    shorter (`MAX_BURST_S`). A call that took more than `hopeless` times as long as the fastest one
-    has no further turn.
+    shorter (`MAX_BURST_S`). A call that took more than `max_ratio` times as long as the fastest
+    one has no further turn.
     """
     flush = cpu_timing.flusher(CACHE_BYTES)
     for call in calls.values():
         call()
     latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
-        for name in timing.left_in_turns(latencies_us, hopeless):
+        for name in timing.left_in_turns(latencies_us, max_ratio):
             call, end = calls[name], time.perf_counter() + MAX_BURST_S
             for _ in range(burst):
                 flush(*inputs)

@@ -34,11 +34,14 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def in_turns_us(
-    calls: Mapping[_Name, Callable[[], object]], turns: int, burst: int, hopeless: float = math.inf
+    calls: Mapping[_Name, Callable[[], object]],
+    turns: int,
+    burst: int,
+    max_ratio: float = math.inf,
 ) -> dict[_Name, list[float]]:
     """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
 
-    The first calls, which may compile, do not count. A call that took more than `hopeless` times
+    The first calls, which may compile, do not count. A call that took more than `max_ratio` times
     as long as the fastest one has no further turn.
     """
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -51,7 +54,7 @@ def in_turns_us(
         delays[name] = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
     latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
-        for name in timing.left_in_turns(latencies_us, hopeless):
+        for name in timing.left_in_turns(latencies_us, max_ratio):
             latencies_us[name] += _burst_us(calls[name], burst, delays[name], swept)
     return latencies_us
 

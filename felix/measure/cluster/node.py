@@ -23,7 +23,7 @@ from felix import errors, target, version
 from felix.measure import payload as payloads
 from felix.measure import readings
 from felix.measure.cluster import messages
-from felix.measure.pool import candidates, inbox, local, local_workers, locks
+from felix.measure.pool import inbox, local, local_workers, locks, work
 from felix.measure.pool.stages import build_stage
 from felix.processes import child
 
@@ -69,18 +69,16 @@ class Node:
         MeasureError: the machine has no such device, or lacks something for it.
     """
 
-    def __init__(self, settings: Settings, options: candidates.LocalOptions | None = None) -> None:
+    def __init__(self, settings: Settings, options: work.LocalOptions | None = None) -> None:
         self._settings = settings
-        options = options or candidates.LocalOptions()
+        options = options or work.LocalOptions()
         options = dataclasses.replace(options, builders=max(1, settings.builders))
         self._lock = threading.Lock()
         self._names = itertools.count()
-        self._states: collections.OrderedDict[str, candidates.TaskState] = (
-            collections.OrderedDict()
-        )
+        self._states: collections.OrderedDict[str, work.TaskState] = collections.OrderedDict()
         self._n_tasks = 0
         self._target = target.parse(settings.target) if settings.target else None
-        device = candidates.Device("cpu", platform.node(), 0)
+        device = work.Device("cpu", platform.node(), 0)
         if self._target is not None:
             (device,) = local.chosen(self._target, (settings.device,))
         self._device = device
@@ -205,7 +203,7 @@ class Node:
             raise errors.MeasureError("this node runs no programs, it only builds them")
         return self._runs
 
-    def _state(self, fields: dict[str, Any], content: bytes) -> candidates.TaskState:
+    def _state(self, fields: dict[str, Any], content: bytes) -> work.TaskState:
         """The task of a description and the binary of its reference."""
         description = messages.description(fields)
         key = messages.task_name(description, content)
@@ -214,11 +212,11 @@ class Node:
             name = f"reference-{self._n_tasks}"
             self._n_tasks += 1
             binary = self._kept(name, fields["suffix"], content) if fields["suffix"] else ""
-            self._states[key] = candidates.TaskState(
+            self._states[key] = work.TaskState(
                 self._device,
                 str(folder),
-                candidates.Reference(description, str(binary)),
-                candidates.NOT_COMPUTED,
+                work.Reference(description, str(binary)),
+                work.NOT_COMPUTED,
             )
             while len(self._states) > MAX_TASKS:
                 _, old = self._states.popitem(last=False)
@@ -247,8 +245,8 @@ class Node:
             return None
         name = f"candidate-{next(self._names)}"
         path = self._kept(name, fields["suffix"], content, inbox.SUFFIXES)
-        task = candidates.PoolTask(0, [state])
-        candidate = candidates.Candidate(
+        task = work.PoolTask(0, [state])
+        candidate = work.QueuedProgram(
             task, "", name, thorough=fields["thorough"], binary=str(path)
         )
         try:
@@ -257,7 +255,7 @@ class Node:
             path.unlink(missing_ok=True)
 
 
-def _reply(made: candidates.Built, **fields: Any) -> tuple[str, bytes]:
+def _reply(made: work.Built, **fields: Any) -> tuple[str, bytes]:
     """What a builder has made as a message with these fields and a binary; its file is removed."""
     if made.error is not None:
         failed = messages.write(error=made.error.value, message=made.message, build_s=made.build_s)

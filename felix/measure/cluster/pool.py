@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from felix import errors
 from felix.measure.cluster import messages, remote
-from felix.measure.pool import candidates, rights, staged
-from felix.measure.pool.stages import build_stage, canary, device_stage
+from felix.measure.pool import rights, staged, work
+from felix.measure.pool.stages import build_stage, device_stage, noise_probe
 from felix.processes import child
 from felix.task import Task
 
@@ -35,8 +35,8 @@ class ClusterOptions:
     wait_s: float = 60.0
     #: How often it asks who is there.
     watch_s: float = 1.0
-    #: Time a canary on each device (`pool.stages.canary`).
-    canary: bool = True
+    #: Time a noise probe on each device (`pool.stages.noise_probe`).
+    noise_probe: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Member:
 
     name: str
     builders: int
-    device: candidates.Device | None
+    device: work.Device | None
     kind: str
     unfit: str | None = None
     about: Mapping[str, Any] | None = None
@@ -60,7 +60,7 @@ class Member:
     def of(cls, fields: Mapping[str, Any]) -> Member:
         """The member of which `dataclasses.asdict` made these fields."""
         device = fields["device"]
-        return cls(**{**fields, "device": candidates.Device(**device) if device else None})
+        return cls(**{**fields, "device": work.Device(**device) if device else None})
 
 
 class Cluster(Protocol):
@@ -94,7 +94,9 @@ class ClusterPool(staged.StagedPool):
         self._warned: set[str] = set()
         self._client = uuid.uuid4().hex
         self._remotes: list[remote.RemoteRuns] = []
-        self._canary = canary.Canary(self._device_kind) if self._options.canary else None
+        self._probe = (
+            noise_probe.NoiseProbe(self._device_kind) if self._options.noise_probe else None
+        )
         self._places: dict[int, str] = {}
         self._work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-cluster-"))
         super().__init__(task.target.kind.name, rights.Folders.make(self._work_dir, None), ())
@@ -106,8 +108,8 @@ class ClusterPool(staged.StagedPool):
             child.remove_tree(self._work_dir)
             raise
         self._task = self._task_of(task)
-        if self._canary is not None:
-            self._arm_canary(self._canary, task.target)
+        if self._probe is not None:
+            self._arm_probe(self._probe, task.target)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
@@ -181,7 +183,7 @@ class ClusterPool(staged.StagedPool):
         index = self._add_device(member.device)
         self._places[index] = member.name
         stage = device_stage.DeviceStage(
-            index, runs, self._queues, self._finish, self._arch, self._canary
+            index, runs, self._queues, self._finish, self._arch, self._probe
         )
         self._stages.append(stage)
         stage.start()
@@ -190,7 +192,7 @@ class ClusterPool(staged.StagedPool):
         for runs in self._remotes:
             try:
                 runs.interrupt()
-            except (candidates.WorkerGone, errors.MeasureError):
+            except (work.WorkerGone, errors.MeasureError):
                 pass  # what ran there has ended
 
     def _end(self) -> None:
@@ -211,7 +213,7 @@ def from_facts(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> 
     return Member(
         name,
         int(facts.get("builders", 0)),
-        candidates.Device(**device) if device else None,
+        work.Device(**device) if device else None,
         str(facts.get("kind", "")),
         f"it has {', '.join(wrong)}" if wrong else None,
         facts.get("about"),

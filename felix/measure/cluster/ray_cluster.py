@@ -22,7 +22,7 @@ import tvm
 from felix import errors, version
 from felix.measure import payload as payloads
 from felix.measure.cluster import messages, node, pool, tls
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 
 NAMESPACE = "felix"
 #: Seconds that any request may take: builds, references and batches have limits of their own.
@@ -170,9 +170,9 @@ class RayLink:
         except ray.exceptions.RayTaskError as error:  # the node's own answer
             raise errors.MeasureError(_first_line(error.cause)) from None
         except ray.exceptions.RayError as error:
-            raise candidates.WorkerGone(_first_line(error)) from None
+            raise work.WorkerGone(_first_line(error)) from None
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until the node answers; False: it never will, or the pool is closed."""
         while not self._closed.is_set():
             answers = self.answers()

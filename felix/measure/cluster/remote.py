@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from felix import errors
 from felix.measure import protocol
 from felix.measure.cluster import messages
-from felix.measure.pool import candidates, inbox
+from felix.measure.pool import inbox, work
 
 _ErrorClass = protocol.ErrorClass
 #: Candidates of a request: of a GPU they take 40 ms together, which hides what a network takes.
@@ -30,7 +30,7 @@ class Link(Protocol):
         """
         ...
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until the node answers; False: it never will, or the pool is closed."""
         ...
 
@@ -47,43 +47,41 @@ class RemoteBuilder:
     def __init__(self, link: Link, folder: pathlib.Path, kind: str) -> None:
         self._link, self._folder, self._kind = link, folder, kind
 
-    def build(self, payload: str, name: str) -> candidates.Built:
+    def build(self, payload: str, name: str) -> work.Built:
         """Build a payload there, and write the library here."""
         return self._made("build", name, payload=payload, **{"for": self._kind})
 
-    def reference(self, payload: str, name: str) -> candidates.Built:
+    def reference(self, payload: str, name: str) -> work.Built:
         """Make a task's reference there, and write it here."""
         return self._made("reference", name, payload=payload)
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until the node works again; False: it never will."""
-        return self._link.is_back()
+        return self._link.await_return()
 
-    def _made(self, method: str, name: str, **fields: str) -> candidates.Built:
+    def _made(self, method: str, name: str, **fields: str) -> work.Built:
         try:
             text, content = self._link.call(method, messages.write(**fields))
             return self._built(method, messages.read(text), content, name)
         except errors.MeasureError as error:
             infrastructure = _ErrorClass.INFRASTRUCTURE
-            return candidates.Built(error=infrastructure, message=f"building: {error}")
+            return work.Built(error=infrastructure, message=f"building: {error}")
 
-    def _built(
-        self, method: str, reply: dict[str, Any], content: bytes, name: str
-    ) -> candidates.Built:
+    def _built(self, method: str, reply: dict[str, Any], content: bytes, name: str) -> work.Built:
         try:
             build_s = float(reply["build_s"])
             if "error" in reply:
                 error, message = _ErrorClass(reply["error"]), str(reply["message"])
                 if error is _ErrorClass.INFRASTRUCTURE:
-                    raise candidates.WorkerGone(f"the node failed: {message}")
-                return candidates.Built(build_s=build_s, error=error, message=message)
+                    raise work.WorkerGone(f"the node failed: {message}")
+                return work.Built(build_s=build_s, error=error, message=message)
             if reply["suffix"] not in _SUFFIXES[method]:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise errors.MeasureError("a node replied with what is no build") from None
         description = messages.description(reply) if method == "reference" else ""
         binary = self._written(f"{name}{reply['suffix']}", content) if reply["suffix"] else ""
-        return candidates.Built(binary, description, build_s)
+        return work.Built(binary, description, build_s)
 
     def _written(self, name: str, content: bytes) -> str:
         path = self._folder / name
@@ -107,7 +105,7 @@ class RemoteRuns:
     def __init__(self, link: Link, client: str) -> None:
         self._link, self._client = link, client
         #: names of the tasks that the node was given, by their references
-        self._prepared: dict[candidates.Reference, str] = {}
+        self._prepared: dict[work.Reference, str] = {}
         self._broken: str | None = None
         #: whether the node does something for this pool on its device
         self.is_called = False
@@ -124,7 +122,7 @@ class RemoteRuns:
         reply = messages.read(self._called("open", arch))
         self.unconfined, self._broken = reply.get("unconfined"), reply.get("broken")
 
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         """Run a task's reference there; `state` holds a failure for its candidates."""
         made, name = state.reference, ""
         path = pathlib.Path(made.binary)
@@ -140,16 +138,14 @@ class RemoteRuns:
             state.failure = str(error)
         self._prepared[made] = name
 
-    def run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         """Check and time one candidate."""
         ((_, measurement),) = self.run_all([(candidate, state)])
         return measurement
 
     def run_all(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
+    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
         """Check and time candidates by one request; those that the node failed come last."""
         ready = []
         for candidate, state in batch:
@@ -165,10 +161,10 @@ class RemoteRuns:
         """End what the node runs for this pool."""
         self._link.call("interrupt", self._client)
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until the node works again; False: it never will."""
         self._prepared.clear()
-        return self._link.is_back()
+        return self._link.await_return()
 
     def _called(self, method: str, *args: Any) -> Any:
         self.is_called = True
@@ -178,8 +174,8 @@ class RemoteRuns:
             self.is_called = False
 
     def _sent(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
+    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
         """Results of a request; what the node has forgotten is prepared and sent once more."""
         forgotten = []
         for (candidate, state), result in self._results(batch):
@@ -190,14 +186,12 @@ class RemoteRuns:
                 yield candidate, result
         for (candidate, _), result in self._results(forgotten):
             if result is None:
-                raise candidates.WorkerGone("the node does not keep the task's reference")
+                raise work.WorkerGone("the node does not keep the task's reference")
             yield candidate, result
 
     def _results(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[
-        tuple[tuple[candidates.Candidate, candidates.TaskState], protocol.Measurement | None]
-    ]:
+        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
+    ) -> Iterator[tuple[tuple[work.QueuedProgram, work.TaskState], protocol.Measurement | None]]:
         if not batch:
             return
         paths = [pathlib.Path(candidate.binary) for candidate, _ in batch]
@@ -234,4 +228,4 @@ class RemoteRuns:
             else:
                 yield item, result
         if failures:
-            raise candidates.WorkerGone(f"the node failed: {failures[0]}")
+            raise work.WorkerGone(f"the node failed: {failures[0]}")

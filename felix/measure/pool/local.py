@@ -16,8 +16,8 @@ import tvm
 from felix import errors, target
 from felix.measure.cuda import devices
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates, local_workers
-from felix.measure.pool.stages import canary
+from felix.measure.pool import local_workers, work
+from felix.measure.pool.stages import noise_probe
 from felix.processes import policy
 from felix.target import cpu
 from felix.task import Task
@@ -25,7 +25,7 @@ from felix.task import Task
 # The devices of this machine that candidates of a target run on.
 
 
-def of(built_for: tvm.target.Target) -> candidates.Device:
+def of(built_for: tvm.target.Target) -> work.Device:
     """The device a target runs on.
 
     Raises:
@@ -45,12 +45,12 @@ def of(built_for: tvm.target.Target) -> candidates.Device:
         nvrtc.check(str(built_for.attrs["arch"]), devices.version())
         hardware = _gpu_here(built_for, hardware)
     cache_bytes = hardware.l3_bytes or hardware.l2_bytes
-    return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
+    return work.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
 
 
 def chosen(
     built_for: tvm.target.Target, indices: tuple[int, ...] | Literal["all"]
-) -> tuple[candidates.Device, ...]:
+) -> tuple[work.Device, ...]:
     """The devices that a pool measures on: one, or several GPUs of the model of the first.
 
     Args:
@@ -105,7 +105,7 @@ def num_cores(built_for: tvm.target.Target) -> int:
     return int(built_for.attrs.get("num-cores", 0)) or cpu.available_cores()
 
 
-LocalOptions = candidates.LocalOptions
+LocalOptions = work.LocalOptions
 
 
 class LocalPool(local_workers.PoolOfWorkers):
@@ -134,13 +134,13 @@ class LocalPool(local_workers.PoolOfWorkers):
             )
             for index, device in enumerate(devices)
         ]
-        watch = canary.Canary(devices[0].kind) if options.canary else None
+        watch = noise_probe.NoiseProbe(devices[0].kind) if options.noise_probe else None
         self._begin(runs, [each.worker for each in runs], arch, watch)
         if options.confine_gpu is policy.ConfineGpu.ON:
             self._await_opened()
         self._task = self._task_of(task)
         if watch is not None:
-            self._arm_canary(watch, task.target)
+            self._arm_probe(watch, task.target)
 
     def worker_pids(self) -> dict[str, int | None]:
         """Process ids by name: the fork server that has the builders, these, the runners."""

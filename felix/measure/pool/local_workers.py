@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from felix.measure.pool import candidates, locks, rights, staged
+from felix.measure.pool import locks, rights, staged, work
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import build_stage, canary, device_stage, run_stage
+from felix.measure.pool.stages import build_stage, device_stage, noise_probe, run_stage
 from felix.processes import confine, fork_server, policy
 from felix.target import cpu
 
@@ -29,7 +29,7 @@ class LocalWorkers:
         is_for_gpus: whether there are run workers of GPUs only.
     """
 
-    def __init__(self, options: candidates.LocalOptions, is_for_gpus: bool = False) -> None:
+    def __init__(self, options: work.LocalOptions, is_for_gpus: bool = False) -> None:
         self._options = options
         confine.warn_of_missing()
         self._servers: dict[str, fork_server.ForkServer] = {}
@@ -52,7 +52,7 @@ class LocalWorkers:
         for server in reversed(self.fork_servers):
             server.close()
 
-    def builders(self, device: candidates.Device) -> list[build_stage.LocalBuilder]:
+    def builders(self, device: work.Device) -> list[build_stage.LocalBuilder]:
         """The builders, for candidates of a device."""
         limit = self._options.build_memory_bytes
         return [
@@ -77,7 +77,7 @@ class LocalWorkers:
         self,
         name: str,
         index: int,
-        device: candidates.Device,
+        device: work.Device,
         threads: int,
         timing_lock: locks.ReadWriteLock,
         builders: list[build_stage.LocalBuilder],
@@ -100,7 +100,7 @@ class LocalWorkers:
         paused = [builder.worker for builder in builders] if pause else ()
         return run_stage.RunWorker(worker, run_stage.Quiet(lock, paused), options, device)
 
-    def board_client(self, name: str, index: int, device: candidates.Device) -> pool_worker.Worker:
+    def board_client(self, name: str, index: int, device: work.Device) -> pool_worker.Worker:
         """The process that talks to a board; it is not confined, as it needs the network."""
         may = rights.cpu_runner(self.folders, index)
         worker = self._worker(name, may, device, role="board", threads=1, nice=0)
@@ -117,7 +117,7 @@ class LocalWorkers:
         self,
         name: str,
         may: policy.Policy,
-        device: candidates.Device,
+        device: work.Device,
         *,
         role: str,
         threads: int,
@@ -164,10 +164,7 @@ class PoolOfWorkers(staged.StagedPool):
     """A pool that builds here; a subclass makes what runs candidates and calls `_begin`."""
 
     def __init__(
-        self,
-        target_kind: str,
-        options: candidates.LocalOptions,
-        devices: Sequence[candidates.Device],
+        self, target_kind: str, options: work.LocalOptions, devices: Sequence[work.Device]
     ) -> None:
         self._processes = LocalWorkers(options)
         super().__init__(target_kind, self._processes.folders, devices)
@@ -182,7 +179,7 @@ class PoolOfWorkers(staged.StagedPool):
         runs: Sequence[device_stage.Runs],
         runners: list[pool_worker.Worker],
         arch: str = "",
-        watch: canary.Canary | None = None,
+        watch: noise_probe.NoiseProbe | None = None,
     ) -> None:
         """Start the stages of the devices; `runners` are the processes behind `runs`."""
         self._runners = runners

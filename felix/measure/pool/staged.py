@@ -3,7 +3,7 @@
     submit -> stages.build_stage -> stages.dispatch -> stages.device_stage -> future
                  (builders)           (queues)          (a run worker each)
 
-A task goes the same way before its candidates: a builder makes its reference, its home runs it.
+A task goes the same way before its candidates: a builder makes its reference, its primary runs it.
 
 Where builders and run workers are, on this machine or on others, is up to the subclass.
 """
@@ -22,16 +22,16 @@ from felix import errors, workloads
 from felix.measure import payload as payloads
 from felix.measure import protocol, readings
 from felix.measure.cuda import reference
-from felix.measure.pool import candidates, locks, rights
+from felix.measure.pool import locks, rights, work
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
+from felix.measure.pool.stages import build_stage, device_stage, dispatch, noise_probe
 from felix.task import Task
 
 _ErrorClass = protocol.ErrorClass
 
 #: A library stays on disk, to be measured again, up to this multiple of the best latency.
 _REUSABLE_RATIO = 1.3
-#: Of the product that is the canary: some 0.2 ms, of arithmetic and not of the launch.
+#: Of the product that is the noise probe: some 0.2 ms, of arithmetic and not of the launch.
 _CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 
 
@@ -49,10 +49,10 @@ class StagedPool(protocol.Measurer):
 
     _builds: build_stage.BuildStage
     _stages: list[device_stage.DeviceStage]
-    _task: candidates.PoolTask
+    _task: work.PoolTask
 
     def __init__(
-        self, target_kind: str, folders: rights.Folders, devices: Sequence[candidates.Device]
+        self, target_kind: str, folders: rights.Folders, devices: Sequence[work.Device]
     ) -> None:
         #: held exclusively while a candidate is timed on this machine's CPU
         self.timing_lock = locks.ReadWriteLock()
@@ -62,8 +62,8 @@ class StagedPool(protocol.Measurer):
         self._lock = threading.Lock()
         self._closed = False
         self._submitted = 0
-        self._tasks: dict[str, candidates.PoolTask] = {}
-        self._made: list[candidates.PoolTask] = []
+        self._tasks: dict[str, work.PoolTask] = {}
+        self._made: list[work.PoolTask] = []
         self._queues = dispatch.Dispatch(len(self._devices))
         self._references = build_stage.References(
             lambda task: self._builds.put(task), self._queues.put
@@ -181,27 +181,27 @@ class StagedPool(protocol.Measurer):
         for stage in self._stages:
             stage.start()
 
-    def _task_of(self, task: Task) -> candidates.PoolTask:
+    def _task_of(self, task: Task) -> work.PoolTask:
         with self._lock:
             known = self._tasks.get(task.key)
-            if known is not None and known.at_home.failure is None:
+            if known is not None and known.on_primary.failure is None:
                 return known
-            made = self._new_task(task, self._queues.home_of_next_task())
+            made = self._new_task(task, self._queues.device_of_next_task())
             for state in made.states:
-                if state is not made.at_home:  # run when the device first helps
-                    state.failure = candidates.NOT_COMPUTED
+                if state is not made.on_primary:  # run when the device first helps
+                    state.failure = work.NOT_COMPUTED
             self._tasks[task.key] = made
             self._references.ask(made)  # it is made while the first candidates are built
             return made
 
-    def _new_task(self, task: Task, home: int) -> candidates.PoolTask:
-        number, shared = len(self._made), candidates.Reference()
+    def _new_task(self, task: Task, primary: int) -> work.PoolTask:
+        number, shared = len(self._made), work.Reference()
         states = [
-            candidates.TaskState(device, str(self._folders.of_task(index, number)), shared)
+            work.TaskState(device, str(self._folders.of_task(index, number)), shared)
             for index, device in enumerate(self._devices)
         ]
         payload, name = self._reference_payload(task), f"reference-{number}"
-        made = candidates.PoolTask(home, states, payload, name, task.target)
+        made = work.PoolTask(primary, states, payload, name, task.target)
         self._made.append(made)
         return made
 
@@ -209,16 +209,16 @@ class StagedPool(protocol.Measurer):
         """What the reference of a task is made of."""
         return payloads.of(task.mod, task.target)
 
-    def _arm_canary(self, watch: canary.Canary, target: tvm.target.Target) -> None:
-        """Let the devices time a canary, as soon as it is built."""
+    def _arm_probe(self, watch: noise_probe.NoiseProbe, target: tvm.target.Target) -> None:
+        """Let the devices time a noise probe, as soon as it is built."""
         task = workloads.gemm(*_CANARY_SHAPE[self._target_kind], target=target)
         program = task.mod if self._target_kind == "llvm" else reference.scheduled(task.mod)
         with self._lock:
             made = self._new_task(task, 0)
             for state in made.states:
-                state.failure = candidates.NOT_COMPUTED
+                state.failure = work.NOT_COMPUTED
             self._references.ask(made)
-        candidate = candidates.Candidate(made, payloads.of(program, target), "canary")
+        candidate = work.QueuedProgram(made, payloads.of(program, target), "noise-probe")
 
         def arm(measured: Future[protocol.Measurement]) -> None:
             if not measured.cancelled() and measured.result().ok:
@@ -227,13 +227,13 @@ class StagedPool(protocol.Measurer):
         candidate.future.add_done_callback(arm)
         self._builds.put(candidate)
 
-    def _add_device(self, device: candidates.Device) -> int:
+    def _add_device(self, device: work.Device) -> int:
         """One more device that helps with all tasks; its number."""
         with self._lock:
             index = len(self._devices)
             for task in self._made:
-                state = candidates.TaskState(
-                    device, task.at_home.folder, task.reference, candidates.NOT_COMPUTED
+                state = work.TaskState(
+                    device, task.on_primary.folder, task.reference, work.NOT_COMPUTED
                 )
                 task.states.append(state)
             self._devices.append(device)
@@ -241,11 +241,11 @@ class StagedPool(protocol.Measurer):
             return index
 
     def _submit(
-        self, program: payloads.Buildable, task: candidates.PoolTask, thorough: bool
+        self, program: payloads.Buildable, task: work.PoolTask, thorough: bool
     ) -> Future[protocol.Measurement]:
         assert task.target is not None
         payload = payloads.of(program, task.target)
-        candidate = candidates.Candidate(task, payload, "", thorough=thorough)
+        candidate = work.QueuedProgram(task, payload, "", thorough=thorough)
         digest = candidate.digest
         with self._lock:
             if self._closed:
@@ -256,11 +256,11 @@ class StagedPool(protocol.Measurer):
             (self._queues if candidate.binary else self._builds).put(candidate)
         return candidate.future
 
-    def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+    def _finish(self, candidate: work.QueuedProgram, measurement: protocol.Measurement) -> None:
         """Keep the library of a measured candidate if it is near the best, and settle it."""
         task, latency_us, digest = candidate.task, measurement.latency_us, candidate.digest
         with self._lock:
-            best = task.yardstick
+            best = task.fastest
             if latency_us is not None and best is not None:
                 if latency_us <= _REUSABLE_RATIO * best.latency_us:
                     task.libraries.setdefault(digest, candidate.binary)
@@ -270,7 +270,7 @@ class StagedPool(protocol.Measurer):
             pathlib.Path(candidate.binary).unlink(missing_ok=True)
         self._settle(candidate, measurement)
 
-    def _settle(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+    def _settle(self, candidate: work.QueuedProgram, measurement: protocol.Measurement) -> None:
         """Give a candidate its measurement; one that failed after `close` failed because of it."""
         if self._closed and not measurement.ok:
             measurement = candidate.failed(
@@ -281,21 +281,21 @@ class StagedPool(protocol.Measurer):
     def _drain(self) -> None:
         """Cancel candidates that wait, and forget references that do."""
         to_build, to_run = self._builds.drain(), self._queues.drain()
-        tasks = [item for item in to_build if isinstance(item, candidates.PoolTask)]
+        tasks = [item for item in to_build if isinstance(item, work.PoolTask)]
         early = self._references.drain(tasks)
         for item in [*to_build, *early, *to_run]:
-            if isinstance(item, candidates.Candidate):
+            if isinstance(item, work.QueuedProgram):
                 if not item.future.cancel():
                     interrupted = "the pool was interrupted"
                     self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
             elif item not in tasks:
-                item.at_home.failure = "the pool was interrupted before it was made"
+                item.on_primary.failure = "the pool was interrupted before it was made"
 
 
 class TaskView(protocol.Measurer):
     """A `protocol.Measurer` for one more task of a pool; closing it leaves the pool open."""
 
-    def __init__(self, pool: StagedPool, task: candidates.PoolTask) -> None:
+    def __init__(self, pool: StagedPool, task: work.PoolTask) -> None:
         self._pool = pool
         self._task = task
 

@@ -21,7 +21,7 @@ from torch._dynamo import convert_frame
 from felix import errors, frontend
 from felix import target as targets
 from felix.known_results import store
-from felix.network import executable, imported, judging
+from felix.network import executable, group_costs, imported
 from felix.network.backend import part, partition, settings, tracing
 from felix.network.backend.report import GraphReport, PartReport, SizesReport
 from felix.tir import grammar
@@ -141,7 +141,7 @@ class _Specialised:
 
     def _runners(self, full: tvm.target.Target) -> Runners:
         known = store.Store(self._settings.known_results)
-        grouping = judging.known_grouping(full, known, self._settings.allow_tf32)
+        grouping = group_costs.known_grouping(full, known, self._settings.allow_tf32)
         return grouping, lambda cut: part.Part(cut, self._settings, known)
 
     def report(self) -> SizesReport:

@@ -42,7 +42,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 TURNS, BURST = 3, 8
 #: A program so many times as slow as another one, by tuning or by a first turn, is not timed
 #: again.
-HOPELESS = 2.0
+MAX_RATIO = 2.0
 
 
 def median_us(
@@ -55,10 +55,10 @@ def median_us(
         name: functools.partial(main, *inputs) for name, main in mains.items()
     }
     if full.kind.name == "cuda":
-        latencies_us = cuda_calls.in_turns_us(calls, TURNS, BURST, HOPELESS)
+        latencies_us = cuda_calls.in_turns_us(calls, TURNS, BURST, MAX_RATIO)
     else:
         flushed = [tvm.runtime.from_dlpack(each) for each in inputs]
-        latencies_us = cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, HOPELESS)
+        latencies_us = cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, MAX_RATIO)
     return {name: statistics.median(each) for name, each in latencies_us.items()}
 
 
@@ -277,7 +277,7 @@ def _is_hopeful(task: Task, outcome: KnownResult | None) -> bool:
         return default_us is not None or is_small
     if default_us is None:
         return False
-    return default_us <= HOPELESS * tuned_us
+    return default_us <= MAX_RATIO * tuned_us
 
 
 def _assembled(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 #: Why a sketch has no legal schedule; None if it has.
-Judge: TypeAlias = "Callable[[Sketch], str | None]"
+MakeFormulas: TypeAlias = "Callable[[Sketch], str | None]"
 
 
 class TaskSearch:
@@ -55,7 +55,7 @@ class TaskSearch:
         before_each: Callable[[], None] | None = None,
         has_templates: bool = True,
         templates_first: bool = False,
-        judge: Judge = legality.make_formulas,
+        make_formulas: MakeFormulas = legality.make_formulas,
     ) -> list[str]:
         """Make the sketches and the search; says which sketches are left out and why.
 
@@ -65,7 +65,7 @@ class TaskSearch:
             has_templates: whether kernels of templates are searched, too.
             templates_first: where there are templates, leave traces, whose formulas take a
                 hundred times as long, to `open_rest`.
-            judge: makes the formulas of a sketch, or knows what making them gave elsewhere.
+            make_formulas: makes those of a sketch, or knows what making them gave elsewhere.
 
         Raises:
             NoDesignSpace: the task has no sketch with legal schedules.
@@ -82,9 +82,9 @@ class TaskSearch:
                 f"{self.task.name}: TVM cannot schedule the program: {grammar.first_line(error)}"
             ) from error
         templates, traces = by_kind(diversity.searched(sketches))
-        self._take_legal(templates, left_out, before_each, judge)
+        self._take_legal(templates, left_out, before_each, make_formulas)
         if not templates_first or not self.sketches:
-            self._take_legal(traces, left_out, before_each, judge)
+            self._take_legal(traces, left_out, before_each, make_formulas)
             traces = []
         if not self.sketches:
             raise errors.NoDesignSpace(
@@ -96,13 +96,15 @@ class TaskSearch:
         return left_out
 
     def open_rest(
-        self, before_each: Callable[[], None] | None = None, judge: Judge = legality.make_formulas
+        self,
+        before_each: Callable[[], None] | None = None,
+        make_formulas: MakeFormulas = legality.make_formulas,
     ) -> list[str]:
         """Let the search have the sketches that `open` left out for now; says which have no
         legal schedule, and why."""
         left_out: list[str] = []
         n_open = len(self.sketches)
-        self._take_legal(self.unopened, left_out, before_each, judge)
+        self._take_legal(self.unopened, left_out, before_each, make_formulas)
         self.unopened = []
         self.search.extend(self.sketches[n_open:])
         return left_out
@@ -112,13 +114,13 @@ class TaskSearch:
         sketches: Sequence[Sketch],
         left_out: list[str],
         before_each: Callable[[], None] | None,
-        judge: Judge,
+        make_formulas: MakeFormulas,
     ) -> None:
         """Take in those with legal schedules."""
         for sketch in sketches:
             if before_each is not None:
                 before_each()
-            failure = judge(sketch)
+            failure = make_formulas(sketch)
             if failure is not None:
                 left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
                 continue

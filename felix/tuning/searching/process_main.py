@@ -50,10 +50,10 @@ class OpenTask:
                 request.seed,
                 has_templates=request.has_templates,
                 templates_first=not request.has_rest,
-                judge=self._judge,
+                make_formulas=self._make_formulas,
             )
         if request.has_rest and ours.unopened:
-            ours.open_rest(judge=self._judge)
+            ours.open_rest(make_formulas=self._make_formulas)
         search, open_s = ours.search, time.perf_counter() - start
         search.model = request.models
         if request.state is not None:
@@ -82,7 +82,7 @@ class OpenTask:
             return made
         return payload.write(made, ours.task.target)
 
-    def _judge(self, sketch: Sketch) -> str | None:
+    def _make_formulas(self, sketch: Sketch) -> str | None:
         failure = legality.make_formulas(sketch)
         if failure is not None:
             self._failures[sketch.index] = failure

@@ -1,11 +1,12 @@
 """The search processes of a run (`process_main`): started, asked, ended.
 
-A task has its home in one of them, which keeps its formulas. A process that cannot be started, or
+A task stays with one of them, which keeps its formulas. A process that cannot be started, or
 that ends, costs time and nothing else: the run searches itself where no process can.
 """
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
 import signal
@@ -46,7 +47,7 @@ class SearchProcesses:
 
     def __init__(self, count: int) -> None:
         self._processes: list[_Process] = []
-        self._home_of: dict[int, _Process] = {}
+        self._process_of: dict[int, _Process] = {}
         try:
             for _ in range(count):
                 self._processes.append(_Process())
@@ -67,27 +68,24 @@ class SearchProcesses:
         return any(process.is_idle for process in self._processes)
 
     def may_take(self, task_index: int) -> bool:
-        """Whether the home of a task is idle, or it has none and any process is idle."""
-        home = self._home_of.get(task_index)
-        if home is None or not home.is_ready:
+        """Whether the process of a task is idle, or it has none and any process is idle."""
+        process = self._process_of.get(task_index)
+        if process is None or not process.is_ready:
             return self.is_idle
-        return home.is_idle
+        return process.is_idle
 
     def submit(self, request: messages.Request) -> futures.Future[messages.Answer]:
-        """Have a round searched by the task's home; `may_take` says that it is idle.
+        """Have a round searched by the task's process; `may_take` says that it is idle.
 
         A process may have ended since `may_take`; where none is idle any more, the answer is that
         of one that has ended, or of one that is busy when it has time.
         """
-        home = self._home_of.get(request.task_index)
-        if home is None or not home.is_ready:
-            idle = [process for process in self._processes if process.is_idle] or self._processes
-            n_tasks = {process: 0 for process in idle}
-            for process in self._home_of.values():
-                if process in n_tasks:
-                    n_tasks[process] += 1
-            home = self._home_of[request.task_index] = min(idle, key=lambda each: n_tasks[each])
-        return home.submit(request)
+        process = self._process_of.get(request.task_index)
+        if process is None or not process.is_ready:
+            n_tasks = collections.Counter(self._process_of.values())
+            idle = [each for each in self._processes if each.is_idle] or self._processes
+            process = self._process_of[request.task_index] = min(idle, key=n_tasks.__getitem__)
+        return process.submit(request)
 
     def close(self) -> None:
         """End all processes; may be called twice."""

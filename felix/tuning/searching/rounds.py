@@ -141,10 +141,10 @@ class Rounds:
             if task_run is None:
                 break
             if not self._searches.n_ready or task_run.index in self._alone:
-                if run.opener.has_opened(task_run):
+                if run.opener.open_or_skip(task_run):
                     self._submit(task_run, run.search(task_run, self._n_reserved, self._busy), {})
                 return True
-            if task_run.is_open or run.opener.has_begun(task_run):
+            if task_run.is_open or run.opener.begin_or_skip(task_run):
                 self._ask(task_run)
         return False
 
@@ -191,12 +191,12 @@ class Rounds:
         chosen: list[interface.Candidate] | None = None
         made: Mapping[interface.Key, task_run_module.Applied] = {}
         if isinstance(answer, messages.Searched):
-            if not self._exchange.has_opened(task_run, answer, searching.has_rest):
+            if not self._exchange.open_or_skip(task_run, answer, searching.has_rest):
                 return
             chosen = self._exchange.adopt(task_run, answer, searching.first, searching.n)
             made = answer.programs
         if chosen is None:
-            if not run.opener.has_opened(task_run):
+            if not run.opener.open_or_skip(task_run):
                 return
             self._leave_alone(task_run, answer)
             n_reserved = self._n_reserved + len(searching.first)
@@ -247,7 +247,7 @@ class Exchange:
             n=n,
         )
 
-    def has_opened(self, task_run: TaskRun, answer: messages.Searched, has_rest: bool) -> bool:
+    def open_or_skip(self, task_run: TaskRun, answer: messages.Searched, has_rest: bool) -> bool:
         """Open a task as the process did, without making formulas; whether it can be tuned.
 
         Args:
@@ -256,13 +256,13 @@ class Exchange:
             has_rest: as the request said.
         """
 
-        def judge(sketch: Sketch) -> str | None:
+        def make_formulas(sketch: Sketch) -> str | None:
             return answer.failures.get(sketch.index)
 
-        if not self._opener.has_opened(task_run, judge, answer.open_s):
+        if not self._opener.open_or_skip(task_run, make_formulas, answer.open_s):
             return False
         if task_run.unopened and has_rest:
-            self._opener.open_rest(task_run, judge)
+            self._opener.open_rest(task_run, make_formulas)
         return True
 
     def adopt(

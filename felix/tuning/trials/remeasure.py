@@ -40,7 +40,7 @@ ENOUGH_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finals:
+class Remeasuring:
     """Measures again with the options of a run, and lets it stop meanwhile."""
 
     options: options_module.TuneOptions
@@ -53,54 +53,54 @@ class Finals:
 
         A wave is one of all tasks, so each device times those of its own tasks meanwhile.
         """
-        n_finalists = self.options.n_finalists
-        if n_finalists <= 0:
+        n_remeasured = self.options.n_remeasured
+        if n_remeasured <= 0:
             return
         done: dict[int, set[records.Key]] = {task_run.index: set() for task_run in task_runs}
         for _ in range(WAVES):
-            finals: list[_Final] = []
+            groups: list[_InTurns] = []
             for task_run in task_runs:
-                contenders = _contenders(task_run, n_finalists, done[task_run.index])
+                contenders = _contenders(task_run, n_remeasured, done[task_run.index])
                 done[task_run.index].update(contender.key for contender in contenders)
                 programs = [task_run.program_of(contender) for contender in contenders]
-                finals.append(_Final(task_run, contenders, programs))
-            if not any(final.programs for final in finals):
+                groups.append(_InTurns(task_run, contenders, programs))
+            if not any(group.programs for group in groups):
                 break
-            self._time(finals)
-            for final in finals:
-                for contender, measurement in zip(final.contenders, final.pooled(), strict=True):
+            self._time(groups)
+            for group in groups:
+                for contender, measurement in zip(group.contenders, group.pooled(), strict=True):
                     if measurement is not None:
-                        self.recorder.repeat(final.task_run, contender, measurement)
+                        self.recorder.repeat(group.task_run, contender, measurement)
         self._compare_with_unscheduled(task_runs)
 
     def _compare_with_unscheduled(self, task_runs: Sequence[TaskRun]) -> None:
         """Time the best schedule and the unscheduled program in turns, where they are close."""
-        finals = [
-            _Final(each, [best], [each.program_of(best), results.unscheduled(each.task).mod])
+        groups = [
+            _InTurns(each, [best], [each.program_of(best), results.unscheduled(each.task).mod])
             for each in task_runs
             if (best := each.best) is not None and _is_close(each)
         ]
-        self._time(finals)
-        for final in finals:
-            measurement, again = final.pooled()
+        self._time(groups)
+        for group in groups:
+            measurement, again = group.pooled()
             if measurement is not None and again is not None and again.ok:
-                self.recorder.repeat(final.task_run, final.contenders[0], measurement)
-                final.task_run.baseline = again
+                self.recorder.repeat(group.task_run, group.contenders[0], measurement)
+                group.task_run.baseline = again
 
-    def _time(self, finals: Sequence[_Final]) -> None:
-        """Time the programs of all finals in turns: in each turn a burst of every one."""
+    def _time(self, groups: Sequence[_InTurns]) -> None:
+        """Time the programs of all tasks in turns: in each turn a burst of every one."""
         with self.breakdown.of("measure"):
-            for turn in range(self.options.final_turns if finals else 0):
-                if turn > 0 and finals[0].task_run.task.target.kind.name == "llvm":
+            for turn in range(self.options.remeasure_turns if groups else 0):
+                if turn > 0 and groups[0].task_run.task.target.kind.name == "llvm":
                     self._pause()
-                going_on = [final for final in finals if not turn or not final.has_enough]
-                submitted = [final.submit() for final in going_on]
-                for final, futures in zip(going_on, submitted, strict=True):
-                    final.take([self._wait(future) for future in futures])
+                going_on = [group for group in groups if not turn or not group.has_enough]
+                submitted = [group.submit() for group in going_on]
+                for group, futures in zip(going_on, submitted, strict=True):
+                    group.take([self._wait(future) for future in futures])
 
     def _pause(self) -> None:
         """With idle cores, so that a hypervisor may place the virtual machine's anew."""
-        end = time.monotonic() + self.options.final_pause_s
+        end = time.monotonic() + self.options.remeasure_pause_s
         while (left_s := end - time.monotonic()) > 0:
             self.compute_guard.check()
             time.sleep(min(left_s, pacing.POLL_S))
@@ -114,7 +114,7 @@ class Finals:
         return future.result()
 
 
-class _Final:
+class _InTurns:
     """Programs of a task that are timed in turns, and their bursts.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from felix import errors, target
 from felix.measure.cluster import messages, pool
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 from felix.target import Hardware
 from server.parsing import devices
 from server.tuner.cluster import calls
@@ -248,7 +248,7 @@ class _Session:
         with self._lock:
             running = list(self._running)
         for name, client in running:
-            with contextlib.suppress(calls.Gone, candidates.WorkerGone, errors.MeasureError):
+            with contextlib.suppress(calls.Gone, work.WorkerGone, errors.MeasureError):
                 self._relay.link(name).call("interrupt", client)
 
     def _call(self, name: str, method: str, text: str, binaries: list[bytes]) -> calls.Value:
@@ -259,7 +259,7 @@ class _Session:
                 return _measured(self._relay.call(name, method, text))
             with self._noted(name, str(messages.read(text)["client"])):
                 return _measured(self._relay.call(name, method, text, binaries))
-        except candidates.WorkerGone as gone:
+        except work.WorkerGone as gone:
             raise calls.Gone(str(gone)) from None
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from felix import errors
 from felix.measure.cluster import pool, remote
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 from server.tuner.cluster import calls
 
 #: Between two questions whether a node is back, in seconds.
@@ -62,10 +62,10 @@ class RelayedLink:
                 "call", self._name, method, *texts, binaries=binaries, unwanted=self._closed
             )
         except calls.Gone as gone:
-            raise candidates.WorkerGone(str(gone)) from None
+            raise work.WorkerGone(str(gone)) from None
         return (value, made[0]) if made else value
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until the node answers; False: it never will, or the pool is closed."""
         while not self._closed.is_set():
             try:

@@ -118,7 +118,7 @@ class EngineProcess:
         """See `engine.Engine`."""
         try:
             ended = self._converse(claimed, ("run", claimed.job))
-        except job_limits.Deaf:
+        except job_limits.Unresponsive:
             if claimed.instruction is states.Instruction.LEASE_LOST:
                 raise errors.LeaseLost() from None
             return engine.Outcome(reason="interrupted", failure=None, result=None)
@@ -132,7 +132,7 @@ class EngineProcess:
         made = self._child.folder / path.name
         try:
             exported = self._converse(claimed, ("export", claimed.job, made))
-        except job_limits.Deaf:
+        except job_limits.Unresponsive:
             if claimed.instruction is states.Instruction.LEASE_LOST:
                 raise errors.LeaseLost() from None
             raise errors.Cancelled() from None
@@ -151,7 +151,7 @@ class EngineProcess:
         try:
             built = self._converse(claimed, ("network", claimed.job, made))
             messages.copy_untrusted(made, path)
-        except job_limits.Deaf:
+        except job_limits.Unresponsive:
             if claimed.instruction is states.Instruction.LEASE_LOST:
                 raise errors.LeaseLost() from None
             raise errors.Cancelled() from None
@@ -175,7 +175,7 @@ class EngineProcess:
         An engine that does not come to one is replaced.
 
         Raises:
-            Deaf, TimeLimit, MemoryLimit: it was killed.
+            Unresponsive, TimeLimit, MemoryLimit: it was killed.
             EngineDied
             Exception: what the engine reported, or what ended its run here.
         """
@@ -275,7 +275,7 @@ class _Conversation:
         """Serve until the last message.
 
         Raises:
-            Deaf, TimeLimit, MemoryLimit, EngineDied
+            Unresponsive, TimeLimit, MemoryLimit, EngineDied
         """
         while True:
             self._instruct()

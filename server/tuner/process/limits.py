@@ -31,7 +31,7 @@ class MemoryLimit(errors.ServiceError):
     """The job needs more memory than this service gives it."""
 
 
-class Deaf(Exception):
+class Unresponsive(Exception):
     """The engine was told to stop, and did not."""
 
 
@@ -112,13 +112,13 @@ class EngineMonitor:
         """Judge.
 
         Raises:
-            Deaf, TimeLimit, MemoryLimit: the engine has to be killed.
+            Unresponsive, TimeLimit, MemoryLimit: the engine has to be killed.
         """
         now_s = time.monotonic()
         if self.must_end():
             self._must_end_since_s = self._must_end_since_s or now_s
         if self._must_end_since_s and now_s - self._must_end_since_s > self._limits.stop_s:
-            raise Deaf
+            raise Unresponsive
         limit_s = self._step_limit_s()
         waited_s = now_s - self._heard_s
         if waited_s > limit_s and self._computed_s(waited_s) > limit_s:

@@ -205,7 +205,7 @@ def test_the_picture_is_the_same_for_the_same_curve(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize("name", in_place.PROGRAMS)
 def test_run_py_agrees_with_both_references(name: str, tmp_path: pathlib.Path) -> None:
     task = Task.from_prim_func(in_place.program(name), "llvm -num-cores 1")
-    felix.tune(task, trials=2, options=options.TuneOptions(n_finalists=0)).export(tmp_path)
+    felix.tune(task, trials=2, options=options.TuneOptions(n_remeasured=0)).export(tmp_path)
     done = run_py.run(tmp_path, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     checked = json.loads(done.stdout)["checked_against"]

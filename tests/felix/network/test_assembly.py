@@ -17,7 +17,7 @@ from benchmarks.networks import catalogue
 from felix import frontend, target
 from felix.known_results import store
 from felix.measure.cuda.building import tvm_module
-from felix.network import agreement, assembly, executable, groups, imported, judging
+from felix.network import agreement, assembly, executable, group_costs, groups, imported
 from felix.network.passes import prepacking
 from felix.templates.generated import GeneratedProgram
 from tests.support import networks, run_py, share
@@ -82,7 +82,7 @@ def test_tasks_are_read_back_from_json(name: str, tmp_path: pathlib.Path) -> Non
     """Other processes and machines tune them."""
     model, inputs = catalogue.make(name, small=True)
     full = target.parse("cuda -arch sm_90")
-    grouping = judging.known_grouping(full, store.Store(tmp_path / "known.sqlite"))
+    grouping = group_costs.known_grouping(full, store.Store(tmp_path / "known.sqlite"))
     network = imported.read(model, inputs, {}, full, grouping=grouping)
     tasks = groups.tasks(groups.of(network.lowered, full))
     assert tasks

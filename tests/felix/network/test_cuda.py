@@ -16,7 +16,7 @@ import felix
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
 from felix.known_results import store
-from felix.network import assembly, cuda_graph, executable, groups, imported, judging, outcomes
+from felix.network import assembly, cuda_graph, executable, group_costs, groups, imported, outcomes
 from felix.network.backend import entry, partition, queued
 from felix.network.contenders import shipping
 from felix.templates.generated import GeneratedProgram
@@ -64,7 +64,7 @@ def test_planned_groups_have_default_schedules(name: str) -> None:
     """Products that read one tensor twice, where a rule of TVM's fails, among them."""
     full = target.parse("cuda -arch sm_90a")
     model, args = catalogue.make(name, dtype=torch.bfloat16, small=True)
-    grouping = judging.grouping(None, full, None)
+    grouping = group_costs.grouping(None, full, None)
     network = imported.read(model, args, {}, full, grouping=grouping)
     assert executable.compile_network(network.lowered, full).stats()
 

@@ -17,7 +17,7 @@ from felix import target, workloads
 from felix.known_results import store
 from felix.known_results.outcome import KnownResult
 from felix.measure import payload
-from felix.network import elsewhere, groups, imported, judging, outcomes
+from felix.network import elsewhere, group_costs, groups, imported, outcomes
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
 from felix.task import Task
@@ -103,7 +103,7 @@ def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(tmp_path: pat
     model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
     path = tmp_path / "net.onnx"
     path.write_bytes(onnx_files.export(model, [torch.randn(2, 16)]))
-    grouping = judging.known_grouping(GPU, store.Store())
+    grouping = group_costs.known_grouping(GPU, store.Store())
     network = imported.read(path, (), {}, GPU, grouping=grouping, drawn_on="cpu")
     steps: list[str] = []
     every = groups.of(network.lowered, GPU)

@@ -12,10 +12,10 @@ from tvm import te
 
 import felix
 from felix import errors, frontend, workloads
-from felix.frontend import Judgement
+from felix.frontend import Schedules
 from felix.frontend.programs.planning import merged, norms, planner
 from felix.known_results import outcome, store
-from felix.network import judging
+from felix.network import group_costs
 from felix.network.contenders.shipping import Contender
 from felix.sketch import sketch
 from felix.task import Task
@@ -91,15 +91,15 @@ CUDA = "cuda -arch=sm_90"
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        (workloads.softmax((128, 768), target=CUDA), Judgement(1, False)),
-        (row_chains.masked_softmax(1536, 128, CUDA), Judgement(1, False)),
-        (workloads.gemm(128, 128, 128, target=CUDA), Judgement(1, False)),
-        (workloads.gemm(128, 128, 128, dtype="bfloat16", target=CUDA), Judgement(1, True)),
+        (workloads.softmax((128, 768), target=CUDA), Schedules(1, False)),
+        (row_chains.masked_softmax(1536, 128, CUDA), Schedules(1, False)),
+        (workloads.gemm(128, 128, 128, target=CUDA), Schedules(1, False)),
+        (workloads.gemm(128, 128, 128, dtype="bfloat16", target=CUDA), Schedules(1, True)),
     ],
     ids=["softmax", "row chain", "gemm", "tensor cores"],
 )
-def test_kernels_and_templates(task: Task, expected: Judgement) -> None:
-    assert judging.SketchJudge().judge(task) == expected
+def test_kernels_and_templates(task: Task, expected: Schedules) -> None:
+    assert group_costs.SketchCosts().schedules(task) == expected
 
 
 def test_two_results_are_two_kernels() -> None:
@@ -107,7 +107,7 @@ def test_two_results_are_two_kernels() -> None:
     first = te.compute((64, 64), lambda i, j: x[i, j] + 1, name="first")
     second = te.compute((64, 64), lambda i, j: x[j, i] * 2, name="second")
     task = Task.from_te([x, first, second], CUDA, "two")
-    assert judging.SketchJudge().judge(task) == Judgement(2, False)
+    assert group_costs.SketchCosts().schedules(task) == Schedules(2, False)
 
 
 def _none(task: Task) -> None:
@@ -122,37 +122,40 @@ def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_program_without_sketches_has_no_kernels(no_traces: None) -> None:
     task = workloads.softmax((8, 8), target="llvm")
-    assert judging.SketchJudge().judge(task) == Judgement(None)
+    assert group_costs.SketchCosts().schedules(task) == Schedules(None)
 
 
 def test_a_generated_kernel_needs_no_traces(no_traces: None) -> None:
     task = workloads.gemm(128, 128, 128, target=CUDA)
-    assert judging.SketchJudge().judge(task) == Judgement(1, False)
+    assert group_costs.SketchCosts().schedules(task) == Schedules(1, False)
 
 
 def test_latencies_are_known_results(tmp_path: pathlib.Path) -> None:
     known = store.Store(tmp_path / "known.sqlite")
     task = workloads.softmax((8, 8), target="llvm")
-    judge = judging.SketchJudge(known)
-    assert judge.latency_us(task) is None
-    assert judging.SketchJudge().latency_us(task) is None
+    costs = group_costs.SketchCosts(known)
+    assert costs.latency_us(task) is None
+    assert group_costs.SketchCosts().latency_us(task) is None
     known.add(
         task,
         outcome.KnownResult(
             schedule=None, failure="slow", tuned_us=None, default_us=7.0, n_trials=1
         ),
     )
-    assert judge.latency_us(task) == 7.0
+    assert costs.latency_us(task) == 7.0
     assert isinstance(task.mod, tvm.IRModule)
 
 
-def test_what_was_judged_is_known(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_of_sketches_is_known(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known, task = store.Store(tmp_path / "known.sqlite"), workloads.softmax((8, 8), target=CUDA)
-    judgement = judging.SketchJudge(known).judge(task)
+    schedules = group_costs.SketchCosts(known).schedules(task)
     monkeypatch.setattr(sketch, "trace_sketches", _none)
-    assert judging.SketchJudge(known).judge(task) == judgement
+    assert group_costs.SketchCosts(known).schedules(task) == schedules
     assert (
-        judging.SketchJudge(known).judge(workloads.softmax((8, 9), target=CUDA)).n_kernels is None
+        group_costs.SketchCosts(known).schedules(workloads.softmax((8, 9), target=CUDA)).n_kernels
+        is None
     )
-    monkeypatch.setattr(judging, "SOURCES", ("network/judging.py",))  # as other code would
-    assert judging.SketchJudge(known).judge(task).n_kernels is None
+    monkeypatch.setattr(group_costs, "SOURCES", ("network/group_costs.py",))  # as other code would
+    assert group_costs.SketchCosts(known).schedules(task).n_kernels is None

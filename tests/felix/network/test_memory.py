@@ -14,7 +14,7 @@ from tvm.s_tir import stmt as s_stmt
 
 import felix
 from felix import target
-from felix.network import assembly, executable, groups, imported, judging
+from felix.network import assembly, executable, group_costs, groups, imported
 from felix.network.passes import intermediates, memory
 from tests.support import networks, share
 from tests.support.modules import Called
@@ -86,7 +86,7 @@ def test_programs_that_keep_such_buffers_are_named() -> None:
 def test_what_kernels_of_a_convolution_of_single_cells_leave_is_planned() -> None:
     """TVM's narrowing of indices forgets the axes of its window, which no index has."""
     model, x = nn.Conv2d(576, 96, 1).eval(), torch.randn(1, 576, 14, 14)
-    network = imported.read(model, (x,), {}, CUDA, grouping=judging.grouping(None, CUDA, None))
+    network = imported.read(model, (x,), {}, CUDA, grouping=group_costs.grouping(None, CUDA, None))
     assert "TVMBackendAllocWorkspace" not in _host_code(_of_many_kernels(network))
 
 

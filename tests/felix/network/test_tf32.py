@@ -19,7 +19,7 @@ from felix.cli import main
 from felix.cli.commands import network as network_command
 from felix.cli.commands import tune as tune_command
 from felix.known_results import outcome, store
-from felix.network import agreement, groups, imported, judging, optimize
+from felix.network import agreement, group_costs, groups, imported, optimize
 from felix.network.backend import part, partition, settings
 from felix.task import Task
 from felix.torch_calls import form, functions
@@ -137,8 +137,11 @@ def test_planned_groups_are_judged_and_known_by_it(tmp_path: pathlib.Path) -> No
     task = workloads.gemm(128, 128, 128, target=CUDA)
     known = store.Store(tmp_path / "known.sqlite")
     known.add(task.allowing_tf32(), outcome.KnownResult(default_us=7.0, failure="none"))
-    exact, allowed = judging.SketchJudge(known), judging.SketchJudge(known, allow_tf32=True)
-    assert not exact.judge(task).has_template and allowed.judge(task).has_template
+    exact, allowed = (
+        group_costs.SketchCosts(known),
+        group_costs.SketchCosts(known, allow_tf32=True),
+    )
+    assert not exact.schedules(task).has_template and allowed.schedules(task).has_template
     assert exact.latency_us(task) is None and allowed.latency_us(task) == 7.0
     assert known.find(task) is None
 

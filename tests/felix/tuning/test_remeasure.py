@@ -49,13 +49,13 @@ class _Noisy(fakes.Pool):
 
 def test_the_best_is_the_fastest_of_those_measured_again() -> None:
     pool = _Noisy()
-    result = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
+    result = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 3})
     truth = {
         r.key: fakes.latency_us(fakes.Program(r.sketch_index, r.decisions)) for r in result.repeats
     }
     assert len(result.records) == 24
     assert 3 <= len(truth) <= 9
-    assert len(pool.thorough) == options.TuneOptions().final_turns * len(truth)
+    assert len(pool.thorough) == options.TuneOptions().remeasure_turns * len(truth)
     assert result.best.latency_us == min(truth.values())
     assert result.curve[-1][2] == result.best.latency_us
     lucky = min(r.measurement.latency_us or 0.0 for r in result.records)
@@ -65,29 +65,29 @@ def test_the_best_is_the_fastest_of_those_measured_again() -> None:
 def test_long_calls_get_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough is here a little more than what a burst of the slowest candidate takes."""
     pool = _Noisy()
-    result = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
+    result = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 3})
     slowest_us = max(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
     fastest_us = min(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
     enough_us = 1.01 * slowest_us
     assert enough_us < 2 * fastest_us
     monkeypatch.setattr(remeasure, "ENOUGH_S", enough_us * 1e-6)
-    again = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
+    again = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 3})
     assert len(pool.thorough) == 2 * len(again.repeats)
     assert again.best.decisions == result.best.decisions
     monkeypatch.setattr(remeasure, "ENOUGH_S", fastest_us * 1e-6)
-    once = fakes.tune(trials=24, pool=pool, options={"n_finalists": 3})
+    once = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 3})
     assert len(pool.thorough) == len(once.repeats)
 
 
 def test_without_measuring_again_luck_wins() -> None:
     pool = _Noisy()
-    result = fakes.tune(trials=24, pool=pool, options={"n_finalists": 0})
+    result = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 0})
     assert result.repeats == () and pool.thorough == []
     assert result.best.latency_us == min(r.measurement.latency_us or 0.0 for r in result.records)
 
 
 def test_repeats_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
-    options = {"n_finalists": 3}
+    options = {"n_remeasured": 3}
     result = fakes.tune(trials=16, pool=_Noisy(), options=options, out=tmp_path)
     stored = records.read(tmp_path / "tuning" / "records.jsonl")
     assert [r.repeat for r in stored] == [False] * 16 + [True] * len(result.repeats)
@@ -165,7 +165,7 @@ def test_finalists_of_all_tasks_are_timed_in_the_same_turns() -> None:
     """So that every device has those of its own tasks to time."""
     pool = _Noisy()
     tasks = [fakes.task(), fakes.task(m=128)]
-    fakes.tune(tasks, pool=pool, options={"n_finalists": 1, "final_turns": 4})
+    fakes.tune(tasks, pool=pool, options={"n_remeasured": 1, "remeasure_turns": 4})
     one, other = (task.key for task in tasks)
     assert pool.thorough_tasks[:8] == 4 * [one, other]
 

@@ -57,7 +57,7 @@ def tune(pool: fakes.Pool | None = None, **arguments: Any) -> felix.TuneResult:
 
 def test_the_fastest_kernel_of_a_template_is_the_result(tmp_path: pathlib.Path) -> None:
     emitted: list[events.Event] = []
-    result = tune(out=tmp_path, on_event=emitted.append, options={"n_finalists": 2})
+    result = tune(out=tmp_path, on_event=emitted.append, options={"n_remeasured": 2})
     best = result.best
     assert isinstance(best, results.Best) and best.sketch_index == 2
     assert 4.0 <= best.latency_us <= 8.0

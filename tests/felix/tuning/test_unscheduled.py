@@ -32,7 +32,7 @@ def _tune(unscheduled_us: list[float], tuned_us: list[float] | None = None, **mo
             return next(tuned, None) or fakes.latency_us(mod)
         return next(baseline)
 
-    options, emitted = {"n_finalists": 3, "final_turns": 3} | more, []
+    options, emitted = {"n_remeasured": 3, "remeasure_turns": 3} | more, []
     pool = fakes.Pool(latency_of)
     result = fakes.tune(pool=pool, trials=24, options=options, on_event=emitted.append)
     return result, emitted
@@ -80,7 +80,7 @@ def test_a_tie_goes_to_the_schedule_and_is_no_slowdown() -> None:
 
 @pytest.mark.usefixtures("fake_sketches")
 def test_without_measuring_again_the_single_measurements_decide() -> None:
-    result, _ = _tune([4.0], n_finalists=0)
+    result, _ = _tune([4.0], n_remeasured=0)
     assert result.ships_unscheduled and result.best.latency_us == 4.0
 
 
@@ -92,7 +92,7 @@ def test_both_are_timed_in_turns() -> None:
         order.append("tuned" if isinstance(mod, fakes.Program) else "unscheduled")
         return fakes.latency_us(mod) if isinstance(mod, fakes.Program) else 4.0
 
-    options = {"n_finalists": 1, "final_turns": 3}
+    options = {"n_remeasured": 1, "remeasure_turns": 3}
     fakes.tune(pool=fakes.Pool(latency_of), trials=8, options=options)
     assert order[-6:] == ["tuned", "unscheduled"] * 3
 
@@ -130,7 +130,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[felix.TuneResult,
     """A real run, as if its unscheduled program had been faster, and its bundle."""
     task = workloads.elementwise((64,), ops=("relu",), target="llvm -num-cores 1")
     out = tmp_path_factory.mktemp("unscheduled")
-    tuned = felix.tune(task, trials=2, out=out, options=options.TuneOptions(n_finalists=0))
+    tuned = felix.tune(task, trials=2, out=out, options=options.TuneOptions(n_remeasured=0))
     assert tuned.tuned_or_none is not None
     state = json.loads((out / "tuning" / "state.json").read_text())
     state["jobs"][0]["unscheduled"] = {"latency_us": 1e-3, "message": ""}
@@ -218,7 +218,7 @@ def test_candidates_that_tvm_rejects_leave_their_reason_and_a_bundle(
         tir_programs.B16,
     )
     task = felix.Task.from_prim_func(func, "llvm -num-cores 1")
-    result = felix.tune(task, 1, out=tmp_path, options=options.TuneOptions(n_finalists=0))
+    result = felix.tune(task, 1, out=tmp_path, options=options.TuneOptions(n_remeasured=0))
     assert result.tuned_or_none is None and result.ships_unscheduled
     assert "TVM rejected" in (result.unscheduled_note() or "")
     result.export(tmp_path)

@@ -205,7 +205,7 @@ def test_compare_takes_numbers_in_any_writing(pages: Pages) -> None:
 
 def test_devices_tell_who_is_alive_and_what_is_broken(pages: Pages) -> None:
     growing.tuner(pages.service.db, fault="no memory is left", unconfined="304 in cuInit")
-    fault = "the canary takes 2.1 times as long as it did"
+    fault = "the noise probe takes 2.1 times as long as it did"
     sick = {"place": "cuda:1", "host": "rack-7", "fault": fault}
     service_fakes.report_device(pages.service.db, sick)
     text = words(pages.get("/dashboard/devices"))

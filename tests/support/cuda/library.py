@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from felix.measure.pool import candidates, local, locks, rights
+from felix.measure.pool import local, locks, rights, work
 
 _SOURCE = r"""
 #define _GNU_SOURCE
@@ -140,7 +140,7 @@ def make(folder: pathlib.Path, device: pathlib.Path) -> None:
     _compile(_SOURCE, folder, f'-DDEVICE="{device}"')
 
 
-GPU = candidates.Device("cuda", "NVIDIA H200", 1 << 20)
+GPU = work.Device("cuda", "NVIDIA H200", 1 << 20)
 
 
 def use(

@@ -128,7 +128,7 @@ class Graph:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
+class PossibleGroup:
     """Operators that may become one program.
 
     Attributes:
@@ -142,9 +142,9 @@ class Candidate:
     inputs: frozenset[int]
 
 
-def candidate(graph: Graph, members: Collection[int]) -> Candidate:
+def candidate(graph: Graph, members: Collection[int]) -> PossibleGroup:
     """The candidate of some operators, the last of which gives its result."""
-    return Candidate(graph.value(max(members)), frozenset(members), graph.inputs(members))
+    return PossibleGroup(graph.value(max(members)), frozenset(members), graph.inputs(members))
 
 
 # What a candidate takes: the speed of light, and what its program falls short of it.
@@ -186,7 +186,7 @@ class Cost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Judgement:
+class Schedules:
     """The schedules of a candidate's program.
 
     Attributes:
@@ -199,12 +199,12 @@ class Judgement:
 
 
 def projected(
-    graph: Graph, candidate: Candidate, machine: Hardware, judgement: Judgement | None = None
+    graph: Graph, candidate: PossibleGroup, machine: Hardware, schedules: Schedules | None = None
 ) -> Cost:
     """The projection of a candidate, with what is known of its program."""
     if _is_view(graph, candidate):
         return Cost(0.0, 0.0, 0.0)
-    n_kernels = 1 if judgement is None or judgement.n_kernels is None else judgement.n_kernels
+    n_kernels = 1 if schedules is None or schedules.n_kernels is None else schedules.n_kernels
     busy = _busy(graph, candidate, machine)
     n_bytes = moved_bytes(graph, candidate) + _between_kernels(graph, candidate, n_kernels)
     flops = sum(graph.operators[number].flops for number in candidate.members)
@@ -213,13 +213,13 @@ def projected(
         memory_us=n_bytes / (machine.dram_bandwidth_gbs * busy) / 1e3,
         compute_us=flops / (machine.peak_fp32_gflops * busy) / 1e3,
     )
-    if judgement is None or judgement.has_template:
+    if schedules is None or schedules.has_template:
         rate = TENSOR_CORE_RATE if machine.is_gpu else 1.0
         cost = dataclasses.replace(cost, compute_us=cost.compute_us / rate)
     return cost
 
 
-def moved_bytes(graph: Graph, candidate: Candidate) -> int:
+def moved_bytes(graph: Graph, candidate: PossibleGroup) -> int:
     """Bytes of every input that is read, and of the result."""
     most: dict[int, int] = {}
     for number in candidate.members:
@@ -229,19 +229,19 @@ def moved_bytes(graph: Graph, candidate: Candidate) -> int:
     return sum(most.values()) + graph.operators[candidate.root].result_bytes
 
 
-def _between_kernels(graph: Graph, candidate: Candidate, n_kernels: int) -> int:
+def _between_kernels(graph: Graph, candidate: PossibleGroup, n_kernels: int) -> int:
     """Bytes of values that one kernel of a program writes and the next one reads: one of rows."""
     is_rows = any(graph.operators[n].role is Role.ROWS for n in candidate.members)
     largest = max(graph.operators[n].result_bytes for n in candidate.members)
     return (n_kernels - 1) * largest if is_rows else 0
 
 
-def _busy(graph: Graph, candidate: Candidate, machine: Hardware) -> float:
+def _busy(graph: Graph, candidate: PossibleGroup, machine: Hardware) -> float:
     """The part of a machine's cores that a program keeps busy."""
     rows = [graph.operators[number].n_rows for number in candidate.members]
     n_rows = max(rows, default=0)
     return min(1.0, n_rows / machine.cores) if n_rows else 1.0
 
 
-def _is_view(graph: Graph, candidate: Candidate) -> bool:
+def _is_view(graph: Graph, candidate: PossibleGroup) -> bool:
     return all(graph.operators[number].role is Role.VIEW for number in candidate.members)

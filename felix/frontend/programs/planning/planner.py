@@ -1,9 +1,9 @@
 """The cheapest groups of a module.
 
-Every candidate starts with an optimistic cost: one kernel, on tensor cores. What the choice takes
-is made a program and judged: does it have schedules, of how many kernels, on tensor cores or not.
-The choice is made again with what that says, until it takes only candidates that were judged. So
-it is the choice that judging every candidate would give, at the price of few programs.
+Every possible group starts with an optimistic cost: one kernel, on tensor cores. What the choice
+takes is made a program and looked at: does it have schedules, of how many kernels, on tensor cores
+or not. The choice is made again with what that says, until it takes only groups that were looked
+at. So it is the choice that looking at every one would give, at the price of few programs.
 
 Where the latency of every group of that choice was measured, the cheapest groups are chosen among
 these and those of the fixed rules and of FuseOps that were measured. So a model that was tuned
@@ -24,24 +24,24 @@ from tvm import tirx
 
 from felix import errors
 from felix.frontend.programs import groups, outlining
-from felix.frontend.programs.planning import candidates, graph, merged, norms, reading
-from felix.frontend.programs.planning.graph import Candidate, Judgement, Role, candidate
+from felix.frontend.programs.planning import graph, merged, norms, possible_groups, reading
+from felix.frontend.programs.planning.graph import PossibleGroup, Role, Schedules, candidate
 from felix.target import Hardware
 from felix.task import Task
 
 #: Cost of a candidate that neither rules nor FuseOps make: of equal ones theirs are taken.
 NEW = 1.001
 
-#: Of a candidate that was not judged.
-_ASSUMED = Judgement(n_kernels=1)
+#: Of a candidate that was not looked at.
+_ASSUMED = Schedules(n_kernels=1)
 
 _log = logging.getLogger("felix.frontend")
 
 
-class Judge(Protocol):
+class GroupCosts(Protocol):
     """What is known of a program as a task."""
 
-    def judge(self, task: Task) -> Judgement:
+    def schedules(self, task: Task) -> Schedules:
         """The schedules of a task."""
 
     def latency_us(self, task: Task) -> float | None:
@@ -49,7 +49,10 @@ class Judge(Protocol):
 
 
 def plan(
-    mod: tvm.IRModule, target: tvm.target.Target, machine: Hardware, judge: Judge | None = None
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: Hardware,
+    costs: GroupCosts | None = None,
 ) -> tuple[tvm.IRModule, list[list[groups.Call]]]:
     """A module, and the groups of its calls, each in the order of execution.
 
@@ -58,10 +61,10 @@ def plan(
 
     Args:
         mod: with operators lowered, and TVM's kinds of operators on its programs.
-        judge: judges what is chosen; without one every candidate that is a task is one kernel.
+        costs: of what is chosen; without them every candidate that is a task is one kernel.
     """
     read = norms.extended(merged.extended(reading.read(mod)))
-    return read.mod, _Planner(read, target, machine, judge).chosen_groups()
+    return read.mod, _Planner(read, target, machine, costs).chosen_groups()
 
 
 class _Planner:
@@ -72,53 +75,53 @@ class _Planner:
         read: reading.Reading,
         target: tvm.target.Target,
         machine: Hardware,
-        judge: Judge | None,
+        costs: GroupCosts | None,
     ) -> None:
         self.read = read
         self.target = target
         self.machine = machine
-        self.judge = judge
+        self.costs = costs
         self.known = [
             [candidate(read.graph, group) for group in way]
             for way in (read.by_rules, read.by_fuseops)
         ]
         self.all_known = {each for way in self.known for each in way}
-        self.every = candidates.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
-        self.signatures: dict[Candidate, Any] = {}
+        self.every = possible_groups.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
+        self.signatures: dict[PossibleGroup, Any] = {}
         #: what is known of candidates by their signatures, where it is not what is assumed
-        self.judged: dict[Any, Judgement] = {}
+        self.schedules: dict[Any, Schedules] = {}
         self.seen: set[Any] = set()
         self.tasks: dict[Any, Task | None] = {}
 
-    def signature(self, each: Candidate) -> Any:
+    def signature(self, each: PossibleGroup) -> Any:
         """Of a candidate: equal ones have equal programs."""
         if each not in self.signatures:
             self.signatures[each] = reading.signature(self.read.group(each))
         return self.signatures[each]
 
     def chosen_groups(self) -> list[list[groups.Call]]:
-        self._judge(list(self.all_known))
+        self._look_at(list(self.all_known))
         chosen = self._chosen()
-        while self._judge(chosen):
+        while self._look_at(chosen):
             chosen = self._chosen()
         return [self.read.group(each) for each in self._best_measured(chosen) or chosen]
 
-    def _chosen(self) -> list[Candidate]:
-        return candidates.choose(self.read.graph, self._estimates_us(), self.known)
+    def _chosen(self) -> list[PossibleGroup]:
+        return possible_groups.choose(self.read.graph, self._estimates_us(), self.known)
 
-    def _estimates_us(self) -> dict[Candidate, float]:
+    def _estimates_us(self) -> dict[PossibleGroup, float]:
         """Costs of the candidates that may be chosen."""
         estimates = {}
         for each in self.every:
-            judgement = self.judged.get(self.signature(each)) if self.judged else None
-            has_schedule = judgement is None or judgement.n_kernels is not None
+            schedules = self.schedules.get(self.signature(each)) if self.schedules else None
+            has_schedule = schedules is None or schedules.n_kernels is not None
             if has_schedule or self._is_one_operator(each) or each in self.all_known:
-                estimate = graph.projected(self.read.graph, each, self.machine, judgement)
+                estimate = graph.projected(self.read.graph, each, self.machine, schedules)
                 factor = 1.0 if each in self.all_known else NEW
                 estimates[each] = factor * estimate.latency_us
         return estimates
 
-    def _best_measured(self, chosen: Sequence[Candidate]) -> list[Candidate] | None:
+    def _best_measured(self, chosen: Sequence[PossibleGroup]) -> list[PossibleGroup] | None:
         """The cheapest choice of measured candidates; None if one of `chosen` was not measured.
 
         Those of the fixed rules and of FuseOps are looked up besides: a task of every candidate
@@ -128,11 +131,11 @@ class _Planner:
         if len(measured) < len(chosen):
             return None
         measured = self._measured_us([*self.all_known, *chosen])
-        return candidates.choose(self.read.graph, measured, [chosen])
+        return possible_groups.choose(self.read.graph, measured, [chosen])
 
-    def _measured_us(self, every: Sequence[Candidate]) -> dict[Candidate, float]:
+    def _measured_us(self, every: Sequence[PossibleGroup]) -> dict[PossibleGroup, float]:
         """Latencies of those that were measured, and estimates of those that nothing measures."""
-        if self.judge is None:
+        if self.costs is None:
             return {}
         self._make_tasks(every)
         estimates = self._estimates_us()
@@ -142,7 +145,7 @@ class _Planner:
             signature = self.signature(each)
             task = self.tasks.get(signature)
             if signature not in latencies:
-                latencies[signature] = None if task is None else self.judge.latency_us(task)
+                latencies[signature] = None if task is None else self.costs.latency_us(task)
             latency_us = latencies[signature]
             if task is None and each in estimates and self._is_one_operator(each):
                 latency_us = estimates[each]
@@ -150,28 +153,28 @@ class _Planner:
                 measured[each] = latency_us
         return measured
 
-    def _judge(self, chosen: Sequence[Candidate]) -> bool:
-        """Judge what was not yet; whether there was anything."""
+    def _look_at(self, chosen: Sequence[PossibleGroup]) -> bool:
+        """Look at what was not yet; whether there was anything."""
         fresh = {self.signature(each) for each in chosen if not self._is_trivial(each)}
         fresh -= self.seen
         self._make_tasks(chosen)
         for signature in fresh:
-            judgement = self._judgement(self.tasks[signature])
+            schedules = self._schedules_of(self.tasks[signature])
             self.seen.add(signature)
-            if judgement != _ASSUMED:
-                self.judged[signature] = judgement
+            if schedules != _ASSUMED:
+                self.schedules[signature] = schedules
         return bool(fresh)
 
-    def _judgement(self, task: Task | None) -> Judgement:
+    def _schedules_of(self, task: Task | None) -> Schedules:
         if task is None:
-            return Judgement(n_kernels=None)
-        judgement = _ASSUMED if self.judge is None else self.judge.judge(task)
-        _log.debug("candidate %s: %s", task.name, judgement)
-        return judgement
+            return Schedules(n_kernels=None)
+        schedules = _ASSUMED if self.costs is None else self.costs.schedules(task)
+        _log.debug("candidate %s: %s", task.name, schedules)
+        return schedules
 
-    def _make_tasks(self, every: Sequence[Candidate]) -> None:
+    def _make_tasks(self, every: Sequence[PossibleGroup]) -> None:
         """The tasks of candidates, where Felix can tune their programs."""
-        first: dict[Any, Candidate] = {}
+        first: dict[Any, PossibleGroup] = {}
         for each in every:
             if self.signature(each) not in self.tasks and not self._is_trivial(each):
                 first.setdefault(self.signature(each), each)
@@ -180,12 +183,12 @@ class _Planner:
         for signature, group, func in zip(first, members, made, strict=True):
             self.tasks[signature] = self._task(group, func)
 
-    def _is_one_operator(self, each: Candidate) -> bool:
+    def _is_one_operator(self, each: PossibleGroup) -> bool:
         """Whether it is an operator of the model, which something has to compute."""
         return len(each.members) == 1 and all(map(self.read.graph.is_own, each.members))
 
-    def _is_trivial(self, each: Candidate) -> bool:
-        """Whether there is nothing to judge: a view, or an operator that nothing is known of."""
+    def _is_trivial(self, each: PossibleGroup) -> bool:
+        """Whether there is nothing to look at: a view, or an operator that nothing is known of."""
         roles = {self.read.graph.operators[number].role for number in each.members}
         return roles <= {Role.VIEW, Role.OPAQUE}
 

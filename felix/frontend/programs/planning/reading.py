@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from felix.frontend.programs import groups, outlining
-from felix.frontend.programs.planning.graph import Candidate, Graph, Operator, Read, Role
+from felix.frontend.programs.planning.graph import Graph, Operator, PossibleGroup, Read, Role
 from felix.tir import cost, grammar
 
 
@@ -36,7 +36,7 @@ class Reading:
     by_rules: tuple[tuple[int, ...], ...]
     by_fuseops: tuple[tuple[int, ...], ...]
 
-    def group(self, candidate: Candidate) -> list[groups.Call]:
+    def group(self, candidate: PossibleGroup) -> list[groups.Call]:
         """The calls of a candidate, in the order of execution."""
         return [self.calls[number] for number in sorted(candidate.members)]
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol, TypeAlias
 
 from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import candidates, rights
+from felix.measure.pool import rights, work
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import dispatch, run_stage
 
 #: What a builder is given: a candidate, or a task whose reference it is to make.
-Item: TypeAlias = candidates.Candidate | candidates.PoolTask
+Item: TypeAlias = work.QueuedProgram | work.PoolTask
 #: Takes a candidate and its measurement.
-Settle = Callable[[candidates.Candidate, protocol.Measurement], None]
+Settle = Callable[[work.QueuedProgram, protocol.Measurement], None]
 #: What lost so many machines has no other try.
 MAX_LOSSES = 3
 
@@ -26,7 +26,7 @@ MAX_LOSSES = 3
 class Builder(Protocol):
     """Builds one program at a time."""
 
-    def build(self, payload: str, name: str) -> candidates.Built:
+    def build(self, payload: str, name: str) -> work.Built:
         """Build a payload; `name` is that of its files.
 
         Raises:
@@ -34,11 +34,11 @@ class Builder(Protocol):
         """
         ...
 
-    def reference(self, payload: str, name: str) -> candidates.Built:
+    def reference(self, payload: str, name: str) -> work.Built:
         """Make the reference of the task whose payload this is; raises as `build`."""
         ...
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until a builder that was gone works again; False: it never will."""
         ...
 
@@ -118,19 +118,19 @@ class BuildStage:
     def _loop(self, builder: Builder) -> None:
         while (item := self._waiting.get()) is not None:
             try:
-                if isinstance(item, candidates.PoolTask):
+                if isinstance(item, work.PoolTask):
                     item.reference.settle(builder.reference(item.payload, item.name))
                     self._built(item)
                 elif item.is_wanted():
                     self._build(builder, item)
-            except candidates.WorkerGone as gone:
+            except work.WorkerGone as gone:
                 self._lost[builder] = str(gone)
                 self._again(item, str(gone))
-                if not builder.is_back():
+                if not builder.await_return():
                     return
                 del self._lost[builder]
 
-    def _build(self, builder: Builder, candidate: candidates.Candidate) -> None:
+    def _build(self, builder: Builder, candidate: work.QueuedProgram) -> None:
         made = builder.build(candidate.payload, candidate.name)
         candidate.build_s, candidate.binary = made.build_s, made.binary
         if made.error is None:
@@ -144,9 +144,9 @@ class BuildStage:
         message, error = f"building: {why}", protocol.ErrorClass.INFRASTRUCTURE
         if item.losses < MAX_LOSSES:
             self._waiting.put(item)
-        elif isinstance(item, candidates.PoolTask):
+        elif isinstance(item, work.PoolTask):
             item.reference.tries_left = 0
-            item.reference.settle(candidates.Built(error=error, message=message))
+            item.reference.settle(work.Built(error=error, message=message))
             self._built(item)
         else:
             self._settle(item, item.failed(error, message))
@@ -173,23 +173,23 @@ class LocalBuilder:
         worker: pool_worker.Worker,
         folder: pathlib.Path,
         folders: rights.Folders,
-        options: candidates.LocalOptions,
+        options: work.LocalOptions,
         kind: str,
     ) -> None:
         self.worker = worker
         self._folder, self._folders = folder, folders
         self._options, self._kind = options, kind
 
-    def build(self, payload: str, name: str) -> candidates.Built:
+    def build(self, payload: str, name: str) -> work.Built:
         """Build a payload; what costs the worker its life is an error of the program."""
         return self.build_for(self._kind, payload, name)
 
-    def build_for(self, kind: str, payload: str, name: str) -> candidates.Built:
+    def build_for(self, kind: str, payload: str, name: str) -> work.Built:
         """Build a payload for devices of a kind, "cpu" or "cuda"."""
         request = self._request(kind, payload, str(self._folder / name))
         return self._made(request, self._options.build_timeout_s, busy=True)
 
-    def reference(self, payload: str, name: str) -> candidates.Built:
+    def reference(self, payload: str, name: str) -> work.Built:
         """Make the reference of the task whose payload this is, for devices of any kind."""
         options = self._options
         request = {
@@ -201,27 +201,25 @@ class LocalBuilder:
         }
         return self._made(request, options.reference_timeout_s, busy=False)
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """A worker that died is replaced at the next build."""
         return True
 
-    def _made(self, request: dict[str, Any], timeout_s: float, busy: bool) -> candidates.Built:
+    def _made(self, request: dict[str, Any], timeout_s: float, busy: bool) -> work.Built:
         try:
             reply = self._reply(request, timeout_s, busy)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
             kind = run_stage.classify(error, _ErrorClass.BUILD)
             self.worker.clear()
-            return candidates.Built(build_s=build_s, error=kind, message=f"building: {error}")
+            return work.Built(build_s=build_s, error=kind, message=f"building: {error}")
         if "error" in reply:
-            return candidates.Built(
+            return work.Built(
                 build_s=reply["seconds"],
                 error=_ErrorClass(reply["error"]),
                 message=reply["message"],
             )
-        return candidates.Built(
-            reply["library"], reply.get("description", ""), build_s=reply["seconds"]
-        )
+        return work.Built(reply["library"], reply.get("description", ""), build_s=reply["seconds"])
 
     def _request(self, kind: str, payload: str, stem: str) -> dict[str, Any]:
         request = {"verb": "build", "payload": payload, "stem": stem}
@@ -253,19 +251,17 @@ class References:
     """
 
     def __init__(
-        self,
-        build: Callable[[candidates.PoolTask], None],
-        hand_on: Callable[[dispatch.Item], None],
+        self, build: Callable[[work.PoolTask], None], hand_on: Callable[[dispatch.Item], None]
     ) -> None:
         self._build, self._hand_on = build, hand_on
         self._lock = threading.Lock()
         #: tasks that builders have or will get, and tasks that were handed on
-        self._asked: set[candidates.PoolTask] = set()
-        self._ready: set[candidates.PoolTask] = set()
+        self._asked: set[work.PoolTask] = set()
+        self._ready: set[work.PoolTask] = set()
         #: candidates that were built before the reference of their task
-        self._early: dict[candidates.PoolTask, list[candidates.Candidate]] = {}
+        self._early: dict[work.PoolTask, list[work.QueuedProgram]] = {}
 
-    def ask(self, task: candidates.PoolTask) -> None:
+    def ask(self, task: work.PoolTask) -> None:
         """Have a reference built, unless a builder has it."""
         with self._lock:
             self._ask(task)
@@ -273,7 +269,7 @@ class References:
     def built(self, item: Item) -> None:
         """A candidate has its library, or a reference was tried."""
         with self._lock:
-            if isinstance(item, candidates.PoolTask):
+            if isinstance(item, work.PoolTask):
                 self._tried(item)
             elif item.task in self._ready:
                 self._hand_on(item)
@@ -281,7 +277,7 @@ class References:
                 self._early.setdefault(item.task, []).append(item)
                 self._ask(item.task)
 
-    def drain(self, waited: Iterable[candidates.PoolTask]) -> list[candidates.Candidate]:
+    def drain(self, waited: Iterable[work.PoolTask]) -> list[work.QueuedProgram]:
         """All candidates that wait here; tasks that `waited` for a builder are not built."""
         with self._lock:
             self._asked.difference_update(waited)
@@ -289,12 +285,12 @@ class References:
             self._early.clear()
             return drained
 
-    def _ask(self, task: candidates.PoolTask) -> None:
+    def _ask(self, task: work.PoolTask) -> None:
         if task not in self._asked:
             self._asked.add(task)
             self._build(task)
 
-    def _tried(self, task: candidates.PoolTask) -> None:
+    def _tried(self, task: work.PoolTask) -> None:
         self._asked.discard(task)
         if task.reference.is_settled:
             self._ready.add(task)

@@ -1,11 +1,11 @@
 """One device of a pool: the thread that prepares its tasks, and checks and times candidates.
 
-A device that helps the home of a task is calibrated for the task first: both time one candidate,
-the yardstick (the fastest so far), and latencies of the helper are multiplied with the ratio. A
-helper that differs by more than `MAX_DIFFERENCE`, or cannot run the yardstick, measures nothing of
-the task. The home that a task has got because its first one is gone may be slower by more,
-`MAX_HOME_DIFFERENCE`, as nobody else goes on, and as fast as it is: of two devices of one kind the
-slow one is busy or throttled. A device that cannot be used at all is taken out, if there is
+A device that helps the primary device of a task is calibrated for the task first: both time one
+candidate, the fastest so far, and latencies of the helper are multiplied with the ratio. A helper
+that differs by more than `MAX_DIFFERENCE`, or cannot run that one, measures nothing of the task.
+The primary that a task has got because its first one is gone may be slower by more,
+`MAX_PRIMARY_DIFFERENCE`, as nobody else goes on, and as fast as it is: of two devices of one kind
+the slow one is busy or throttled. A device that cannot be used at all is taken out, if there is
 another.
 """
 
@@ -22,8 +22,8 @@ from typing import Protocol
 
 from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import candidates
-from felix.measure.pool.stages import build_stage, canary, dispatch
+from felix.measure.pool import work
+from felix.measure.pool.stages import build_stage, dispatch, noise_probe
 
 # How many candidates a device measured lately, and how many it failed.
 
@@ -61,15 +61,15 @@ _INFRASTRUCTURE = protocol.ErrorClass.INFRASTRUCTURE
 #: Two cards of a model differ by a few percent; one that differs by more is throttled or busy.
 MAX_DIFFERENCE = 0.15
 #: A device that takes more than 2.5 times as long as another one orders kernels differently.
-MAX_HOME_DIFFERENCE = 0.6
-#: A new home is compared so often before it is refused: it may have been busy for a moment.
-HOME_TRIES = 3
+MAX_PRIMARY_DIFFERENCE = 0.6
+#: A new primary is compared so often before it is refused: it may have been busy for a moment.
+PRIMARY_TRIES = 3
 
 
 class Runs(Protocol):
     """Prepares tasks and runs candidates on one device: `run_stage.RunWorker`, or one elsewhere.
 
-    Methods raise `candidates.WorkerGone` where the device cannot be reached, and nothing is known
+    Methods raise `work.WorkerGone` where the device cannot be reached, and nothing is known
     about the candidates of which there is no measurement yet.
     """
 
@@ -87,23 +87,21 @@ class Runs(Protocol):
         """Open the GPU; `MeasureError` if that must be confined and cannot."""
         ...
 
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         """Run a task's reference; `state` holds a failure for its candidates."""
         ...
 
-    def run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         """Check and time one candidate."""
         ...
 
     def run_all(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
+    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
         """Check and time candidates; each with its measurement as soon as that is there."""
         ...
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until a device that could not be reached works again; False: it never will."""
         ...
 
@@ -117,7 +115,7 @@ class DeviceStage:
         queues: of all devices.
         settle: takes a candidate and its measurement.
         arch: of the target where the device is a GPU, like "sm_90"; empty elsewhere.
-        watch: the canary of the pool; None: it has none.
+        watch: the noise probe of the pool; None: it has none.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class DeviceStage:
         queues: dispatch.Dispatch,
         settle: build_stage.Settle,
         arch: str,
-        watch: canary.Canary | None = None,
+        watch: noise_probe.NoiseProbe | None = None,
     ) -> None:
         self.index, self.runs = index, runs
         self._queues, self._settle, self._arch = queues, settle, arch
@@ -152,63 +150,63 @@ class DeviceStage:
         except errors.MeasureError as error:
             self.opened.set_exception(error)
             return
-        if self.runs.broken is not None and self._is_taken_out():
+        if self.runs.broken is not None and self._take_out():
             return
-        while self._is_well():
-            item = self._queues.take(self.index, canary.LOOK_S if self._watch else None)
+        while self._probe():
+            item = self._queues.take(self.index, noise_probe.LOOK_S if self._watch else None)
             if item is not None and not self._serve(item):
                 return
 
     def _serve(self, item: dispatch.Item) -> bool:
         """Do what comes next; whether the device goes on."""
-        if not isinstance(item, candidates.Candidate):
+        if not isinstance(item, work.QueuedProgram):
             return self._prepare(item)
         batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
         if self._watch is not None:
             self._watch.count(self.index, len(batch))
         return self._measure([each for each in batch if each.is_wanted()])
 
-    def _is_well(self) -> bool:
-        """Time the canary if it is due, and rest while it is bad; False: the device ends."""
+    def _probe(self) -> bool:
+        """Time the noise probe if it is due, and rest while it is bad; False: the device ends."""
         if self._queues.is_closed:
             return False
         if self._watch is None or not self._watch.is_due(self.index):
             return True
         try:
             fault = self._watch.fault(self.index, self.runs.run)
-            return fault is None or self._has_rested(fault)
-        except candidates.WorkerGone as gone:
-            return self._is_back(str(gone), [])
+            return fault is None or self._rest(fault)
+        except work.WorkerGone as gone:
+            return self._await_return(str(gone), [])
 
-    def _has_rested(self, fault: str) -> bool:
-        """Leave candidates to others until the canary is as it should be; False: the pool ends."""
+    def _rest(self, fault: str) -> bool:
+        """Leave candidates to others until the probe is as it should be; False: the pool ends."""
         assert self._watch is not None
         self._warn("device_out", "rests", fault)
         self._queues.send_away(self.index, fault)
-        while not self._queues.await_close(canary.AGAIN_S):
+        while not self._queues.await_close(noise_probe.AGAIN_S):
             if self._watch.fault(self.index, self.runs.run) is None:
                 self._queues.take_back(self.index)
                 return True
         return False
 
-    def _prepare(self, task: candidates.PoolTask) -> bool:
+    def _prepare(self, task: work.PoolTask) -> bool:
         """Run a task's reference; whether the device goes on."""
         try:
             self.runs.prepare(task.states[self.index])
-        except candidates.WorkerGone as gone:
-            return self._is_back(str(gone), [task])
-        if self.runs.broken is not None and self._is_taken_out():
-            task.move_to(self._queues.home_of_next_task())
+        except work.WorkerGone as gone:
+            return self._await_return(str(gone), [task])
+        if self.runs.broken is not None and self._take_out():
+            task.move_to(self._queues.device_of_next_task())
             self._queues.put(task)
             return False
         return True
 
-    def _is_back(self, why: str, left: Sequence[dispatch.Item]) -> bool:
+    def _await_return(self, why: str, left: Sequence[dispatch.Item]) -> bool:
         """Give what is `left` to others, and wait for the device; False if it never comes back."""
         if not self._queues.is_closed:
             self._warn("device_away", "is out of reach", why)
         for item in left:  # before the others' share is moved, so that it goes along
-            if isinstance(item, candidates.Candidate):
+            if isinstance(item, work.QueuedProgram):
                 item.losses += 1
                 if item.losses >= build_stage.MAX_LOSSES:
                     failed = item.failed(_INFRASTRUCTURE, f"running: {why}")
@@ -217,12 +215,13 @@ class DeviceStage:
             self._queues.put(item)
         self.history.add(is_failure=True)
         self._queues.send_away(self.index, why)
-        if not self.runs.is_back():  # it stays away
+        if not self.runs.await_return():  # it stays away
             return False
         self._queues.take_back(self.index)
         return True
 
-    def _is_taken_out(self) -> bool:
+    def _take_out(self) -> bool:
+        """Use the broken device no more, unless it is the last one; whether it is out."""
         fault = self.runs.broken
         assert fault is not None
         is_out = self._queues.retire(self.index, fault)
@@ -235,7 +234,7 @@ class DeviceStage:
         extra = {"action": action, "device": self.index}
         _log.warning("device %d %s: %s", self.index, what, why, extra=extra)
 
-    def _measure(self, batch: list[candidates.Candidate]) -> bool:
+    def _measure(self, batch: list[work.QueuedProgram]) -> bool:
         """Measure candidates; whether the device goes on."""
         left, drains = list(batch), self._queues.n_drains
         try:
@@ -247,58 +246,59 @@ class DeviceStage:
             for candidate, measurement in self.runs.run_all(states):
                 left.remove(candidate)
                 self._finish(candidate, measurement)
-        except candidates.WorkerGone as gone:
+        except work.WorkerGone as gone:
             if self._queues.n_drains != drains:  # nobody wants them any more
                 for candidate in left:
                     failed = candidate.failed(_INFRASTRUCTURE, "the pool was interrupted")
                     self._settle(candidate, failed)
                 left = []
-            return self._is_back(str(gone), left)
+            return self._await_return(str(gone), left)
         return True
 
-    def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+    def _finish(self, candidate: work.QueuedProgram, measurement: protocol.Measurement) -> None:
         task = candidate.task
         scaled = _scaled(measurement, task.scales.get(self.index, 1.0))
         if scaled.latency_us is not None:
-            task.note(candidates.Yardstick(candidate.binary, scaled.latency_us))
+            task.note(work.Fastest(candidate.binary, scaled.latency_us))
         self.history.add(measurement.error is _INFRASTRUCTURE)
         self._settle(candidate, scaled)
 
-    def _may_measure(self, task: candidates.PoolTask) -> bool:
+    def _may_measure(self, task: work.PoolTask) -> bool:
         if self.index in task.scales:
             return True
-        if task.home != self.index:
-            if self._is_calibrated(task, MAX_DIFFERENCE, tries=1):
+        if task.primary != self.index:
+            if self._calibrate(task, MAX_DIFFERENCE, tries=1):
                 return True
-            if task.home != self.index:
+            if task.primary != self.index:
                 return False
-            task.refused.pop(self.index, None)  # it has become the home meanwhile
-        return self._is_calibrated(task, MAX_HOME_DIFFERENCE, HOME_TRIES)
+            task.refused.pop(self.index, None)  # it has become the primary meanwhile
+        return self._calibrate(task, MAX_PRIMARY_DIFFERENCE, PRIMARY_TRIES)
 
-    def _refuse(self, candidate: candidates.Candidate) -> None:
-        """One that a helper may not measure goes home; there, and interrupted, it fails."""
+    def _refuse(self, candidate: work.QueuedProgram) -> None:
+        """One that a helper may not measure goes to the primary, where it fails if interrupted."""
         task = candidate.task
         why = task.refused.get(self.index, "the pool was interrupted")
-        if task.home == self.index or self.index not in task.refused:
+        if task.primary == self.index or self.index not in task.refused:
             self._settle(candidate, candidate.failed(_INFRASTRUCTURE, why))
         else:
             self._queues.put(candidate)
 
-    def _is_calibrated(self, task: candidates.PoolTask, limit: float, tries: int) -> bool:
-        """Compare the device with the one that measured the yardstick; whether it may measure."""
+    def _calibrate(self, task: work.PoolTask, limit: float, tries: int) -> bool:
+        """Compare the device with the one that measured the fastest candidate; whether it may
+        measure."""
         refused = ""
         for _ in range(tries):
-            yardstick, drains = task.yardstick, self._queues.n_drains
-            assert yardstick is not None, "the first home needs no calibration"
-            again = candidates.Candidate(task, "", "yardstick", binary=yardstick.binary)
+            best, drains = task.fastest, self._queues.n_drains
+            assert best is not None, "the first primary needs no calibration"
+            again = work.QueuedProgram(task, "", "fastest", binary=best.binary)
             measurement = self.runs.run(again, task.states[self.index])
             if measurement.latency_us is None:
                 if self._queues.n_drains == drains:  # else it says nothing about the device
                     task.refused[self.index] = measurement.message
                 return False
-            scale = yardstick.latency_us / measurement.latency_us
-            fastest = math.inf if task.home == self.index else 1 / (1 - limit)
-            if 1 - limit <= scale <= fastest:
+            scale = best.latency_us / measurement.latency_us
+            most = math.inf if task.primary == self.index else 1 / (1 - limit)
+            if 1 - limit <= scale <= most:
                 task.scales[self.index] = scale
                 return True
             refused = (
@@ -310,7 +310,7 @@ class DeviceStage:
 
 
 def _scaled(measurement: protocol.Measurement, scale: float) -> protocol.Measurement:
-    """The measurement as the home of the task would have made it."""
+    """The measurement as the primary of the task would have made it."""
     if measurement.latency_us is None or scale == 1.0:
         return measurement
     return protocol.Measurement.timed(

@@ -1,8 +1,8 @@
 """Which device runs what: where built candidates wait until a run worker is free.
 
-A task has a *home* device. Its reference is run there first, its finals (`thorough`) run
+A task has a *primary* device. Its reference is run there first, its thorough measurements run
 nowhere else, and its latencies are those of that device. A device that has nothing to do helps
-another: it takes candidates of a home that has more than one waiting. What it measures counts
+another: it takes candidates of a primary that has more than one waiting. What it measures counts
 after calibration only (`stages.device_stage`), since no two cards are equally fast.
 
 A device sleeps until there is something for it. What comes wakes one device, and a device that
@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 
 #: What a device is given: a candidate, or a task whose reference it is to run.
-Item: TypeAlias = candidates.Candidate | candidates.PoolTask
+Item: TypeAlias = work.QueuedProgram | work.PoolTask
 
 
 class Dispatch:
@@ -58,25 +58,25 @@ class Dispatch:
             self._wake_all()
             return index
 
-    def home_of_next_task(self) -> int:
+    def device_of_next_task(self) -> int:
         """The device with the fewest tasks of those that are not taken out."""
         with self._lock:
-            homes = self._usable() or [each for each in self._away if each not in self._faults]
-            home = min(homes, key=lambda index: (self._n_tasks[index], index))
-            self._n_tasks[home] += 1
-            return home
+            usable = self._usable() or [each for each in self._away if each not in self._faults]
+            primary = min(usable, key=lambda index: (self._n_tasks[index], index))
+            self._n_tasks[primary] += 1
+            return primary
 
     def put(self, item: Item) -> None:
-        """Queue a candidate, or a task whose reference is to be run, at the task's home."""
+        """Queue a candidate, or a task whose reference is to be run, at the task's primary."""
         with self._lock:
             task, usable = _task(item), self._usable()
-            if usable and task.home not in usable:
+            if usable and task.primary not in usable:
                 task.move_to(usable[0])
-            self._waiting[task.home].append(item)
-            if task.home in self._idle:
-                self._wake(task.home)
+            self._waiting[task.primary].append(item)
+            if task.primary in self._idle:
+                self._wake(task.primary)
             else:
-                self._wake_helper(self._waiting[task.home])
+                self._wake_helper(self._waiting[task.primary])
 
     def take(self, device: int, timeout_s: float | None = None) -> Item | None:
         """What the device does next, once there is something.
@@ -90,7 +90,7 @@ class Dispatch:
                     return None
                 if self._waiting[device]:
                     item = self._waiting[device].popleft()
-                    self._wake_helper(self._waiting[device])  # there may be a yardstick now
+                    self._wake_helper(self._waiting[device])  # one may be timed by now
                     return item
                 helped = self._helped(device, 1)
                 if helped:
@@ -181,13 +181,13 @@ class Dispatch:
             self._closing.set()
             self._wake_all()
 
-    def take_more(self, device: int, limit: int) -> list[candidates.Candidate]:
+    def take_more(self, device: int, limit: int) -> list[work.QueuedProgram]:
         """Candidates to run with the one that was taken, at most the device's share of them.
 
         They wait at the head of its own queue; if that is empty, of one that it helps. The share
         is that of one of the devices that may help, so that the others have something to take.
         """
-        taken: list[candidates.Candidate] = []
+        taken: list[work.QueuedProgram] = []
         with self._lock:
             waiting = self._waiting[device]
             if not waiting:
@@ -195,7 +195,7 @@ class Dispatch:
             share = min(limit, self._share(waiting))
             while waiting and len(taken) < share:
                 item = waiting[0]
-                if not isinstance(item, candidates.Candidate):
+                if not isinstance(item, work.QueuedProgram):
                     break
                 waiting.popleft()
                 taken.append(item)
@@ -215,11 +215,11 @@ class Dispatch:
         self._waiting[device].clear()
         for number, item in enumerate(moved):
             task = _task(item)
-            if task.home == device:
+            if task.primary == device:
                 task.move_to(others[number % len(others)])
-            self._waiting[task.home].append(item)
+            self._waiting[task.primary].append(item)
 
-    def _helped(self, device: int, limit: int) -> list[candidates.Candidate]:
+    def _helped(self, device: int, limit: int) -> list[work.QueuedProgram]:
         """The oldest candidates of the fullest other queue that may run on the device as well."""
         if device in self._faults or device in self._away:
             return []
@@ -235,7 +235,7 @@ class Dispatch:
         return []
 
     def _wake_helper(self, waiting: deque[Item]) -> None:
-        """Wake a device that may take something of a queue whose home is busy."""
+        """Wake a device that may take something of a queue whose primary is busy."""
         if len(waiting) > 1:
             for device in self._idle:
                 if next(_for_helper(waiting, device), None) is not None:
@@ -251,12 +251,12 @@ class Dispatch:
             self._wake(device)
 
 
-def _for_helper(waiting: deque[Item], device: int) -> Iterator[candidates.Candidate]:
-    """Candidates that a device may run whose home is another one, the oldest first."""
+def _for_helper(waiting: deque[Item], device: int) -> Iterator[work.QueuedProgram]:
+    """Candidates that a device may run whose primary is another one, the oldest first."""
     for item in waiting:
-        if isinstance(item, candidates.Candidate) and item.may_run_on(device):
+        if isinstance(item, work.QueuedProgram) and item.may_run_on(device):
             yield item
 
 
-def _task(item: Item) -> candidates.PoolTask:
-    return item.task if isinstance(item, candidates.Candidate) else item
+def _task(item: Item) -> work.PoolTask:
+    return item.task if isinstance(item, work.QueuedProgram) else item

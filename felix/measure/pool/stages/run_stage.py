@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from felix import errors
 from felix.measure import protocol, timing
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 from felix.measure.pool import worker as pool_worker
 from felix.processes import confine, policy
 
@@ -68,21 +68,19 @@ class OneByOne(abc.ABC):
     #: Candidates of a request.
     batch_size = 1
 
-    def __init__(self, options: candidates.LocalOptions, device: candidates.Device) -> None:
+    def __init__(self, options: work.LocalOptions, device: work.Device) -> None:
         self._options, self._device = options, device
         default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
         self._timing = options.timing or default
 
     def run_all(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
+    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
         """Check and time candidates; each with its measurement as soon as that is there."""
         for candidate, state in batch:
             yield candidate, self.run(candidate, state)
 
-    def run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         """Check and time one candidate; where a reference failed, another try may come first."""
         if state.failure is not None and state.tries_left > 0:
             self.prepare(state)
@@ -91,18 +89,14 @@ class OneByOne(abc.ABC):
         return self._run(candidate, state)
 
     @abc.abstractmethod
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         """Run a task's reference; `state` holds a failure for its candidates."""
 
     @abc.abstractmethod
-    def _run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def _run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         """Check and time one candidate of a task that has its reference."""
 
-    def _request(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> dict[str, Any]:
+    def _request(self, candidate: work.QueuedProgram, state: work.TaskState) -> dict[str, Any]:
         """What a worker needs to know for that, whatever its device."""
         options = self._timing.burst() if candidate.thorough else self._timing
         return {
@@ -121,13 +115,13 @@ class RunWorker(OneByOne):
         self,
         worker: pool_worker.Worker,
         quiet: Quiet,
-        options: candidates.LocalOptions,
-        device: candidates.Device,
+        options: work.LocalOptions,
+        device: work.Device,
     ) -> None:
         super().__init__(options, device)
         self.worker = worker
         self._quiet = quiet
-        self._prepared: list[candidates.TaskState] = []
+        self._prepared: list[work.TaskState] = []
         #: why the device cannot be used, as far as `open` knows
         self._broken: str | None = None
         #: why the worker is not confined; None if it is
@@ -175,7 +169,7 @@ class RunWorker(OneByOne):
         message: str | None = reply.get("message")
         return message
 
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         """Run a task's reference; `state` holds a failure for its candidates.
 
         What failed may have left memory or a broken context behind, so the next request gets a
@@ -209,13 +203,11 @@ class RunWorker(OneByOne):
         """Why the device cannot be used, as far as is known; None if it can."""
         return self._broken
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """A worker that died is replaced at the next request."""
         return True
 
-    def _run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def _run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         start = time.monotonic()
         request = self._request(candidate, state) | {"cache_bytes": self._device.cache_bytes}
         if self._device.kind == "cpu":
@@ -257,10 +249,10 @@ class RunWorker(OneByOne):
 
 
 def timed(
-    candidate: candidates.Candidate,
-    state: candidates.TaskState,
+    candidate: work.QueuedProgram,
+    state: work.TaskState,
     reply: dict[str, Any],
-    device: candidates.Device,
+    device: work.Device,
 ) -> protocol.Measurement:
     """The measurement of a reply with latencies; the task's best one takes note of it."""
     measurement = protocol.Measurement.timed(

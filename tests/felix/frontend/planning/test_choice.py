@@ -9,8 +9,8 @@ import random
 import pytest
 
 from felix import target
-from felix.frontend.programs.planning import candidates
 from felix.frontend.programs.planning import graph as cost
+from felix.frontend.programs.planning import possible_groups
 from felix.frontend.programs.planning.graph import Graph, Operator, Read, Role, candidate
 
 MACHINE = target.hardware("nvidia/nvidia-h100")
@@ -53,11 +53,11 @@ def cheapest(graph, latency_us):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_choice_is_the_cheapest_there_is(seed):
     graph, draw = random_graph(seed)
-    every = candidates.enumerate_all(graph)
+    every = possible_groups.enumerate_all(graph)
     singles = [candidate(graph, {n}) for n in range(len(graph.operators))]
     offered = set(draw.sample(every, min(len(every), 12))) | set(singles)
     latency_us = {each: draw.uniform(1, 3) + 0.3 * len(each.members) for each in offered}
-    chosen = candidates.choose(graph, latency_us, [singles])
+    chosen = possible_groups.choose(graph, latency_us, [singles])
     assert {each.root for each in chosen} >= graph.outputs
     roots = {each.root for each in chosen}
     assert all(v in roots for each in chosen for v in each.inputs if v >= 0)
@@ -69,15 +69,16 @@ def test_the_fallback_stays_where_nothing_is_cheaper():
     whole = candidate(graph, {0, 1})
     singles = [candidate(graph, {0}), candidate(graph, {1})]
     assert (
-        candidates.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 3.0}, [singles]) == singles
+        possible_groups.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 3.0}, [singles])
+        == singles
     )
-    assert candidates.choose(graph, dict.fromkeys(singles, 1.0) | {whole: 1.5}, [singles]) == [
-        whole
-    ]
+    assert possible_groups.choose(
+        graph, dict.fromkeys(singles, 1.0) | {whole: 1.5}, [singles]
+    ) == [whole]
 
 
 def members(graph):
-    return {each.members for each in candidates.enumerate_all(graph)}
+    return {each.members for each in possible_groups.enumerate_all(graph)}
 
 
 def test_rows_take_elementwise_operators_before_and_behind_them():
@@ -166,7 +167,7 @@ def test_a_projection_counts_bytes_launches_and_operations():
         (operator(Role.ELEMENTWISE, -1, -2), operator(Role.CONTRACTION, 0, -3, flops=10**10)),
         frozenset({1}),
     )
-    plain = cost.Judgement(n_kernels=1, has_template=False)
+    plain = cost.Schedules(n_kernels=1, has_template=False)
     first = cost.projected(graph, candidate(graph, {0}), MACHINE, plain)
     assert first.launch_us == cost.GPU_LAUNCH_US
     assert first.memory_us == pytest.approx(3 * MIB / MACHINE.dram_bandwidth_gbs / 1e3)
@@ -180,6 +181,6 @@ def test_the_projection_counts_idle_cores_and_further_kernels():
     busy = Graph((operator(Role.ROWS, -1, n_rows=MACHINE.cores),), frozenset({0}))
     each = candidate(graph, {0})
     bound, one = (cost.projected(rows, each, MACHINE) for rows in (busy, graph))
-    three = cost.projected(graph, each, MACHINE, cost.Judgement(n_kernels=3))
+    three = cost.projected(graph, each, MACHINE, cost.Schedules(n_kernels=3))
     assert one.memory_us == pytest.approx(bound.memory_us * MACHINE.cores / (MACHINE.cores // 4))
     assert three.launch_us == 3 * one.launch_us and three.memory_us == 2 * one.memory_us

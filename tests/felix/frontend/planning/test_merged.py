@@ -11,7 +11,7 @@ from felix import frontend
 from felix.frontend.programs.planning import planner
 from tests.felix.frontend.planning.test_norms import (
     PLANNED,
-    judge,
+    costs,
     lowered,
     lowered_as_written,
     moved_bytes,
@@ -93,7 +93,7 @@ def test_results_of_the_model_are_not_worth_merging():
 
 def test_merged_products_without_a_schedule_are_not_chosen(eager):
     model, args = Heads(behind=nn.Sigmoid).eval(), (torch.randn(2, 5, 24),)
-    refusing = judge(lambda task: None if "merged_product" in task.name else 1)
+    refusing = costs(lambda task: None if "merged_product" in task.name else 1)
     grouping = frontend.Grouping(frontend.Fusion.PLANNED, refusing)
     assert n_calls(lowered(model, args)[1], "merged")
     assert not n_calls(lowered(model, args, grouping)[1], "merged")

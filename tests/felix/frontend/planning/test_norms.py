@@ -13,7 +13,7 @@ from benchmarks.networks import transformers
 from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import merged, norms, planner
-from felix.frontend.programs.planning.graph import Judgement
+from felix.frontend.programs.planning.graph import Schedules
 from felix.tir import grammar
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
@@ -34,10 +34,10 @@ def lowered_as_written(model, args, monkeypatch):
         return lowered(model, args)[1]
 
 
-def judge(n_kernels=lambda task: 1, latency_us=lambda task: None):
+def costs(n_kernels=lambda task: 1, latency_us=lambda task: None):
     """What is known of candidates: how many kernels each is, and how long it takes."""
     return types.SimpleNamespace(
-        judge=lambda task: Judgement(n_kernels(task)), latency_us=latency_us
+        schedules=lambda task: Schedules(n_kernels(task)), latency_us=latency_us
     )
 
 
@@ -129,7 +129,7 @@ def test_an_activation_behind_a_norm_keeps_it(eager):
 @pytest.mark.parametrize(("of_statistics", "is_folded"), [(1, True), (2, False), (None, False)])
 def test_what_is_cheaper_is_chosen(of_statistics, is_folded):
     model, x = make(nn.RMSNorm(512), width=512), torch.randn(1, 4096, 512)
-    known = judge(lambda task: of_statistics if "norm_statistics" in task.name else 1)
+    known = costs(lambda task: of_statistics if "norm_statistics" in task.name else 1)
     grouping = Grouping(Fusion.PLANNED, known)
     # a launch costs as much as some tens of kilobytes
     module = lowered(model, (x[:, :4],) if of_statistics == 2 else (x,), grouping)[1]

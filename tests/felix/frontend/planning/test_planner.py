@@ -13,9 +13,9 @@ from benchmarks.networks import catalogue
 from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs import lowering, outlining
-from felix.frontend.programs.planning import candidates, reading
+from felix.frontend.programs.planning import possible_groups, reading
 from felix.verify import compare
-from tests.felix.frontend.planning.test_norms import judge
+from tests.felix.frontend.planning.test_norms import costs
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share
 
@@ -62,7 +62,7 @@ def reads_in_place(task):
 
 
 #: Finds no schedule for programs that move elements in front of a product.
-REFUSING = judge(lambda task: None if reads_in_place(task) else 1)
+REFUSING = costs(lambda task: None if reads_in_place(task) else 1)
 
 
 def _names(imported, known):
@@ -90,12 +90,12 @@ def test_measured_latencies_decide_where_all_of_the_choice_are_known():
     def latency_us(task):
         return 100.0 if reads_in_place(task) else 1.0
 
-    assert not in_place(_names(imported, judge(latency_us=latency_us)))
+    assert not in_place(_names(imported, costs(latency_us=latency_us)))
 
     def unknown_of_softmax(task):
         return None if task.name == "softmax" else latency_us(task)
 
-    assert _names(imported, judge(latency_us=unknown_of_softmax)) == by_estimates
+    assert _names(imported, costs(latency_us=unknown_of_softmax)) == by_estimates
 
 
 @pytest.mark.parametrize("target", ["llvm -num-cores 2", "nvidia/nvidia-h100"])
@@ -123,7 +123,7 @@ def test_groups_of_fuseops_are_candidates(name, monkeypatch):
     for group in several:  # only the last value is read outside
         assert all(made.graph.readers[n] <= set(group) for n in group[:-1])
         assert not made.graph.outputs & set(group[:-1])
-    every = {each.members for each in candidates.enumerate_all(made.graph)}
+    every = {each.members for each in possible_groups.enumerate_all(made.graph)}
     by_itself = sum(frozenset(group) in every for group in several)
     assert by_itself >= 0.8 * len(several)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from felix.measure.cluster import messages, node, pool
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 
 
 class Link:
@@ -30,13 +30,13 @@ class Link:
         self.said[method] += map(str, args)
         self.before(method)
         if self.cut.is_set() or self.dead.is_set():
-            raise candidates.WorkerGone("nobody answers")
+            raise work.WorkerGone("nobody answers")
         reply = getattr(self._node, method)(*args)
         if self.cut.is_set() or self.dead.is_set():  # while it worked
-            raise candidates.WorkerGone("nobody answers")
+            raise work.WorkerGone("nobody answers")
         return reply
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         """Wait until it is not cut."""
         while not self._closed.wait(0.01):
             if self.dead.is_set():
@@ -57,7 +57,7 @@ class Cluster:
         self.facts: dict[str, dict[str, Any]] = {}
 
     def add(
-        self, name: str, options: candidates.LocalOptions | None = None, **settings: Any
+        self, name: str, options: work.LocalOptions | None = None, **settings: Any
     ) -> node.Node:
         """Start a node."""
         made = node.Node(node.Settings(**settings), options)

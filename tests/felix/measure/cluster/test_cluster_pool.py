@@ -15,14 +15,14 @@ from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cluster import messages, node, pool, remote
 from felix.measure.description import Description
-from felix.measure.pool import candidates, local
+from felix.measure.pool import local, work
 from felix.measure.pool.stages import device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.support import pool_programs as programs
 from tests.support import share, waiting
 
-QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
+QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05, noise_probe=False)
 GEMM = tvm.IRModule({"main": programs.gemm})
 
 
@@ -89,7 +89,7 @@ def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) ->
         growing.facts["second"] = cluster.facts["second"]
         waiting.until(lambda: over.n_devices == 2)
         assert all(each.ok for each in _results(over, 12))
-        assert growing.links["second"].calls.count("run") >= 2  # the yardstick is the first
+        assert growing.links["second"].calls.count("run") >= 2  # the first compares devices
         assert 1 in over._task.scales
 
 
@@ -130,11 +130,11 @@ def test_what_a_node_fails_another_one_tries(
     failing = cluster.nodes["first"]
     with monkeypatch.context() as patch:
         patch.setattr(failing, "run", fail)
-        patch.setattr(cluster.links["first"], "is_back", lambda: over._stopped.wait(2))
+        patch.setattr(cluster.links["first"], "await_return", lambda: over._stopped.wait(2))
         assert all(each.ok for each in _results(over, 12))
     build = {"error": "infrastructure", "message": "no disk", "build_s": 0.1}
     link = _Says((_message(**build), b""))
-    with pytest.raises(candidates.WorkerGone, match="no disk"):
+    with pytest.raises(work.WorkerGone, match="no disk"):
         remote.RemoteBuilder(link, over._folders.libraries, "cpu").build("{}", "name")
 
 
@@ -206,7 +206,7 @@ class _Says:
     def call(self, method: str, *args: Any) -> Any:
         return self.reply
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         return True
 
 

@@ -10,12 +10,12 @@ import pytest
 from felix import workloads
 from felix.measure.cluster import pool
 from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 from felix.tir.design_space import default_schedule
 from tests.felix.measure.cluster import nodes
 from tests.support.cuda import library
 
-OPTIONS = candidates.LocalOptions(builders=1)
+OPTIONS = work.LocalOptions(builders=1)
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
 
 
@@ -32,7 +32,7 @@ def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def test_it_runs_what_another_node_has_built(cluster: nodes.Cluster) -> None:
     task = workloads.parse("gemm:8,8,8", target="h200")
-    options = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
+    options = pool.ClusterOptions(wait_s=60, watch_s=0.05, noise_probe=False)
     with pool.ClusterPool(task, cluster, options) as over:
         (measured,) = over.measure([default_schedule.on_gpu(task.mod).mod])
         assert measured.checked, measured.message

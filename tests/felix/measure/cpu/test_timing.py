@@ -306,7 +306,7 @@ def test_the_probe_takes_microseconds(threads: int) -> None:
 
 def test_a_call_without_hope_has_one_turn() -> None:
     calls = {"fast": lambda: time.sleep(0.001), "slow": lambda: time.sleep(0.02)}
-    latencies_us = cpu_calls.in_turns_us(calls, [], turns=3, burst=2, hopeless=2.0)
+    latencies_us = cpu_calls.in_turns_us(calls, [], turns=3, burst=2, max_ratio=2.0)
     assert {name: len(each) for name, each in latencies_us.items()} == {"fast": 6, "slow": 2}
     latencies_us = cpu_calls.in_turns_us(calls, [], turns=3, burst=2)
     assert {name: len(each) for name, each in latencies_us.items()} == {"fast": 6, "slow": 6}

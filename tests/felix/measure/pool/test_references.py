@@ -13,31 +13,31 @@ import pytest
 import tvm
 
 from felix.measure import protocol
-from felix.measure.pool import candidates, rights, staged
+from felix.measure.pool import rights, staged, work
 from felix.measure.pool.stages import build_stage, device_stage
 from tests.felix.measure import contract
 from tests.felix.measure.pool import test_several_devices as several
 from tests.support import pool_programs as programs
 
 GEMM = tvm.IRModule({"main": programs.gemm})
-MADE = candidates.Built("reference.so", "a description")
-FAILED = candidates.Built(error=protocol.ErrorClass.BUILD, message="no compiler")
-TOO_LONG = candidates.Built(error=protocol.ErrorClass.TIMEOUT, message="building: no answer")
+MADE = work.Built("reference.so", "a description")
+FAILED = work.Built(error=protocol.ErrorClass.BUILD, message="no compiler")
+TOO_LONG = work.Built(error=protocol.ErrorClass.TIMEOUT, message="building: no answer")
 
 
 class Builder:
     """Builds everything at once, but references as it is told to."""
 
-    def __init__(self, *references: candidates.Built | Exception) -> None:
+    def __init__(self, *references: work.Built | Exception) -> None:
         self.references = list(references)
         self.asked: list[str] = []
         self.may_make = threading.Event()
         self.may_make.set()
 
-    def build(self, payload: str, name: str) -> candidates.Built:
-        return candidates.Built("candidate.so")
+    def build(self, payload: str, name: str) -> work.Built:
+        return work.Built("candidate.so")
 
-    def reference(self, payload: str, name: str) -> candidates.Built:
+    def reference(self, payload: str, name: str) -> work.Built:
         self.asked.append(name)
         assert self.may_make.wait(10)
         made = self.references.pop(0)
@@ -45,21 +45,19 @@ class Builder:
             raise made
         return made
 
-    def is_back(self) -> bool:
+    def await_return(self) -> bool:
         return True
 
 
 class Runs(several.Runs):
     """Notes in which order tasks and candidates come."""
 
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         self.ran.append("prepare")
         state.failure = state.reference.failure
 
-    def run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
-        if state.failure == candidates.NOT_COMPUTED:
+    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
+        if state.failure == work.NOT_COMPUTED:
             self.prepare(state)
         if state.failure is not None:
             return candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, state.failure)
@@ -70,7 +68,7 @@ class Pool(staged.StagedPool):
     """Stages over builders and run workers that are no processes."""
 
     def __init__(self, folder: pathlib.Path, builders: list[Builder], runs: list[Runs]) -> None:
-        devices = [candidates.Device("cpu", "a CPU", 0, index) for index in range(len(runs))]
+        devices = [work.Device("cpu", "a CPU", 0, index) for index in range(len(runs))]
         super().__init__("llvm", rights.Folders.make(folder, 1 << 20), devices)
         self._builds = build_stage.BuildStage(builders, self._references.built, self._settle)
         stages: Any = [
@@ -119,11 +117,11 @@ def test_candidates_wait_for_their_reference(make: Callable[..., Pool]) -> None:
 def test_no_candidate_overtakes_its_task() -> None:
     """Its reference is there, and the builder has not yet said so."""
     handed: list[Any] = []
-    waiting: list[candidates.PoolTask] = []
+    waiting: list[work.PoolTask] = []
     between = build_stage.References(waiting.append, handed.append)
-    state = candidates.TaskState(several.GPU, "", candidates.Reference())
-    task = candidates.PoolTask(0, [state])
-    candidate = candidates.Candidate(task, "", "candidate", Future())
+    state = work.TaskState(several.GPU, "", work.Reference())
+    task = work.PoolTask(0, [state])
+    candidate = work.QueuedProgram(task, "", "candidate", Future())
     between.ask(task)
     task.reference.settle(MADE)
     between.built(candidate)
@@ -142,7 +140,7 @@ def test_a_reference_that_failed_is_built_once_more(make: Callable[..., Pool]) -
     [
         ([FAILED, FAILED], "no compiler"),
         ([TOO_LONG], "no answer"),
-        ([candidates.WorkerGone("it is gone")] * 3, "building: it is gone"),
+        ([work.WorkerGone("it is gone")] * 3, "building: it is gone"),
     ],
 )
 def test_without_a_reference_candidates_fail(

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import candidates, local, locks, worker_main
+from felix.measure.pool import local, locks, work, worker_main
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
@@ -22,7 +22,7 @@ from tests.support import tir_programs
 
 GOOD = {"latencies_us": [2.0, 3.0, 4.0], "checked": True, "seconds": 0.1}
 BROKEN = {"error": "infrastructure", "message": "broken", "seconds": 0.1}
-DEVICE = candidates.Device("cuda", "a GPU", 1 << 20)
+DEVICE = work.Device("cuda", "a GPU", 1 << 20)
 
 
 class Worker:
@@ -63,20 +63,18 @@ def _runs(
     scripted: Any, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
 ) -> run_stage.RunWorker:
     quiet = run_stage.Quiet(scripted, ())
-    options = candidates.LocalOptions(confine_gpu=confine_gpu)
+    options = work.LocalOptions(confine_gpu=confine_gpu)
     return run_stage.RunWorker(scripted, quiet, options, DEVICE)
 
 
-def _candidate(state: candidates.TaskState) -> candidates.Candidate:
-    task = candidates.PoolTask(0, [state])
-    return candidates.Candidate(task=task, payload="", name="", future=Future(), build_s=1.5)
+def _candidate(state: work.TaskState) -> work.QueuedProgram:
+    task = work.PoolTask(0, [state])
+    return work.QueuedProgram(task=task, payload="", name="", future=Future(), build_s=1.5)
 
 
 @pytest.fixture
-def state() -> candidates.TaskState:
-    return candidates.TaskState(
-        DEVICE, "folder", candidates.Reference("a task", "reference.cubin")
-    )
+def state() -> work.TaskState:
+    return work.TaskState(DEVICE, "folder", work.Reference("a task", "reference.cubin"))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def state() -> candidates.TaskState:
     ids=["it fails once", "it fails twice", "it takes too long"],
 )
 def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(
-    state: candidates.TaskState, answers: list[Any], kills: int, message: str
+    state: work.TaskState, answers: list[Any], kills: int, message: str
 ) -> None:
     """And not for every candidate."""
     scripted = Worker(*answers)
@@ -118,7 +116,7 @@ def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(
     ],
 )
 def test_errors_have_a_class_and_may_cost_the_worker(
-    state: candidates.TaskState, answer: dict[str, Any] | Exception, error: str, kills: int
+    state: work.TaskState, answer: dict[str, Any] | Exception, error: str, kills: int
 ) -> None:
     is_reply = isinstance(answer, dict)
     scripted = Worker({"seconds": 0.1}, answer | {"seconds": 0.2} if is_reply else answer)
@@ -131,7 +129,7 @@ def test_errors_have_a_class_and_may_cost_the_worker(
     assert not scripted.is_quiet
 
 
-def test_quiet_ends_with_the_request_whatever_comes_of_it(state: candidates.TaskState) -> None:
+def test_quiet_ends_with_the_request_whatever_comes_of_it(state: work.TaskState) -> None:
     scripted = Worker(pool_worker.WorkerDied(11, "", 0.0))
     _runs(scripted).prepare(state)
     assert not scripted.is_quiet and state.failure is not None
@@ -201,7 +199,7 @@ def test_a_worker_that_failed_to_prepare_a_task_does_not_serve_the_next() -> Non
     )
     good = Task.from_prim_func(double, "llvm -num-cores 2")
     bad = dataclasses.replace(good, mod=broken)  # which is refused where tasks are made
-    with local.LocalPool(good, candidates.LocalOptions(builders=1)) as pool:
+    with local.LocalPool(good, work.LocalOptions(builders=1)) as pool:
         assert pool.measure([mod])[0].ok
         pid = pool.worker_pids()["runner"]
         (result,) = pool.for_task(bad).measure([mod])
@@ -247,9 +245,7 @@ def test_a_fault_that_has_passed_leaves_the_worker_confined() -> None:
     assert scripted.is_confined and runs.unconfined is None
 
 
-def test_a_broken_gpu_is_told_as_it_is_and_nothing_runs_unconfined(
-    state: candidates.TaskState,
-) -> None:
+def test_a_broken_gpu_is_told_as_it_is_and_nothing_runs_unconfined(state: work.TaskState) -> None:
     scripted = Worker(REFUSED, MISSING, REFUSED, OPENED, GOOD)
     runs = _runs(scripted)
     runs.open("sm_90")

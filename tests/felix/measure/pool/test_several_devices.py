@@ -16,12 +16,12 @@ import tvm
 from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import devices
-from felix.measure.pool import candidates, local
-from felix.measure.pool.stages import canary, device_stage, dispatch
+from felix.measure.pool import local, work
+from felix.measure.pool.stages import device_stage, dispatch, noise_probe
 from tests.support import waiting
 
 TARGET = tvm.target.Target("llvm")
-GPU = candidates.Device("cuda", "a GPU", 1 << 20)
+GPU = work.Device("cuda", "a GPU", 1 << 20)
 
 
 class Runs:
@@ -36,22 +36,20 @@ class Runs:
         self.held = threading.Event()
         self.held.set()
 
-    def prepare(self, state: candidates.TaskState) -> None:
+    def prepare(self, state: work.TaskState) -> None:
         state.failure = self.broken
 
-    def run(
-        self, candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         assert self.held.wait(10)
         self.ran.append(candidate.name)
-        if self.together is not None and candidate.name != "yardstick":
+        if self.together is not None and candidate.name != "fastest":
             self.together.wait(10)  # which raises if the others never run at the same time
             self.together = None
         return protocol.Measurement.timed([10.0 * self.slowness] * 3, device=state.device.name)
 
     def run_all(
-        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
-    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
+    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
         for candidate, state in batch:
             yield candidate, self.run(candidate, state)
 
@@ -59,7 +57,7 @@ class Runs:
 class Pool:
     """Stages over run workers, without builders."""
 
-    def __init__(self, *runs: Runs, watch: canary.Canary | None = None) -> None:
+    def __init__(self, *runs: Runs, watch: noise_probe.NoiseProbe | None = None) -> None:
         self.queues = dispatch.Dispatch(len(runs))
         self.stages = [
             device_stage.DeviceStage(i, each, self.queues, self._settle, "", watch)  # type: ignore[arg-type]
@@ -67,20 +65,20 @@ class Pool:
         ]
         self.n_devices = len(runs)
 
-    def task(self) -> candidates.PoolTask:
+    def task(self) -> work.PoolTask:
         states = [
-            candidates.TaskState(dataclasses.replace(GPU, index=index), "", candidates.Reference())
+            work.TaskState(dataclasses.replace(GPU, index=index), "", work.Reference())
             for index in range(self.n_devices)
         ]
-        task = candidates.PoolTask(self.queues.home_of_next_task(), states)
+        task = work.PoolTask(self.queues.device_of_next_task(), states)
         self.queues.put(task)
         return task
 
     def submit(
-        self, task: candidates.PoolTask, name: str = "", thorough: bool = False
+        self, task: work.PoolTask, name: str = "", thorough: bool = False
     ) -> Future[protocol.Measurement]:
         future: Future[protocol.Measurement] = Future()
-        self.queues.put(candidates.Candidate(task, "", name, future, thorough, binary="library"))
+        self.queues.put(work.QueuedProgram(task, "", name, future, thorough, binary="library"))
         return future
 
     def start(self) -> None:
@@ -93,7 +91,7 @@ class Pool:
             stage.join()
 
     @staticmethod
-    def _settle(candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+    def _settle(candidate: work.QueuedProgram, measurement: protocol.Measurement) -> None:
         candidate.future.set_result(measurement)
 
 
@@ -111,8 +109,8 @@ def made(ends: Ends, *runs: Runs) -> Pool:
     return pool
 
 
-def begun(ends: Ends, *runs: Runs) -> tuple[Pool, candidates.PoolTask]:
-    """A running pool and a task of which its home has measured one candidate."""
+def begun(ends: Ends, *runs: Runs) -> tuple[Pool, work.PoolTask]:
+    """A running pool and a task of which its primary has measured one candidate."""
     pool = made(ends, *runs)
     task = pool.task()
     pool.start()
@@ -120,8 +118,8 @@ def begun(ends: Ends, *runs: Runs) -> tuple[Pool, candidates.PoolTask]:
     return pool, task
 
 
-def move(pool: Pool, task: candidates.PoolTask) -> None:
-    """The first device is gone, and the second one is the task's home."""
+def move(pool: Pool, task: work.PoolTask) -> None:
+    """The first device is gone, and the second one is the task's primary."""
     assert pool.queues.retire(0, "gone")
     task.move_to(1)
 
@@ -141,43 +139,41 @@ def test_all_devices_run_candidates_of_one_task_at_the_same_time(
 
 
 def test_latencies_of_a_helper_are_those_of_the_home(ends: Ends) -> None:
-    home, helper = Runs(1.0), Runs(1.1)
-    pool, task = begun(ends, home, helper)
-    home.held.clear()
+    primary, helper = Runs(1.0), Runs(1.1)
+    pool, task = begun(ends, primary, helper)
+    primary.held.clear()
     futures = [pool.submit(task, str(number)) for number in range(6)]
-    helped = _results(futures[1:4])  # while the home is held up by another one
-    home.held.set()
+    helped = _results(futures[1:4])  # while the primary is held up by another one
+    primary.held.set()
     assert [each.latency_us for each in helped] == pytest.approx([10.0] * 3)
     assert [each.latency_us for each in _results(futures)] == pytest.approx([10.0] * 6)
-    assert helper.ran[0] == "yardstick" and helper.ran.count("yardstick") == 1
+    assert helper.ran[0] == "fastest" and helper.ran.count("fastest") == 1
 
 
-def test_finals_run_at_home_alone(ends: Ends) -> None:
-    home, helper = Runs(), Runs()
-    pool, task = begun(ends, home, helper)
+def test_thorough_measurements_are_of_the_primary_alone(ends: Ends) -> None:
+    primary, helper = Runs(), Runs()
+    pool, task = begun(ends, primary, helper)
     _results([pool.submit(task, "final", thorough=True) for _ in range(8)])
-    assert home.ran.count("final") == 8 and "final" not in helper.ran
+    assert primary.ran.count("final") == 8 and "final" not in helper.ran
 
 
 def test_a_throttled_device_measures_nothing_of_a_task(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home, slow = Runs(1.0), Runs(1.5)
-    pool, task = begun(ends, home, slow)
+    primary, slow = Runs(1.0), Runs(1.5)
+    pool, task = begun(ends, primary, slow)
     results = _results([pool.submit(task, "c") for _ in range(20)])
     assert [each.latency_us for each in results] == [10.0] * 20
-    assert set(slow.ran) <= {"yardstick"} and home.ran.count("c") == 20
+    assert set(slow.ran) <= {"fastest"} and primary.ran.count("c") == 20
     assert all("1.50 times as long" in text for text in task.refused.values())
 
 
 def test_a_calibration_that_is_interrupted_says_nothing_about_the_device(ends: Ends) -> None:
-    home, helper = Runs(), Runs()
-    pool, task = begun(ends, home, helper)
+    primary, helper = Runs(), Runs()
+    pool, task = begun(ends, primary, helper)
     run = helper.run
 
-    def interrupted(
-        candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
+    def interrupted(candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
         pool.queues.drain()
         return candidate.failed(protocol.ErrorClass.LAUNCH, "killed")
 
@@ -198,14 +194,14 @@ def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing(ends: En
     pool.start()
     assert all(each.ok for each in _results(futures))
     assert not broken.ran and pool.queues.faults == {0: "error 999 in cuInit"}
-    assert {task.home for task in tasks} == {1}
-    assert pool.task().home == 1
+    assert {task.primary for task in tasks} == {1}
+    assert pool.task().primary == 1
 
 
 def test_the_last_device_stays_and_says_what_is_wrong() -> None:
     pool = Pool(Runs(broken="broken"))
     assert not pool.queues.retire(0, "broken")
-    assert pool.queues.faults == {} and pool.task().home == 0
+    assert pool.queues.faults == {} and pool.task().primary == 0
 
 
 def test_a_task_that_moves_is_calibrated_against_its_first_home(ends: Ends) -> None:
@@ -215,7 +211,7 @@ def test_a_task_that_moves_is_calibrated_against_its_first_home(ends: Ends) -> N
     task.refused[1] = "it differed when it was to help"
     move(pool, task)
     again = pool.submit(task, "c", thorough=True).result(10)
-    assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
+    assert again.latency_us == pytest.approx(10.0) and second.ran == ["fastest", "c"]
 
 
 def test_a_helper_that_becomes_the_home_while_it_is_compared(ends: Ends) -> None:
@@ -223,10 +219,8 @@ def test_a_helper_that_becomes_the_home_while_it_is_compared(ends: Ends) -> None
     pool, task = begun(ends, first, second)
     run = second.run
 
-    def moved(
-        candidate: candidates.Candidate, state: candidates.TaskState
-    ) -> protocol.Measurement:
-        if candidate.name == "yardstick" and task.home == 0:
+    def moved(candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
+        if candidate.name == "fastest" and task.primary == 0:
             move(pool, task)
         return run(candidate, state)
 
@@ -246,13 +240,13 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason(ends: Ends) ->
     failed = pool.submit(task).result(10)
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
     assert "4.00 times as long" in failed.message
-    assert second.ran == ["yardstick"] * device_stage.HOME_TRIES
+    assert second.ran == ["fastest"] * device_stage.PRIMARY_TRIES
 
 
 def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy(ends: Ends) -> None:
     pool, task = begun(ends, Runs(8.0), Runs(1.0))
     move(pool, task)
-    assert pool.submit(task).result(10).latency_us == 80.0  # as the first home would have it
+    assert pool.submit(task).result(10).latency_us == 80.0  # as the first primary would have it
     assert task.scales[1] == 8.0
 
 
@@ -261,7 +255,7 @@ def test_devices_are_compared_by_the_fastest_candidate(ends: Ends) -> None:
     pool, task = begun(ends, first, second)  # while it was busy
     first.slowness = 1.0
     pool.submit(task, "later", thorough=True).result(10)
-    assert task.yardstick == candidates.Yardstick("library", 10.0)
+    assert task.fastest == work.Fastest("library", 10.0)
     move(pool, task)
     assert pool.submit(task).result(10).latency_us == 10.0
 
@@ -277,27 +271,27 @@ def test_a_new_home_that_is_busy_for_a_moment_measures(ends: Ends) -> None:
     pool, task = begun(ends, Runs(1.0), second)
     move(pool, task)
     assert pool.submit(task, "later").result(10).latency_us == 10.0
-    assert second.ran == ["yardstick", "yardstick", "later"]
+    assert second.ran == ["fastest", "fastest", "later"]
 
 
-def _queued(queues: dispatch.Dispatch, number: int) -> candidates.PoolTask:
-    """A task at home on device 0, with so many candidates that wait."""
-    state = candidates.TaskState(GPU, "", candidates.Reference())
-    task = candidates.PoolTask(0, [state] * 4)
+def _queued(queues: dispatch.Dispatch, number: int) -> work.PoolTask:
+    """A task whose primary is device 0, with so many candidates that wait."""
+    state = work.TaskState(GPU, "", work.Reference())
+    task = work.PoolTask(0, [state] * 4)
     for each in range(number):
-        queues.put(candidates.Candidate(task, "", str(each), Future()))
+        queues.put(work.QueuedProgram(task, "", str(each), Future()))
     return task
 
 
 def test_a_helper_takes_its_share_and_leaves_the_home_something() -> None:
     queues = dispatch.Dispatch(2)
-    _queued(queues, 6).yardstick = candidates.Yardstick("", 1.0)
+    _queued(queues, 6).fastest = work.Fastest("", 1.0)
     first = queues.take(1)
-    assert isinstance(first, candidates.Candidate) and first.name == "0"
+    assert isinstance(first, work.QueuedProgram) and first.name == "0"
     assert [each.name for each in queues.take_more(1, 7)] == ["1", "2", "3"]
     assert [each.name for each in queues.take_more(1, 7)] == ["4"]
     assert queues.take_more(1, 7) == []
-    assert isinstance(queues.take(0), candidates.Candidate) and queues.is_empty
+    assert isinstance(queues.take(0), work.QueuedProgram) and queues.is_empty
 
 
 def test_one_batch_takes_a_share_of_what_waits() -> None:
@@ -317,14 +311,14 @@ def test_one_candidate_that_comes_wakes_as_many_helpers_as_have_something_to_do(
     ]
     for helper in helpers:
         helper.start()
-    # nobody may help before there is a yardstick
+    # nobody may help before one is timed
     waiting.until(lambda: len(queues._idle) == 3)
-    task.yardstick = candidates.Yardstick("", 1.0)
-    queues.put(candidates.Candidate(task, "", "5", Future()))
+    task.fastest = work.Fastest("", 1.0)
+    queues.put(work.QueuedProgram(task, "", "5", Future()))
     for helper in helpers:
         helper.join(10)
         assert not helper.is_alive()
-    assert {each.name for each in taken if isinstance(each, candidates.Candidate)} == set("012")
+    assert {each.name for each in taken if isinstance(each, work.QueuedProgram)} == set("012")
 
 
 # ------------------------------------------------------------ a pool with real processes
@@ -346,7 +340,7 @@ def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatc
         ]
         results = [future.result(60) for future in futures]
         assert all(each.ok and each.checked for each in results), results
-        assert {task.home for task in pool._tasks.values()} == {0, 1}
+        assert {task.primary for task in pool._tasks.values()} == {0, 1}
         pids = pool.worker_pids()
         assert pids["runner-0"] and pids["runner-1"] and pids["runner-0"] != pids["runner-1"]
 
@@ -392,6 +386,6 @@ def test_gpus_of_two_models_are_refused(gpus: list[str]) -> None:
 def test_homes_are_balanced() -> None:
     """After a device is out, too."""
     queues = dispatch.Dispatch(3)
-    assert [queues.home_of_next_task() for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [queues.device_of_next_task() for _ in range(6)] == [0, 1, 2, 0, 1, 2]
     assert queues.retire(1, "gone")
-    assert Counter(queues.home_of_next_task() for _ in range(6)) == {0: 3, 2: 3}
+    assert Counter(queues.device_of_next_task() for _ in range(6)) == {0: 3, 2: 3}

@@ -70,7 +70,7 @@ def test_pytorch_in_a_captured_graph(
 ) -> None:
     from felix.measure.calls import cuda_calls
 
-    def in_turns_us(calls: Any, turns: int, burst: int, hopeless: float) -> Any:
+    def in_turns_us(calls: Any, turns: int, burst: int, max_ratio: float) -> Any:
         return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}
 
     monkeypatch.setattr(cuda_calls, "in_turns_us", in_turns_us)

@@ -50,7 +50,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[Contender, float]:
     """Latencies by contender, in us: all programs are as fast, unless a test says so."""
     latencies_us = dict.fromkeys(Contender, 10.0)
 
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, max_ratio: float) -> Any:
         return {name: [latencies_us[name]] for name in calls}
 
     monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)

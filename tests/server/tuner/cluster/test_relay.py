@@ -17,7 +17,7 @@ import tvm
 from felix import errors
 from felix.measure import protocol
 from felix.measure.cluster import messages, pool
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 from felix.measure.pool.stages import device_stage
 from server.tuner import places
 from server.tuner.cluster import calls, relay, relayed
@@ -260,8 +260,8 @@ def test_a_link_that_ends_fails_all_that_waits() -> None:
     with pytest.raises(calls.Gone):
         link.ask("devices")
     closed = threading.Event()
-    assert not relayed.RelayedLink(link, "first", closed).is_back()
-    with pytest.raises(candidates.WorkerGone):
+    assert not relayed.RelayedLink(link, "first", closed).await_return()
+    with pytest.raises(work.WorkerGone):
         relayed.RelayedLink(link, "first", closed).call("open", "sm_90")
 
 
@@ -269,7 +269,7 @@ def test_nobody_waits_for_a_pool_that_is_closed() -> None:
     ours, theirs = Pipe()
     closed = threading.Event()
     threading.Timer(0.1, closed.set).start()
-    with pytest.raises(candidates.WorkerGone, match="closed"):
+    with pytest.raises(work.WorkerGone, match="closed"):
         relayed.RelayedLink(calls.Calls(ours), "first", closed).call("open", "sm_90")
     theirs.close()
 

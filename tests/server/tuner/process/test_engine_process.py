@@ -1,4 +1,4 @@
-"""Jobs that would hold their tuner: deaf, endless, greedy, crashing; tuners that are killed."""
+"""Jobs that would hold their tuner: unresponsive, endless, greedy, crashing; killed tuners."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_what_an_engine_says_of_its_devices_is_reported(
     assert report.host and report.versions == {"felix": "test"} and report.error_rate == 0.5
 
 
-def test_a_deaf_job_is_cancelled_and_the_next_one_runs(at: Bench) -> None:
-    job_id, other_id = submit(at.db, "deaf"), submit(at.db)
+def test_an_unresponsive_job_is_cancelled_and_the_next_one_runs(at: Bench) -> None:
+    job_id, other_id = submit(at.db, "unresponsive"), submit(at.db)
     with at_work(at.tuner):
         wait_for_trials(at.db, job_id, 4)
         engine_pid = at.engine._child.pid
@@ -135,10 +135,10 @@ def test_a_deaf_job_is_cancelled_and_the_next_one_runs(at: Bench) -> None:
 
 
 @pytest.mark.parametrize(("order", "state"), [(control.pause, State.PAUSED), (None, State.QUEUED)])
-def test_a_deaf_job_is_put_down(
+def test_an_unresponsive_job_is_put_down(
     at: Bench, order: Callable[..., object] | None, state: State
 ) -> None:
-    job_id = submit(at.db, "deaf")
+    job_id = submit(at.db, "unresponsive")
     with at_work(at.tuner):
         wait_for_trials(at.db, job_id, 4)
         with at.db.write() as tx:
@@ -165,7 +165,7 @@ def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) 
     return submit(db, act, trials=trials, key_id=key.id)
 
 
-@pytest.mark.parametrize(("act", "trials"), [("deaf", 8), ("", 400)])
+@pytest.mark.parametrize(("act", "trials"), [("unresponsive", 8), ("", 400)])
 def test_a_job_yields_to_a_new_one(
     at: Bench, monkeypatch: pytest.MonkeyPatch, act: str, trials: int
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_job_yields_to_a_new_one(
 
 
 def test_an_artifact_is_dropped_when_its_job_is_cancelled(at: Bench) -> None:
-    job_id = submit(at.db, "deaf export")
+    job_id = submit(at.db, "unresponsive export")
     with at_work(at.tuner):
         until(lambda: (at.engine._child.folder / engine_fakes.BEGUN).exists())
         service_fakes.write(at.db, control.cancel, job_id)
@@ -196,9 +196,13 @@ def test_an_artifact_is_dropped_when_its_job_is_cancelled(at: Bench) -> None:
     ("act", "error", "message"),
     share.of(
         [
-            ("deaf", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
+            (
+                "unresponsive",
+                "TimeLimit",
+                "building the formulas of task 'gemm' took longer than 1 s",
+            ),
             ("long", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
-            ("deaf export", "TimeLimit", "making the artifact took longer than 2 s"),
+            ("unresponsive export", "TimeLimit", "making the artifact took longer than 2 s"),
             ("hoard", "MemoryLimit", "needs more than 400 MiB of memory"),
             ("workload error", "WorkloadError", "it cannot be scheduled"),
         ],
@@ -215,7 +219,7 @@ def test_a_job_beyond_its_limits_fails_and_says_why(
     after = service_fakes.get(at.db, job_id)
     assert (after.state, after.error) == (State.FAILED, error)
     assert after.message is not None and message in after.message
-    assert after.n_trials == (8 if act == "deaf export" else 4)
+    assert after.n_trials == (8 if act == "unresponsive export" else 4)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +246,14 @@ def test_a_job_of_few_seconds_has_few_for_its_formulas(
     at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MIN_STEP_S", 0.2)
-    job_id = submit(at.db, "deaf", seconds=0.5)
+    job_id = submit(at.db, "unresponsive", seconds=0.5)
     work(at.tuner)
     after = service_fakes.get(at.db, job_id)
     assert after.message is not None and "took longer than 0." in after.message
 
 
-def test_a_lost_lease_ends_a_deaf_job(at: Bench) -> None:
-    job_id = submit(at.db, "deaf")
+def test_a_lost_lease_ends_an_unresponsive_job(at: Bench) -> None:
+    job_id = submit(at.db, "unresponsive")
     with at_work(at.tuner):
         wait_for_trials(at.db, job_id, 4)
         with at.db.write() as tx:
@@ -320,7 +324,7 @@ tuner.Tuner(db, blobs.LocalStore(pathlib.Path(sys.argv[2])), engine, chosen).run
 """
 
 
-@pytest.mark.parametrize("act", share.of(["deaf", ""], 1))
+@pytest.mark.parametrize("act", share.of(["unresponsive", ""], 1))
 def test_no_process_outlives_a_killed_tuner(
     db: database.Database, url: str, tmp_path: pathlib.Path, act: str
 ) -> None:

@@ -8,7 +8,7 @@ import functools
 import tvm
 
 from felix import errors
-from felix.frontend import Fusion, Grouping, Judgement, fusion_for
+from felix.frontend import Fusion, Grouping, Schedules, fusion_for
 from felix.known_results import store
 from felix.sketch import formula_cache, sketch
 from felix.sketch.trace_sketch import TraceSketch
@@ -21,12 +21,12 @@ SOURCES = (
     "templates",
     "tir",
     "frontend/programs/planning/graph.py",
-    "network/judging.py",
+    "network/group_costs.py",
 )
 
 
-class KnownJudge:
-    """Judges by known results alone: every candidate is one kernel. It makes no sketches.
+class KnownCosts:
+    """Costs by known results alone: every candidate is one kernel. It makes no sketches.
 
     Args:
         known: where latencies are looked up; None for nowhere.
@@ -37,9 +37,9 @@ class KnownJudge:
         self._known = known
         self._allow_tf32 = allow_tf32
 
-    def judge(self, task: Task) -> Judgement:
+    def schedules(self, task: Task) -> Schedules:
         """One kernel, generated where there are templates for it."""
-        return Judgement(n_kernels=1)
+        return Schedules(n_kernels=1)
 
     def latency_us(self, task: Task) -> float | None:
         """The least latency of the task that is known.
@@ -57,10 +57,10 @@ class KnownJudge:
         return task.where_tf32_matters() if self._allow_tf32 else task
 
 
-class SketchJudge(KnownJudge):
-    """Judges by the sketches of a task, too."""
+class SketchCosts(KnownCosts):
+    """Costs by the sketches of a task, too."""
 
-    def judge(self, task: Task) -> Judgement:
+    def schedules(self, task: Task) -> Schedules:
         """Kernels of the task's best sketch, and whether tensor cores compute it.
 
         What was found is kept with the known results: sketches of a convolution take up to half a
@@ -71,20 +71,20 @@ class SketchJudge(KnownJudge):
         """
         allowed = self._allowing(task)
         if self._known is None:
-            return _judged(allowed)
+            return _schedules(allowed)
         found = self._known.find_finding(allowed, self._subject)
         if found is not None:
-            return Judgement(**found)
-        judgement = _judged(allowed)
-        self._known.add_finding(allowed, self._subject, dataclasses.asdict(judgement))
-        return judgement
+            return Schedules(**found)
+        schedules = _schedules(allowed)
+        self._known.add_finding(allowed, self._subject, dataclasses.asdict(schedules))
+        return schedules
 
     @functools.cached_property
     def _subject(self) -> str:
         return f"sketches made by {formula_cache.code_digest(SOURCES)[:40]}"
 
 
-def _judged(task: Task) -> Judgement:
+def _schedules(task: Task) -> Schedules:
     """What a task's sketches say.
 
     A generated kernel is one kernel, so trace sketches, which take longest, are made only where
@@ -93,12 +93,12 @@ def _judged(task: Task) -> Judgement:
     generated = sketch.of_templates(task)
     if generated:
         rows = (row for each in generated for row in each.template.rows().values())
-        return Judgement(1, has_template=any("tensor_instructions" in row for row in rows))
+        return Schedules(1, has_template=any("tensor_instructions" in row for row in rows))
     try:
         traced = sketch.trace_sketches(task)
     except errors.UnsupportedSchedule:
-        return Judgement(n_kernels=None)
-    return Judgement(min(map(_n_kernels, traced)), has_template=False)
+        return Schedules(n_kernels=None)
+    return Schedules(min(map(_n_kernels, traced)), has_template=False)
 
 
 def grouping(
@@ -116,14 +116,14 @@ def grouping(
     if fusion is not None and fusion not in names:
         raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
     chosen = fusion_for(full) if fusion is None else Fusion(fusion)
-    return Grouping(chosen, SketchJudge(known, allow_tf32))
+    return Grouping(chosen, SketchCosts(known, allow_tf32))
 
 
 def known_grouping(
     full: tvm.target.Target, known: store.Store, allow_tf32: bool = False
 ) -> Grouping:
     """How groups are chosen as is best for the target, where there is no time to make sketches."""
-    return Grouping(fusion_for(full), KnownJudge(known, allow_tf32))
+    return Grouping(fusion_for(full), KnownCosts(known, allow_tf32))
 
 
 def _n_kernels(each: TraceSketch) -> int:

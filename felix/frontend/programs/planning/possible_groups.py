@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from felix.frontend.programs.planning.graph import Candidate, Graph, Role, candidate
+from felix.frontend.programs.planning.graph import Graph, PossibleGroup, Role, candidate
 
 #: Operators of a group; a program of many more has no schedule within the limits of a kernel.
 MAX_OPERATORS = 32
@@ -35,21 +35,21 @@ _MOVES = frozenset({Role.MOVE, Role.VIEW})
 _ANCHORS = frozenset({Role.ROWS, Role.CONTRACTION})
 
 
-def enumerate_all(graph: Graph, known: Iterable[Sequence[int]] = ()) -> list[Candidate]:
+def enumerate_all(graph: Graph, known: Iterable[Sequence[int]] = ()) -> list[PossibleGroup]:
     """The candidates of a graph, by root; every operator alone is one.
 
     Args:
         known: groups that are candidates whatever they are: other ways' say. The last
             operator of each gives the result.
     """
-    every: dict[Candidate, None] = {}
+    every: dict[PossibleGroup, None] = {}
     for root in range(len(graph.operators)):
         every.update(dict.fromkeys(_of_root(graph, root)))
     every.update(dict.fromkeys(candidate(graph, members) for members in known))
     return sorted(every, key=lambda each: (each.root, len(each.members), sorted(each.members)))
 
 
-def _of_root(graph: Graph, root: int) -> list[Candidate]:
+def _of_root(graph: Graph, root: int) -> list[PossibleGroup]:
     """The candidates whose last operator is this one."""
     first = frozenset({root})
     queue, reached = collections.deque([first]), {first: None}
@@ -205,12 +205,14 @@ def _count(shape: tuple[int, ...] | None) -> int | None:
 MAX_STATES = 128
 
 #: The least cost of a state, and how it was reached: a candidate, and the state before.
-_Reached: TypeAlias = "tuple[float, Candidate | None, _Reached | None]"
+_Reached: TypeAlias = "tuple[float, PossibleGroup | None, _Reached | None]"
 
 
 def choose(
-    graph: Graph, latency_us: Mapping[Candidate, float], known: Sequence[Sequence[Candidate]]
-) -> list[Candidate]:
+    graph: Graph,
+    latency_us: Mapping[PossibleGroup, float],
+    known: Sequence[Sequence[PossibleGroup]],
+) -> list[PossibleGroup]:
     """The cheapest choice, in the order of the roots.
 
     Args:
@@ -222,11 +224,11 @@ def choose(
     return sorted(best, key=lambda each: each.root)
 
 
-def _sum(chosen: Sequence[Candidate], latency_us: Mapping[Candidate, float]) -> float:
+def _sum(chosen: Sequence[PossibleGroup], latency_us: Mapping[PossibleGroup, float]) -> float:
     return sum(latency_us[each] for each in chosen)
 
 
-def _cheapest(graph: Graph, latency_us: Mapping[Candidate, float]) -> list[Candidate]:
+def _cheapest(graph: Graph, latency_us: Mapping[PossibleGroup, float]) -> list[PossibleGroup]:
     of_root = _undominated(latency_us)
     left_us = _estimates(graph, of_root)
     states: defaultdict[int, dict[int, _Reached]] = defaultdict(dict)
@@ -257,7 +259,7 @@ def _best(states: Mapping[int, _Reached], left_us: Sequence[float]) -> list[tupl
 
 
 def _estimates(
-    graph: Graph, of_root: Mapping[int, Sequence[tuple[float, int, Candidate]]]
+    graph: Graph, of_root: Mapping[int, Sequence[tuple[float, int, PossibleGroup]]]
 ) -> list[float]:
     """What each operator's result costs, with its share of what it is computed from."""
     estimates: list[float] = []
@@ -271,10 +273,10 @@ def _estimates(
 
 
 def _undominated(
-    latency_us: Mapping[Candidate, float],
-) -> dict[int, list[tuple[float, int, Candidate]]]:
+    latency_us: Mapping[PossibleGroup, float],
+) -> dict[int, list[tuple[float, int, PossibleGroup]]]:
     """Of each root the cost, inputs and candidate of those that no other one beats."""
-    best: dict[tuple[int, int], tuple[float, int, Candidate]] = {}
+    best: dict[tuple[int, int], tuple[float, int, PossibleGroup]] = {}
     for each, cost_us in latency_us.items():
         inputs = _mask(each.inputs)
         key = each.root, inputs
@@ -299,7 +301,7 @@ def _numbers(mask: int) -> list[int]:
     return numbers
 
 
-def _path(reached: _Reached | None) -> list[Candidate]:
+def _path(reached: _Reached | None) -> list[PossibleGroup]:
     path = []
     while reached is not None:
         _, each, reached = reached

@@ -34,8 +34,8 @@ class LocalOptions:
     scratch_bytes: int | None = None
     #: Whether the run worker of a GPU is confined (`rights.cuda_runner`); builders always are.
     confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
-    #: Time a canary on each device (`stages.canary`).
-    canary: bool = False
+    #: Time a noise probe on each device (`stages.noise_probe`).
+    noise_probe: bool = False
     #: Stop builders while timing; None: on CPU targets.
     pause_builders: bool | None = None
     #: Compare outputs with the unscheduled program before timing.
@@ -110,14 +110,14 @@ class TaskState:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PoolTask:
-    """One task in the pool: its home, its state on each device and its reference.
+    """One task in the pool: its primary, its state on each device and its reference.
 
-    Latencies are those of the first home; `scales` has, by device, what latencies of another are
-    multiplied with, once it is calibrated by the `yardstick`, the fastest candidate so far. A
-    device that is in `refused` measures nothing of the task.
+    Latencies are those of the first primary; `scales` has, by device, what those of another one
+    are multiplied with, once it is calibrated by the `fastest` candidate so far. A device that is
+    in `refused` measures nothing of the task.
     """
 
-    home: int
+    primary: int
     states: list[TaskState]
     #: What builders make the reference of, and of which its files have the name.
     payload: str = ""
@@ -129,46 +129,46 @@ class PoolTask:
     #: Libraries of fast candidates by the digest of their payload: one submitted again is not
     #: built again.
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
-    yardstick: Yardstick | None = None
+    fastest: Fastest | None = None
     scales: dict[int, float] = dataclasses.field(default_factory=dict)
     refused: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scales[self.home] = 1.0
+        self.scales[self.primary] = 1.0
 
     @property
-    def at_home(self) -> TaskState:
-        """Its state on its home."""
-        return self.states[self.home]
+    def on_primary(self) -> TaskState:
+        """Its state on its primary."""
+        return self.states[self.primary]
 
     @property
     def reference(self) -> Reference:
         """The same on all devices."""
-        return self.at_home.reference
+        return self.on_primary.reference
 
-    def note(self, measured: Yardstick) -> None:
+    def note(self, measured: Fastest) -> None:
         """Compare devices by this candidate if it is the fastest: it met no busy moment."""
-        if self.yardstick is None or measured.latency_us < self.yardstick.latency_us:
-            self.yardstick = measured
+        if self.fastest is None or measured.latency_us < self.fastest.latency_us:
+            self.fastest = measured
 
-    def move_to(self, home: int) -> None:
-        """Another home; it is calibrated if anything was measured before."""
-        self.home = home
-        self.refused.pop(home, None)
-        if self.yardstick is None:
-            self.scales = {home: 1.0}
+    def move_to(self, primary: int) -> None:
+        """Another primary; it is calibrated if anything was measured before."""
+        self.primary = primary
+        self.refused.pop(primary, None)
+        if self.fastest is None:
+            self.scales = {primary: 1.0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Yardstick:
-    """A candidate's binary and its latency on the task's first home, to compare devices by."""
+class Fastest:
+    """A candidate's binary and its latency on the task's first primary, to compare devices by."""
 
     binary: str
     latency_us: float
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Candidate:
+class QueuedProgram:
     """A program in the queues of the pool, and the future of its measurement."""
 
     task: PoolTask
@@ -192,9 +192,9 @@ class Candidate:
         return self.future.running() or self.future.set_running_or_notify_cancel()
 
     def may_run_on(self, device: int) -> bool:
-        """Whether a device that is not its task's home may run it."""
+        """Whether a device that is not its task's primary may run it."""
         task = self.task
-        return not self.thorough and task.yardstick is not None and device not in task.refused
+        return not self.thorough and task.fastest is not None and device not in task.refused
 
     def without_reference(self, why: str) -> protocol.Measurement:
         """Its measurement if its task has no reference."""
@@ -210,7 +210,7 @@ class Candidate:
             message=message,
             build_s=self.build_s,
             run_s=run_s,
-            device=self.task.at_home.device.name,
+            device=self.task.on_primary.device.name,
         )
 
 

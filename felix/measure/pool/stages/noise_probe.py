@@ -1,7 +1,8 @@
 """A small fixed kernel by which a device shows that it is as fast as it was, and as others are.
 
-A device whose canary is far from its own best, or from that of the fastest device of the pool, is
-throttled, busy or sick: what it measures says nothing. It rests until its canary is near again.
+A device whose noise probe is far from its own best, or from that of the fastest device of the
+pool, is throttled, busy or sick: what it measures says nothing. It rests until its noise probe is
+near again.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import time
 from collections.abc import Callable
 
 from felix.measure import protocol
-from felix.measure.pool import candidates
+from felix.measure.pool import work
 
-#: How many times as long the canary may take. Kernels of one GPU repeat within 2 % and GPUs of a
+#: How many times as long it may take. Kernels of one GPU repeat within 2 % and GPUs of a
 #: model differ by a few percent; a clock that heat or power holds down, or another program, costs
 #: a third or more. A CPU shares its cores and caches with whatever else its machine does.
 FAR = {"cuda": 1.5, "cpu": 4.0}
-#: Candidates after which the canary is timed, or seconds without one.
+#: Candidates after which the noise probe is timed, or seconds without one.
 EVERY_N, IDLE_S = 200, 60.0
-#: Seconds between two tries of a device that rests, and two looks whether the canary is due.
+#: Seconds between two tries of a device that rests, and two looks whether the probe is due.
 AGAIN_S, LOOK_S = 10.0, 5.0
 #: Runs of which the fastest counts: something that passes is no fault.
 N_RUNS = 3
 
 
-class Canary:
-    """The canary of a pool; used by the threads of all its devices.
+class NoiseProbe:
+    """The noise probe of a pool; used by the threads of all its devices.
 
     Args:
         kind: of the devices, "cuda" or "cpu".
@@ -37,13 +38,13 @@ class Canary:
     def __init__(self, kind: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._far, self._clock = FAR[kind], clock
         self._lock = threading.Lock()
-        self._task: candidates.PoolTask | None = None
+        self._task: work.PoolTask | None = None
         self._binary = ""
         self._best_us: dict[int, float] = {}
         self._tried_s: dict[int, float] = {}
         self._n_since: dict[int, int] = {}
 
-    def arm(self, task: candidates.PoolTask, binary: str) -> None:
+    def arm(self, task: work.PoolTask, binary: str) -> None:
         """The kernel is built; it is due on all devices."""
         self._task, self._binary = task, binary
 
@@ -61,11 +62,11 @@ class Canary:
     def fault(
         self,
         device: int,
-        run: Callable[[candidates.Candidate, candidates.TaskState], protocol.Measurement],
+        run: Callable[[work.QueuedProgram, work.TaskState], protocol.Measurement],
     ) -> str | None:
         """Time it on a device; why nothing is to be measured there, or None.
 
-        A canary without a latency says nothing: candidates have errors of their own.
+        A noise probe without a latency says nothing: candidates have errors of their own.
         """
         assert self._task is not None
         state = self._task.states[device]
@@ -84,9 +85,9 @@ class Canary:
             if latency_us > self._far * against_us:
                 ratio = latency_us / against_us
                 words = f"{ratio:.1f} times as long {words}"
-                return f"its canary takes {words}: it is throttled or busy"
+                return f"its noise probe takes {words}: it is throttled or busy"
         return None
 
-    def _candidate(self) -> candidates.Candidate:
+    def _candidate(self) -> work.QueuedProgram:
         assert self._task is not None
-        return candidates.Candidate(self._task, "", "canary", binary=self._binary)
+        return work.QueuedProgram(self._task, "", "noise-probe", binary=self._binary)
