@@ -30,7 +30,7 @@ from felix.network.contenders import contest, shipping
 from felix.tuning import results
 from server.parsing import grouping
 from server.store import artifacts, networks, rows
-from server.tuner import artifact_run_script, engine
+from server.tuner import artifact_run_script, engine, job_access
 
 #: Code for viewers is cut after so many characters.
 MAX_CODE = 1 << 20
@@ -180,7 +180,10 @@ def write_zip(folder: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def write_network(
-    result: results.NetworkResult, claimed: engine.JobAccess, path: pathlib.Path, runs_here: bool
+    result: results.NetworkResult,
+    claimed: job_access.JobAccess,
+    path: pathlib.Path,
+    runs_here: bool,
 ) -> networks.Built:
     """Build the network and write the zip to `path`; what the network is.
 
@@ -215,7 +218,7 @@ def write_network(
 
 
 def _read_network(
-    result: results.NetworkResult, claimed: engine.JobAccess, drawn_on: str | None
+    result: results.NetworkResult, claimed: job_access.JobAccess, drawn_on: str | None
 ) -> tuple[imported.Network, list[groups.Group]]:
     """The network in the groups that were tuned: an earlier version's parser had fixed rules."""
     workload, full = claimed.job.workload, result.results[0].task.target

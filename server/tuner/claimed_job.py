@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -20,7 +21,7 @@ from felix import errors as engine_errors
 from server import errors, states
 from server.database import database
 from server.store import artifacts, blobs, events, jobs, leases, progress, reuse, rows, trials
-from server.tuner import heartbeat
+from server.tuner import heartbeat, job_access
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,7 +33,42 @@ RETRY_S = 0.5
 MAX_INFRASTRUCTURE = 24
 
 
-class ClaimedJob:
+def _load(tx: orm.Session, job_id: int) -> tuple[list[str], progress.Checkpoint | None]:
+    return trials.records(tx, job_id), progress.checkpoint(tx, job_id)
+
+
+def _warn(tx: orm.Session, fence: leases.Fence, message: str) -> None:
+    progress.append_event(tx, fence, events.Type.WARNING, {"message": message})
+
+
+#: Verbs of `job_access.JobAccess` that read, with what does them for a job's number;
+READS: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "programs": jobs.programs,
+    "tasks": jobs.tasks,
+    "known_schedules": reuse.known_schedules,
+    "known_imports": reuse.known_imports,
+    "known_similar": reuse.known_similar,
+    "load": _load,
+})  # fmt: skip
+#: those that write, under the job's fence;
+WRITES: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "begin": leases.begin,
+    "add_trial": trials.append,
+    "add_remeasurement": trials.remeasure,
+    "save": progress.save,
+    "started": progress.started,
+    "opened": progress.opened,
+    "baseline": progress.baseline,
+    "round_started": progress.round_started,
+    "chosen": progress.chosen,
+    "trained": progress.trained,
+    "warn": _warn,
+})  # fmt: skip
+#: and all.
+VERBS = frozenset({*READS, *WRITES, "model_file"})
+
+
+class ClaimedJob(job_access.JobAccess):
     """One claimed job.
 
     Args:
@@ -89,7 +125,7 @@ class ClaimedJob:
         return self._monitor.instruction is states.Instruction.YIELD
 
     def begin_step(self, step: str) -> None:
-        """Nobody watches an engine in this process (`engine.JobAccess.begin_step`)."""
+        """Nobody watches an engine in this process."""
 
     def write(self, verb: Callable[[orm.Session], T]) -> T:
         """A transaction of its own.
@@ -114,6 +150,14 @@ class ClaimedJob:
         with self._db.read() as tx:
             return verb(tx)
 
+    def do(self, verb: str, *arguments: Any) -> Any:
+        """See `job_access.JobAccess`; a transaction of its own."""
+        if verb == "model_file":
+            return self._model_file()
+        if verb in READS:
+            return self.read(lambda tx: READS[verb](tx, self.job.id, *arguments))
+        return self.write(lambda tx: WRITES[verb](tx, self.fence, *arguments))
+
     def add_trial(self, new: trials.NewTrial) -> trials.Written:
         """Write a trial.
 
@@ -121,7 +165,7 @@ class ClaimedJob:
             LeaseLost
             MeasureError: this machine fails to measure anything.
         """
-        written = self.write(lambda tx: trials.append(tx, self.fence, new))
+        written = super().add_trial(new)
         is_infrastructure = new.error == trials.INFRASTRUCTURE
         self._n_infrastructure = self._n_infrastructure + 1 if is_infrastructure else 0
         self._has_progress = self._has_progress or not is_infrastructure
@@ -132,133 +176,9 @@ class ClaimedJob:
             )
         return written
 
-    def add_remeasurement(self, new: trials.NewTrial) -> None:
-        """Write a longer measurement of a candidate at the end of the run.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: trials.remeasure(tx, self.fence, new))
-
-    def save(
-        self, checkpoint: progress.Checkpoint, elapsed_s: float, breakdown: Mapping[str, Any]
-    ) -> None:
-        """Replace the checkpoint.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: progress.save(tx, self.fence, checkpoint, elapsed_s, breakdown))
-
-    def load(self) -> tuple[Sequence[str], progress.Checkpoint | None]:
-        """Records of all trials so far, and the last checkpoint."""
-        return self.read(
-            lambda tx: (trials.records(tx, self.job.id), progress.checkpoint(tx, self.job.id))
-        )
-
-    def programs(self) -> list[str]:
-        """The tensor programs as `felix.Task.to_json`, in order."""
-        return self.read(lambda tx: jobs.programs(tx, self.job.id))
-
-    def tasks(self) -> list[rows.Task]:
-        """The job's tasks, in order, with what is known of them."""
-        return self.read(lambda tx: jobs.tasks(tx, self.job.id))
-
-    def model_file(self) -> bytes:
-        """The file that the job was made from.
-
-        Raises:
-            NotFound: there is none, or it was removed.
-            BlobError: it cannot be read.
-        """
+    def _model_file(self) -> bytes:
         files = self.read(lambda tx: artifacts.of_job(tx, self.job.id))
         source = next((file for file in files if file.kind == "input"), None)
         if source is None:
             raise errors.NotFound(f"job {self.job.id} has no file that it was made from")
         return b"".join(self._store.read(source.sha256))
-
-    def known_schedules(self, task: int) -> list[str]:
-        """Records that an earlier job has of a task's program, fastest first."""
-        return self.read(lambda tx: reuse.known_schedules(tx, self.job.id, task))
-
-    def known_imports(self, task: int) -> list[rows.ImportedSchedule]:
-        """Schedules that an imported database has of a task's program, fastest first."""
-        return self.read(lambda tx: reuse.known_imports(tx, self.job.id, task))
-
-    def known_similar(self, task: int) -> list[reuse.SimilarTask]:
-        """Tasks of the same operator with other extents, and their fastest schedules."""
-        return self.read(lambda tx: reuse.known_similar(tx, self.job.id, task))
-
-    def begin(self, target_key: str, resolved_target: str) -> None:
-        """Say for which device exactly the job is tuned.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: leases.begin(tx, self.fence, target_key, resolved_target))
-
-    def started(self, task_keys: Sequence[str], payload: Mapping[str, Any]) -> None:
-        """Write that tuning begins or goes on.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: progress.started(tx, self.fence, task_keys, payload))
-
-    def opened(
-        self, task: int, n_sketches: int, extract_s: float, decisions: Mapping[str, Any]
-    ) -> None:
-        """Write that the sketches of a task are ready, and what their decisions are called.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(
-            lambda tx: progress.opened(tx, self.fence, task, n_sketches, extract_s, decisions)
-        )
-
-    def chosen(
-        self, task: int, tuned_us: float | None, unscheduled_us: float, ships_unscheduled: bool
-    ) -> None:
-        """Write which of the best schedule and the unscheduled program of a task ships.
-
-        Raises:
-            LeaseLost
-        """
-        choice = (tuned_us, unscheduled_us, ships_unscheduled)
-        self.write(lambda tx: progress.chosen(tx, self.fence, task, *choice))
-
-    def baseline(self, task: int, latency_us: float | None, message: str) -> None:
-        """Write the latency of the unscheduled program of a task.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: progress.baseline(tx, self.fence, task, latency_us, message))
-
-    def round_started(
-        self, task: int, number: int, counts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Write that the candidates of a round were chosen.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: progress.round_started(tx, self.fence, task, number, counts, steps))
-
-    def trained(self, values: Mapping[str, Any]) -> None:
-        """Write that the cost model learnt.
-
-        Raises:
-            LeaseLost
-        """
-        self.write(lambda tx: progress.trained(tx, self.fence, values))
-
-    def warn(self, message: str) -> None:
-        """Write something a person should know.
-
-        Raises:
-            LeaseLost
-        """
-        payload = {"message": message}
-        self.write(lambda tx: progress.append_event(tx, self.fence, events.Type.WARNING, payload))

@@ -21,7 +21,7 @@ from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
 from server.store import networks, reuse, tuners
-from server.tuner import artifacts, engine, places, reports, run_records
+from server.tuner import artifacts, engine, job_access, places, reports, run_records
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
@@ -71,7 +71,7 @@ class FelixEngine:
         """Always: made warm."""
         return True
 
-    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
+    def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
         claimed.begin_step("beginning the run")
         device, tasks = self._tasks(claimed)
@@ -117,14 +117,14 @@ class FelixEngine:
         return engine.Outcome(reason=result.reason, failure=failure, result=result)
 
     def export(
-        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         result: results.NetworkResult = outcome.result
         return artifacts.write(result, claimed.job, path, claimed.begin_step)
 
     def build_network(
-        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
         return artifacts.write_network(
@@ -135,7 +135,7 @@ class FelixEngine:
         """End all processes."""
         self._places.close()
 
-    def _tasks(self, claimed: engine.JobAccess) -> tuple[dict[str, Any], list[Task]]:
+    def _tasks(self, claimed: job_access.JobAccess) -> tuple[dict[str, Any], list[Task]]:
         """The device of a job, and its tasks for that device; the first tuner chooses it."""
         job = claimed.job
         device = self._places.device(job.target_key)
@@ -170,7 +170,7 @@ class EarlierJobs:
         tasks: of it, in order.
     """
 
-    def __init__(self, claimed: engine.JobAccess, tasks: Sequence[Task]) -> None:
+    def __init__(self, claimed: job_access.JobAccess, tasks: Sequence[Task]) -> None:
         self._claimed = claimed
         rows = claimed.tasks()
         self._numbers = {task.key: number for number, task in enumerate(tasks)}

@@ -13,7 +13,7 @@ from felix import events, tensorfile
 from felix import records as felix_records
 from felix.tuning import session
 from server.store import progress, trials
-from server.tuner import engine
+from server.tuner import job_access
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -35,7 +35,7 @@ class EventRecorder:
     """
 
     def __init__(
-        self, claimed: engine.JobAccess, task_keys: Sequence[str], about: Mapping[str, Any]
+        self, claimed: job_access.JobAccess, task_keys: Sequence[str], about: Mapping[str, Any]
     ) -> None:
         self._claimed, self._task_keys, self._about = claimed, task_keys, about
         #: whether the run has begun: until then it must not be stopped
@@ -119,7 +119,7 @@ class DatabaseSession:
 
     def __init__(
         self,
-        claimed: engine.JobAccess,
+        claimed: job_access.JobAccess,
         tasks: Sequence[Task],
         identity: session.Identity,
         warn: Callable[[str], None],

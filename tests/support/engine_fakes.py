@@ -16,7 +16,7 @@ from felix import errors
 from felix.measure import readings
 from felix.processes import policy
 from server.store import networks, progress
-from server.tuner import engine
+from server.tuner import engine, job_access
 from server.tuner.process import messages
 from tests.support import service_fakes
 
@@ -53,7 +53,7 @@ class Engine:
         """See `engine.Engine`."""
         return {"felix": "test"}
 
-    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
+    def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
         lines, checkpoint = claimed.load()
         assert checkpoint is None or checkpoint.tensors == b"tensors"
@@ -73,7 +73,7 @@ class Engine:
         return engine.Outcome(reason="trials", failure=None, result=None)
 
     def export(
-        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         claimed.begin_step("making the artifact")
@@ -84,7 +84,7 @@ class Engine:
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
 
     def build_network(
-        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
         claimed.begin_step("building the network")
@@ -116,7 +116,7 @@ class TakenEngine(Engine):
     The list `outcomes` of that code is in the job's event `started`.
     """
 
-    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
+    def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
         outcomes: list[str] = []
         claimed.begin("llvm/test", "resolved")
@@ -125,7 +125,7 @@ class TakenEngine(Engine):
         return engine.Outcome(reason="trials", failure=None, result=None)
 
 
-def misbehave(claimed: engine.JobAccess, act: str) -> None:
+def misbehave(claimed: job_access.JobAccess, act: str) -> None:
     """Do what a hostile or broken job does."""
     match act:
         case "unresponsive":
@@ -155,7 +155,7 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
         case "our error":
             raise ValueError("a defect")
         case "bad verb":
-            claimed._ask("write")  # type: ignore[attr-defined]
+            claimed.do("write")
         case "hello again":  # as another process, which the tuner would kill
             messages.send(claimed._connection, messages.Verb.HELLO, os.getppid())  # type: ignore[attr-defined]
             be_unresponsive()

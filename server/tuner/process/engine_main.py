@@ -8,13 +8,13 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from felix.measure import readings
-from server.store import networks, progress, reuse, rows, trials
-from server.tuner import engine
+from server.store import networks, rows
+from server.tuner import engine, job_access
 from server.tuner.process import messages
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ IDLE_S = 2.0
 
 
 class RemoteEngine(Protocol):
-    """An engine that needs no more of a job than `engine.JobAccess`."""
+    """An engine that needs no more of a job than `job_access.JobAccess`."""
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
@@ -38,18 +38,18 @@ class RemoteEngine(Protocol):
         """See `engine.Engine`."""
         ...
 
-    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
+    def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
         ...
 
     def export(
-        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         ...
 
     def build_network(
-        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
         ...
@@ -143,8 +143,8 @@ def say_alive(connection: Connection, how: Callable[[], list[readings.Condition]
     messages.send(connection, messages.Verb.ALIVE, said)
 
 
-class RemoteJob:
-    """An `engine.JobAccess` over a pipe; used by one thread.
+class RemoteJob(job_access.JobAccess):
+    """A job over a pipe; used by one thread.
 
     Args:
         connection: to the tuner.
@@ -181,103 +181,20 @@ class RemoteJob:
         """Say what is done from now on."""
         self._say(messages.Verb.STEP, step)
 
-    def programs(self) -> list[str]:
-        """The tensor programs as `felix.Task.to_json`, in order."""
-        return list(self._ask("programs"))
-
-    def tasks(self) -> list[rows.Task]:
-        """The job's tasks, in order."""
-        return list(self._ask("tasks"))
-
-    def model_file(self) -> bytes:
-        """The file that the job was made from."""
-        content: bytes = self._ask("model_file")
-        return content
-
-    def known_schedules(self, task: int) -> list[str]:
-        """Records that an earlier job has of a task's program, fastest first."""
-        return list(self._ask("known_schedules", task))
-
-    def known_imports(self, task: int) -> list[rows.ImportedSchedule]:
-        """Schedules that an imported database has of a task's program, fastest first."""
-        return list(self._ask("known_imports", task))
-
-    def known_similar(self, task: int) -> list[reuse.SimilarTask]:
-        """Tasks of the same operator with other extents, and their fastest schedules."""
-        return list(self._ask("known_similar", task))
-
-    def begin(self, target_key: str, resolved_target: str) -> None:
-        """Say for which device exactly the job is tuned."""
-        self._ask("begin", target_key, resolved_target)
-
-    def load(self) -> tuple[Sequence[str], progress.Checkpoint | None]:
-        """Records of all trials so far, and the last checkpoint."""
-        lines, checkpoint = self._ask("load")
-        return lines, checkpoint
-
-    def add_trial(self, new: trials.NewTrial) -> trials.Written:
-        """Write a trial."""
-        written: trials.Written = self._ask("add_trial", dataclasses.asdict(new))
-        return written
-
-    def add_remeasurement(self, new: trials.NewTrial) -> None:
-        """Write a longer measurement of a candidate at the end of the run."""
-        self._ask("add_remeasurement", dataclasses.asdict(new))
-
-    def save(
-        self, checkpoint: progress.Checkpoint, elapsed_s: float, breakdown: Mapping[str, Any]
-    ) -> None:
-        """Replace the checkpoint."""
-        tensors = checkpoint.tensors
-        arguments = (checkpoint.n_records, checkpoint.state, tensors is not None, elapsed_s)
-        self._ask("save", *arguments, dict(breakdown), attachment=tensors or b"")
-
-    def started(self, task_keys: Sequence[str], payload: Mapping[str, Any]) -> None:
-        """Tuning begins or goes on."""
-        self._ask("started", list(task_keys), dict(payload))
-
-    def opened(
-        self, task: int, n_sketches: int, extract_s: float, decisions: Mapping[str, Any]
-    ) -> None:
-        """The sketches of a task are ready."""
-        self._ask("opened", task, n_sketches, extract_s, dict(decisions))
-
-    def chosen(
-        self, task: int, tuned_us: float | None, unscheduled_us: float, ships_unscheduled: bool
-    ) -> None:
-        """Which of the best schedule and the unscheduled program of a task ships."""
-        self._ask("chosen", task, tuned_us, unscheduled_us, ships_unscheduled)
-
-    def baseline(self, task: int, latency_us: float | None, message: str) -> None:
-        """The unscheduled program of a task was timed."""
-        self._ask("baseline", task, latency_us, message)
-
-    def round_started(
-        self, task: int, number: int, counts: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Candidates of a round were chosen."""
-        self._ask("round_started", task, number, dict(counts), [dict(step) for step in steps])
-
-    def trained(self, values: Mapping[str, Any]) -> None:
-        """The cost model learnt."""
-        self._ask("trained", dict(values))
-
-    def warn(self, message: str) -> None:
-        """Write something a person should know."""
-        self._ask("warn", message)
-
-    def _say(self, verb: str, *arguments: Any, attachment: bytes = b"") -> None:
-        messages.send(self._connection, verb, *arguments, attachment=attachment)
-        self._said_s = time.monotonic()
-
-    def _ask(self, verb: str, *arguments: Any, attachment: bytes = b"") -> Any:
-        self._say(verb, *arguments, attachment=attachment)
+    def do(self, verb: str, *arguments: Any) -> Any:
+        """Have the tuner do it."""
+        plain, attachment = messages.encoded(verb, arguments)
+        self._say(verb, *plain, attachment=attachment)
         while (reply := self._take()) is None:
             pass
         kind, content = reply
         if kind == "refused":
             raise Refused(content)
         return content
+
+    def _say(self, verb: str, *arguments: Any, attachment: bytes = b"") -> None:
+        messages.send(self._connection, verb, *arguments, attachment=attachment)
+        self._said_s = time.monotonic()
 
     def _take(self) -> tuple[str, Any] | None:
         """The next message of the tuner; None if it was one to stop or yield."""
@@ -289,9 +206,3 @@ class RemoteJob:
             self._is_stopped = True
             return None
         return kind, content[0]
-
-
-if TYPE_CHECKING:
-
-    def _conforms(implementation: RemoteJob) -> engine.JobAccess:
-        return implementation

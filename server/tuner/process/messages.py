@@ -7,7 +7,7 @@ pickled tuples:
     ("run", job)  ("export", job, path)  ("network", job, path)  ("yield",)  ("stop",)
     ("value", value)  ("refused", message)
 
-A verb of `engine.JobAccess` waits for `value` or `refused`; those of `Verb` do not.
+A verb of `job_access.JobAccess` waits for `value` or `refused`; those of `Verb` do not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import stat
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -50,13 +51,6 @@ class Verb(enum.StrEnum):
     BUILT = "built"
 
 
-#: Verbs whose arguments are plain values.
-PLAIN = frozenset({
-    "programs", "tasks", "model_file", "known_schedules", "known_imports", "known_similar",
-    "begin", "load", "started", "opened", "baseline", "round_started", "chosen", "trained", "warn",
-})  # fmt: skip
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
     """What came from an engine's process."""
@@ -87,25 +81,39 @@ def receive(connection: Connection) -> Message:
     return Message(str(verb), arguments, connection.recv_bytes(MAX_BYTES))
 
 
+def encoded(verb: str, arguments: Sequence[Any]) -> tuple[Sequence[Any], bytes]:
+    """The arguments of a verb of `job_access.JobAccess` as JSON has them, and an attachment."""
+    match verb, arguments:
+        case "add_trial" | "add_remeasurement", [new]:
+            return [dataclasses.asdict(new)], b""
+        case "save", [checkpoint, *rest]:
+            tensors = checkpoint.tensors
+            fields = [checkpoint.n_records, checkpoint.state, tensors is not None]
+            return [*fields, *rest], tensors or b""
+    return arguments, b""
+
+
 def call(claimed: claimed_job.ClaimedJob, message: Message) -> Any:
     """Do what an engine's process asks for; the value to reply with.
 
     Raises:
-        LeaseLost, MeasureError: see `engine.JobAccess`.
+        LeaseLost, MeasureError: see `job_access.JobAccess`.
         EngineFailure: there is no such verb.
     """
+    if message.verb not in claimed_job.VERBS:
+        raise EngineFailure(f"the engine's process asked for {message.verb[:50]!r}")
+    return getattr(claimed, message.verb)(*_decoded(message))
+
+
+def _decoded(message: Message) -> Sequence[Any]:
+    """What `encoded` was given."""
     match message.verb, message.arguments:
-        case "add_trial", [fields]:
-            return claimed.add_trial(_trial(fields))
-        case "add_remeasurement", [fields]:
-            return claimed.add_remeasurement(_trial(fields))
-        case "save", [n_records, state, has_tensors, elapsed_s, breakdown]:
+        case "add_trial" | "add_remeasurement", [fields]:
+            return [trials.NewTrial(**{**fields, "decisions": tuple(fields["decisions"])})]
+        case "save", [n_records, state, has_tensors, *rest]:
             tensors = message.attachment if has_tensors else None
-            checkpoint = progress.Checkpoint(n_records, state, tensors)
-            return claimed.save(checkpoint, elapsed_s, breakdown)
-        case verb, arguments if verb in PLAIN:
-            return getattr(claimed, verb)(*arguments)
-    raise EngineFailure(f"the engine's process asked for {message.verb[:50]!r}")
+            return [progress.Checkpoint(n_records, state, tensors), *rest]
+    return message.arguments
 
 
 def error_of(name: str, message: str) -> Exception:
@@ -123,10 +131,6 @@ def error_of(name: str, message: str) -> Exception:
 def name_of(error: BaseException) -> str:
     """The class of an error as `error_of` knows it."""
     return "OSError" if isinstance(error, OSError) else type(error).__name__
-
-
-def _trial(fields: dict[str, Any]) -> trials.NewTrial:
-    return trials.NewTrial(**{**fields, "decisions": tuple(fields["decisions"])})
 
 
 #: A larger file is no artifact, in bytes.

@@ -1,0 +1,58 @@
+"""The verbs on a job: declared once, done by the store, asked for over a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+import types
+from typing import Any
+
+import pytest
+
+from server.store import progress, trials
+from server.tuner import claimed_job, job_access
+from server.tuner.process import engine_main, messages
+
+#: What is no verb of the store: each side does it itself.
+OWN = {"do", "should_stop", "should_yield", "begin_step"}
+
+
+def test_every_verb_is_declared_and_done() -> None:
+    declared = {name for name in vars(job_access.JobAccess) if not name.startswith("_")}
+    assert declared - OWN == claimed_job.VERBS
+
+
+@pytest.mark.parametrize("verb", ["do", "write", "should_stop", "__class__", "drop"])
+def test_nothing_else_can_be_asked_for(verb: str) -> None:
+    claimed: Any = types.SimpleNamespace()
+    with pytest.raises(messages.EngineFailure, match=f"asked for '{verb}'"):
+        messages.call(claimed, messages.Message(verb, [], b""))
+
+
+def _trial() -> trials.NewTrial:
+    return trials.NewTrial(
+        task=0, round=1, sketch_index=2, sketch_key="key", decisions=(4, 8), latency_us=3.5,
+        error=None, message="", checked=True, spread=0.1, predicted_us=None, elapsed_s=1.0,
+        build_s=0.5, run_s=0.25, device="cpu", record="{}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("add_trial", [_trial()]),
+        ("save", [progress.Checkpoint(3, {"a": [1]}, b"tensors"), 2.0, {"search_s": 1.0}]),
+        ("save", [progress.Checkpoint(3, {}, None), 2.0, {}]),
+        ("opened", [0, 2, 0.5, {"0": [["tile", 4]]}]),
+        ("chosen", [0, None, 5.0, True]),
+    ],
+)
+def test_arguments_cross_the_pipe_as_they_are(verb: str, arguments: list[Any]) -> None:
+    given: list[Any] = []
+    claimed: Any = types.SimpleNamespace(**{verb: lambda *args: given.extend(args)})
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        ours.send(("value", None))
+        job: Any = types.SimpleNamespace()
+        engine_main.RemoteJob(theirs, job).do(verb, *arguments)
+        messages.call(claimed, messages.receive(ours))
+    assert given == arguments
