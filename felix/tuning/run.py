@@ -145,17 +145,6 @@ class Run:
         until_s = first_rounds.OVERRUN * (self._budget.seconds or 0.0)
         return len(self.task_runs) > 1 and n_fresh > 0 and self._clock.elapsed_s < until_s
 
-    def next_task(self) -> TaskRun | None:
-        """The task of the next round, opened; None if no task can improve.
-
-        Raises:
-            FelixError: the only task cannot be tuned.
-        """
-        while (task_run := self.choose_task()) is not None:
-            if self.opener.open_or_skip(task_run):
-                return task_run
-        return None
-
     def choose_task(self, busy: Collection[int] = ()) -> TaskRun | None:
         """The task of the next round, none that is busy; None if no other can improve."""
         self._take_late()

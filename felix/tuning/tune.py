@@ -21,7 +21,8 @@ more rounds are on their way. Rounds of several tasks on a GPU are searched side
 processes of their own (`felix.tuning.searching`). Every measurement is stored before anything
 learns of it; see `felix.tuning.session` for what a killed run leaves.
 
-The steps are in `felix.tuning.run`, results in `felix.tuning.results`.
+The loop is `felix.tuning.loop`, its steps are in `felix.tuning.run`, results in
+`felix.tuning.results`.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overlo
 from felix import errors, events
 from felix.measure import limits
 from felix.task import Task
+from felix.tuning import loop, pacing, results, session
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results, session
 from felix.tuning import run as run_module
-from felix.tuning.searching import rounds
+from felix.tuning.searching import searcher
 
 if TYPE_CHECKING:
     import tvm
@@ -136,8 +137,8 @@ def tune(
     with _gradients(), contextlib.closing(run_module.Run(request)) as run:
         run.start()
         try:
-            with rounds.side_by_side(run) as several:
-                reason = _rounds(run) if several is None else several.until_end()
+            with searcher.of_run(run) as searches:
+                reason = loop.Loop(run, searches).until_end()
             run.collect()
             if reason != "interrupted":
                 run.remeasure()
@@ -154,23 +155,6 @@ def _gradients() -> Iterator[None]:
 
     with torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-def _rounds(run: run_module.Run) -> str:
-    """Rounds until a budget is spent or no task can improve; the reason why it ended."""
-    run.learn()  # what a resumed session measured last
-    while (reason := run.stop_reason()) is None:
-        task_run = run.next_task()
-        if task_run is None:
-            if run.settle():  # results that were still to come may change that
-                continue
-            return "exhausted" if run.has_best() else "failed"
-        n_candidates = run.submit(task_run, run.search(task_run))
-        run.collect(leave=run.n_in_flight(n_candidates))
-        run.end_round(task_run, n_candidates)
-        run.learn()
-        run.save()
-    return reason
 
 
 def _ignore(event: events.Event) -> None:

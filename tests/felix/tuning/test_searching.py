@@ -28,7 +28,7 @@ from felix.search import descent, gradient
 from felix.tuning import online_model, pacing, results, task_run
 from felix.tuning import options as options_module
 from felix.tuning.opening import task_search
-from felix.tuning.searching import messages, process_main, processes, rounds
+from felix.tuning.searching import messages, process_main, processes, searcher
 from tests.support import tuning_fakes as fakes
 from tests.support import waiting
 
@@ -79,7 +79,7 @@ def _formulas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def adopted(monkeypatch: pytest.MonkeyPatch) -> Adopted:
     found: Adopted = []
-    adopt = rounds.Exchange.adopt
+    adopt = searcher.InProcesses.adopt
 
     def noted(ours: Any, run: task_run.TaskRun, *arguments: Any) -> Any:
         chosen = adopt(ours, run, *arguments)
@@ -87,7 +87,7 @@ def adopted(monkeypatch: pytest.MonkeyPatch) -> Adopted:
         found.append((run.index, len(chosen)))
         return chosen
 
-    monkeypatch.setattr(rounds.Exchange, "adopt", noted)
+    monkeypatch.setattr(searcher.InProcesses, "adopt", noted)
     return found
 
 
@@ -325,7 +325,7 @@ def test_a_model_that_cannot_be_sent_is_used_here(
 def test_other_sketches_of_a_process_are_not_taken(
     ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adopt, taken = rounds.Exchange.adopt, []
+    adopt, taken = searcher.InProcesses.adopt, []
 
     def other(ours: Any, run: Any, answer: messages.Searched, *rest: Any) -> Any:
         if run.index == 0:
@@ -334,7 +334,7 @@ def test_other_sketches_of_a_process_are_not_taken(
         taken.append((run.index, adopt(ours, run, answer, *rest)))
         return taken[-1][1]
 
-    monkeypatch.setattr(rounds.Exchange, "adopt", other)
+    monkeypatch.setattr(searcher.InProcesses, "adopt", other)
     network = felix.tune(tasks()[::2], 32, options=small())
     assert n_measured(network) == 32
     assert [chosen for index, chosen in taken if index == 0] == [None]  # it is asked once
@@ -354,7 +354,7 @@ def test_trials_of_first_rounds_are_kept_for_them(
 ) -> None:
     """While the only process is busy, the run has a task that it could search once more."""
     refused: list[int] = []
-    adopt = rounds.Exchange.adopt
+    adopt = searcher.InProcesses.adopt
 
     def first_refused(ours: Any, run: Any, *arguments: Any) -> Any:
         if not refused:
@@ -362,7 +362,7 @@ def test_trials_of_first_rounds_are_kept_for_them(
             return None
         return adopt(ours, run, *arguments)
 
-    monkeypatch.setattr(rounds.Exchange, "adopt", first_refused)
+    monkeypatch.setattr(searcher.InProcesses, "adopt", first_refused)
     network = felix.tune(tasks(), 12, options=small(search_processes=1))
     assert refused and [len(r.records) for r in network.results] == [4, 4, 4]
 
