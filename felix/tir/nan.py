@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
-from felix.tir import bindings, grammar
+from felix.tir import bfloat16, bindings, grammar
 
 _COMPARISONS = {tirx.Max: tirx.GT, tirx.Min: tirx.LT}
 _KINDS = (*_COMPARISONS, tirx.NE)
@@ -42,7 +42,7 @@ def keeping(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _of_function(
     func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tirx.PrimFunc:
-    return bindings.at_roots(keeping(func))
+    return bindings.at_roots(keeping(bfloat16.written_out(func)))
 
 
 #: A pass of TVM that makes programs keep NaN.

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm_ffi import structural
 
 from felix.measure.checking import reference
-from felix.tir import bindings, grammar, nan
+from felix.tir import bfloat16, bindings, grammar, nan
 
 # Changes of the TIR functions of a module, one by one.
 
@@ -160,8 +160,8 @@ def _division_changed(operation: Any) -> tvm.ir.Expr:
 
 def prepared(mod: tvm.IRModule) -> tvm.IRModule:
     """The module as TVM compiles it; bindings come last, for the others make some."""
-    kept = guarded(written_out(changed(mod, nan.keeping)))
-    return changed(kept, bindings.at_roots)
+    kept = changed(changed(mod, bfloat16.written_out), nan.keeping)
+    return changed(guarded(written_out(kept)), bindings.at_roots)
 
 
 #: `prepared` as a pass of TVM.
