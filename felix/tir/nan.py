@@ -69,6 +69,31 @@ def _written_out(node: Any) -> Any:
     return result
 
 
+#: Integers of a float's bits, all of them but the sign, and those of infinity.
+_BITS = {
+    "float16": ("uint16", 0x7FFF, 0x7C00),
+    "float32": ("uint32", 0x7FFFFFFF, 0x7F800000),
+    "float64": ("uint64", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+}
+
+
+def compared(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with `isnan` as a comparison of bits: TVM's vectorizer gives up where it is
+    called."""
+    return func.with_body(structural.structural_map(func.body, ((tvm.ir.Call, _compared),)))
+
+
+def _compared(call: Any) -> Any:
+    if getattr(call.op, "name", "") != "tirx.isnan":
+        return call
+    (x,) = call.args
+    if grammar.dtype(x) not in _BITS or isinstance(x, tirx.FloatImm):
+        return call
+    integer, magnitude, infinity = _BITS[grammar.dtype(x)]
+    bits = tirx.reinterpret(integer, x)
+    return (bits & tirx.const(magnitude, integer)) > tirx.const(infinity, integer)
+
+
 def _is_short(expr: Any) -> bool:
     """Whether an expression is read as easily as a variable that is bound to it."""
     return isinstance(expr, tirx.Var | tirx.FloatImm) or grammar.is_load(expr)

@@ -161,7 +161,8 @@ def _division_changed(operation: Any) -> tvm.ir.Expr:
 def prepared(mod: tvm.IRModule) -> tvm.IRModule:
     """The module as TVM compiles it; bindings come last, for the others make some."""
     kept = changed(changed(mod, bfloat16.written_out), nan.keeping)
-    return changed(guarded(written_out(kept)), bindings.at_roots)
+    kept = changed(guarded(written_out(kept)), nan.compared)
+    return changed(kept, bindings.at_roots)
 
 
 #: `prepared` as a pass of TVM.

@@ -54,11 +54,39 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.
 }
 
 
-def _run(mod: tvm.IRModule, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    out = torch.zeros(shape, dtype=torch.bfloat16)
-    built = tvm.tirx.build(preparation.prepared(mod), "llvm")
+@tvm.instrument.pass_instrument
+class _Vectors:
+    """Whether TVM's vectorizer left vectors."""
+
+    def __init__(self) -> None:
+        self.are_left = False
+
+    def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
+        if info.name.endswith("VectorizeLoop"):
+            self.are_left = "T.Ramp(" in str(mod)
+
+
+def _run(
+    mod: tvm.IRModule, x: torch.Tensor, shape: tuple[int, ...], is_vectorized: bool = False
+) -> torch.Tensor:
+    out, vectors = torch.zeros(shape, dtype=x.dtype), _Vectors()
+    with tvm.transform.PassContext(instruments=[vectors]):
+        built = tvm.tirx.build(preparation.prepared(mod), "llvm")
     built["main"](tvm.runtime.from_dlpack(x), tvm.runtime.from_dlpack(out))
+    assert vectors.are_left == is_vectorized
     return out
+
+
+def _of_elements(
+    of_element: Callable[[Any], Any], dtype: str, is_vectorized: bool
+) -> tvm.IRModule:
+    a = te.placeholder((N,), dtype, "A")
+    b = te.compute((N,), lambda i: of_element(a[i]).astype(dtype), name="B")
+    schedule = Schedule(te.create_prim_func([a, b]))
+    if is_vectorized:
+        (loop,) = schedule.get_loops(schedule.get_sblock("B"))
+        schedule.vectorize(schedule.split(loop, [None, 16])[1])
+    return schedule.mod
 
 
 def _assert_agrees(out: torch.Tensor, expected: torch.Tensor) -> None:
@@ -69,14 +97,16 @@ def _assert_agrees(out: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_elements_are_right(name: str, is_vectorized: bool) -> None:
     of_element, of_tensor = FUNCTIONS[name]
-    a = te.placeholder((N,), "bfloat16", "A")
-    b = te.compute((N,), lambda i: of_element(a[i]).astype("bfloat16"), name="B")
-    schedule = Schedule(te.create_prim_func([a, b]))
-    if is_vectorized:
-        (loop,) = schedule.get_loops(schedule.get_sblock("B"))
-        schedule.vectorize(schedule.split(loop, [None, 16])[1])
-    x = _inputs()
-    _assert_agrees(_run(schedule.mod, x, (N,)), of_tensor(x))
+    x, mod = _inputs(), _of_elements(of_element, "bfloat16", is_vectorized)
+    _assert_agrees(_run(mod, x, (N,), is_vectorized), of_tensor(x))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_maxima_that_keep_nan_are_vectors(dtype: str) -> None:
+    x = _inputs().to(getattr(torch, dtype))
+    mod = _of_elements(lambda x: tirx.max(x * x, x + x), dtype, is_vectorized=True)
+    result = _run(mod, x, (N,), is_vectorized=True)
+    torch.testing.assert_close(result, torch.maximum(x * x, x + x), equal_nan=True)
 
 
 def test_what_is_between_is_float32() -> None:
