@@ -414,8 +414,8 @@ def test_compiling_is_fast() -> None:
 def test_exact_evaluation_does_not_load_torch() -> None:
     code = (
         "import sys, felix.autodiff.program as o, numpy as np\n"
-        "p = o.Program.compile([__import__('sympy').Symbol('a') * 2], ['a'])\n"
-        "assert o.Program.from_bytes(p.to_bytes()).exact(np.ones((1, 1)))[0, 0] == 2\n"
+        "p = o.FormulaProgram.compile([__import__('sympy').Symbol('a') * 2], ['a'])\n"
+        "assert o.FormulaProgram.from_bytes(p.to_bytes()).exact(np.ones((1, 1)))[0, 0] == 2\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

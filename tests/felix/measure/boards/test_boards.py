@@ -50,7 +50,7 @@ def test_contract(holds: Callable[[protocol.Measurer], None], board: pool.Board)
 def test_a_board_that_vanishes_loses_no_candidate(
     boards: board_fixture.Boards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("MAX_DIFFERENCE", "MAX_HOME_DIFFERENCE"):  # cores of a machine that is busy
+    for name in ("MAX_DIFFERENCE", "MAX_PRIMARY_DIFFERENCE"):  # cores of a machine that is busy
         monkeypatch.setattr(device_stage, name, 0.99)
     two = [boards.add("vanishes"), boards.add("stays")]
     with pool.BoardPool(contract.task(), two, programs.OPTIONS) as measurer:

@@ -50,7 +50,7 @@ class Cluster(nodes.Cluster):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MAX_DIFFERENCE", "MAX_HOME_DIFFERENCE"):
+    for name in ("MAX_DIFFERENCE", "MAX_PRIMARY_DIFFERENCE"):
         monkeypatch.setattr(device_stage, name, 0.99)
     monkeypatch.setattr(relay, "WATCH_S", 0.05)
     monkeypatch.setattr(relayed, "_AGAIN_S", 0.05)
