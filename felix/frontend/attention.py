@@ -56,10 +56,10 @@ def _with_four_axes(emit: Callable[[Any], Any], tensor: Any) -> Any:
 
 
 def _bias(emit: Callable[[Any], Any], mask: Any) -> Any:
-    """A mask as an additive one of float32 with four axes."""
+    """A mask as an additive one with four axes, of float32 unless it is wider."""
     if str(mask.ty.dtype) == "bool":
         none = relax.const(-np.inf, "float32")
         mask = emit(relax.op.where(mask, relax.const(0.0, "float32"), none))
-    elif str(mask.ty.dtype) != "float32":
+    elif str(mask.ty.dtype) not in ("float32", "float64"):
         mask = emit(relax.op.astype(mask, "float32"))
     return _with_four_axes(emit, mask)

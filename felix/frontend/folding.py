@@ -157,6 +157,8 @@ class _Folding:
         y, bias = x, np.zeros_like(shift)
         is_private = rewriter.is_read_once(x)
         while (cast := rewriter.value(y, "astype")) is not None:
+            if "float" not in str(cast.args[0].ty.dtype) or "float" not in str(y.ty.dtype):
+                return None
             y = cast.args[0]
             is_private &= rewriter.is_read_once(y)
         added = rewriter.value(y, "add")

@@ -15,6 +15,7 @@ from tvm_ffi import structural
 
 from felix.frontend import ordering, torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
+from felix.tir import grammar
 from felix.torch_calls.form import TorchCall, TorchForm
 
 # Functions whose results near 0 must not be lost, as programs of their own.
@@ -84,6 +85,8 @@ def legalizations() -> Mapping[str, torch_forms.Lowering]:
         "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
         "relax.nn.softplus": _lower_softplus,
         **{f"relax.nn.max_pool{n}d": _from_infinity(f"relax.nn.max_pool{n}d") for n in (1, 2, 3)},
+        "relax.equal": _comparing("relax.equal", _equal),
+        "relax.not_equal": _comparing("relax.not_equal", _not_equal),
         **ordering.legalizations(),
     }
 
@@ -120,6 +123,46 @@ def _lower_softplus(builder: relax.BlockBuilder, call: Any) -> Any:
         call.args[0],
         primfunc_name_hint="softplus",
     )
+
+
+def _comparing(name: str, rule: Callable[[Any], Any]) -> torch_forms.Lowering:
+    """TVM's program of a comparison that asks for NaN besides: TVM takes a number for equal to
+    itself, also where programs are fused later."""
+
+    def lower(builder: relax.BlockBuilder, call: Any) -> Any:
+        left, right = call.args
+        if left.same_as(right) and "float" in str(left.ty.dtype):
+
+            def program(x: te.Tensor) -> te.Tensor:
+                kind = tirx.EQ if rule is _equal else tirx.NE
+                # Not made by `==`, which is simplified.
+                return te.compute(x.shape, lambda *i: rule(kind(x(*i), x(*i))), tag="elemwise")
+
+            return builder.call_te(program, left, primfunc_name_hint=name.rpartition(".")[2])
+        lowered = tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
+        variable = lowered.args[0]
+        func = builder.get()[variable]
+        body = structural.structural_map(func.body, (((tirx.EQ, tirx.NE), rule),))
+        builder.update_func(variable, func.with_body(body))
+        return lowered
+
+    return lower
+
+
+def _equal(node: Any) -> Any:
+    return node if (is_nan := _asks_nan(node)) is None else tirx.And(node, tirx.Not(is_nan))
+
+
+def _not_equal(node: Any) -> Any:
+    return node if (is_nan := _asks_nan(node)) is None else tirx.Or(node, is_nan)
+
+
+def _asks_nan(node: Any) -> Any | None:
+    """Whether the first operand of a comparison of floats is NaN; None of other types."""
+    x, dtype = node.a, str(grammar.dtype(node.a))
+    if "float" not in dtype:
+        return None
+    return tirx.isnan(x.astype("float32") if dtype == "bfloat16" else x)
 
 
 def _from_infinity(name: str) -> torch_forms.Lowering:

@@ -113,8 +113,9 @@ def _key_program(x: te.Tensor, is_most: bool) -> te.Tensor:
     nan = limits[0] if is_most else limits[1]
 
     def key(*index: Any) -> Any:
-        value = x[index].astype(wide) + tirx.const(0.0, wide)  # -0 is 0
-        bits = tirx.reinterpret(dtype, value)
+        value = x[index].astype(wide)
+        is_zero = value == tirx.const(0.0, wide)  # so is -0
+        bits = tirx.Select(is_zero, tirx.const(0, dtype), tirx.reinterpret(dtype, value))
         ordered = tirx.Select(bits < tirx.const(0, dtype), bits ^ limits[0], bits)
         return tirx.Select(tirx.isnan(value), nan, ordered)
 

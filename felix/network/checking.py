@@ -148,9 +148,11 @@ def _drawn(example: torch.Tensor, factor: float, generator: torch.Generator) -> 
     flat = example.detach().cpu().reshape(-1)
     low, high = flat.min(), flat.max()
     if not example.dtype.is_floating_point:
-        if high - low < 2:  # masks, too
+        least, most = int(low), int(high)
+        if most - least < 2:  # masks, too
             return example
-        values = torch.randint(int(low), int(high) + 1, (count,), generator=generator)
+        end = min(most + 1, torch.iinfo(torch.int64).max)
+        values = torch.randint(least, end, (count,), generator=generator)
     elif not flat.isfinite().all() or (low != high and len(set(flat.tolist())) == 2):
         return example
     else:
@@ -167,6 +169,6 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose floats are off by a rounding."""
     if not tensor.dtype.is_floating_point:
         return tensor
-    signs = torch.ones_like(tensor)
+    signs = torch.ones_like(tensor, memory_format=torch.contiguous_format)
     signs.view(-1)[::2] = -1
     return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)

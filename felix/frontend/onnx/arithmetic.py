@@ -57,16 +57,43 @@ def power(node: Node) -> Any:
 
 
 def _whole_power(node: Node, x: Any, y: Any) -> Any:
-    """By squaring: a factor for each bit of the exponent."""
+    """By squaring: a factor for each bit of the exponent. Of negative exponents only powers of 1
+    and -1 are no fractions, which are 0."""
     dtype = dtype_of(x)
-    one, result = relax.const(1, dtype), None
-    for bit in range(6 if "64" in dtype else 5):
+    zero, one, result = relax.const(0, dtype), relax.const(1, dtype), None
+    power, known = x, node.known(1)
+    n_bits = np.iinfo(dtype).bits - ("u" not in dtype)
+    if known is not None and known.size:
+        n_bits = min(n_bits, max(1, int(np.abs(known).max()).bit_length()))
+    for bit in range(n_bits):
         is_set = node.emit(relax.op.bitwise_and(y, relax.const(1 << bit, dtype)))
-        is_set = node.emit(relax.op.not_equal(is_set, relax.const(0, dtype)))
-        factor = node.emit(relax.op.where(is_set, x, one))
+        is_set = node.emit(relax.op.not_equal(is_set, zero))
+        factor = node.emit(relax.op.where(is_set, power, one))
         result = factor if result is None else node.emit(relax.op.multiply(result, factor))
-        x = node.emit(relax.op.multiply(x, x))
-    return result
+        power = node.emit(relax.op.multiply(power, power))
+    if "u" in dtype:
+        return result
+    is_unit = node.emit(relax.op.equal(node.emit(relax.op.abs(x)), one))
+    is_positive = node.emit(relax.op.greater_equal(y, zero))
+    is_whole = node.emit(relax.op.logical_or(is_positive, is_unit))
+    return node.emit(relax.op.where(is_whole, result, zero))
+
+
+def sign(node: Node) -> Any:
+    """-1, 0 or 1; NaN of NaN."""
+    x = node[0]
+    result = node.emit(relax.op.sign(x))
+    if "float" not in dtype_of(x):
+        return result
+    return node.emit(relax.op.where(node.emit(relax.op.isnan(x)), x, result))
+
+
+def thresholded(node: Node) -> Any:
+    """The elements above alpha; 0 elsewhere."""
+    x, alpha = node[0], float(node.get("alpha", 1.0))
+    dtype = dtype_of(x)
+    is_above = node.emit(relax.op.greater(x, relax.const(alpha, dtype)))
+    return node.emit(relax.op.where(is_above, x, relax.const(0, dtype)))
 
 
 def modulo(node: Node) -> Any:
@@ -192,6 +219,8 @@ CONVERSIONS: Mapping[str, Callable[[Node], Any]] = {
     "Cast": cast,
     "CastLike": cast,
     "Pow": power,
+    "Sign": sign,
+    "ThresholdedRelu": thresholded,
     "Div": divide,
     "Mod": modulo,
     "BitCast": bit_cast,

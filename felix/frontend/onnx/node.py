@@ -60,6 +60,10 @@ class Operands(onnx_frontend.onnx_input):  # type: ignore[misc]  # TVM has no ty
         self.unread.discard(index)
         return list.__getitem__(self, index) if index < len(self) else None
 
+    def __add__(self, more: list[Any]) -> Operands:  # TVM's gives an older node its axes
+        self.unread.clear()
+        return Operands([*self, *more])
+
     def __iter__(self) -> Iterator[Any]:
         self.unread.clear()
         values: Iterator[Any] = super().__iter__()

@@ -202,7 +202,10 @@ def _pad(node: Node) -> Any:
     if node.opset >= 11 and value is None:
         number = np.asarray(0.0)
     if number is not None:
-        return node.emit(relax.op.nn.pad(x, wide, "constant", float(number.reshape(()))))
+        number = number.reshape(())
+        if "float" in dtype or int(float(number)) == int(number):
+            return node.emit(relax.op.nn.pad(x, wide, "constant", float(number)))
+        value = relax.const(number.astype(dtype), dtype)  # a float has no such integer
     pairs = [(wide[i], wide[i + 1]) for i in range(0, len(wide), 2)]
     is_inside = relax.const(np.pad(np.ones(shape_of(x), "bool"), pairs), "bool")
     padded = node.emit(relax.op.nn.pad(x, wide, "constant", 0.0))
@@ -386,9 +389,9 @@ _OWN: Mapping[str, Callable[[Node], Any]] = {
 #: and functions.
 IN_FLOAT32 = frozenset(
     """
-    Acos Acosh Asin Asinh Atan Atanh Cos Cosh Einsum Erf Exp Gelu GlobalAveragePool
+    Acos Acosh Asin Asinh Atan Atanh Cos Cosh Einsum Erf Exp Gelu GridSample
     HardSigmoid HardSwish Hardmax
-    LocalResponseNormalization Log LogSoftmax Mean Mish Reciprocal Selu Sigmoid Sin Sinh
+    LRN Log LogSoftmax Mean Mish Reciprocal Selu Sigmoid Sin Sinh
     SkipLayerNormalization Softmax Softsign Sqrt Sum Tan Tanh
     """.split()
 )

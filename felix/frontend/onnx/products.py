@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax
 
+from felix import errors
 from felix.frontend.onnx.node import Node, accumulator, dtype_of, shape_of
 
 
@@ -34,7 +35,11 @@ def multiply_add(node: Node) -> Any:
 
 
 def _scaled(node: Node, x: Any, factor: float) -> Any:
-    return x if factor == 1 else node.emit(relax.op.multiply(x, relax.const(factor, dtype_of(x))))
+    if factor == 1:
+        return x
+    if "float" not in dtype_of(x) and not factor.is_integer():
+        raise errors.WorkloadError(f"integers by the fraction {factor:g} are not supported")
+    return node.emit(relax.op.multiply(x, relax.const(factor, dtype_of(x))))
 
 
 def multiply_integers(node: Node) -> Any:

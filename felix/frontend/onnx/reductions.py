@@ -24,7 +24,10 @@ def reduce(node: Node) -> Any:
     is_noop = bool(node.get("noop_with_empty_axes", 0))
     rank, dtype = len(shape_of(x)), dtype_of(x)
     chosen = [axis % rank for axis in axes] if axes else [] if is_noop else list(range(rank))
-    reduction, is_rounded = _REDUCTIONS[node.operator.removeprefix("Reduce")]
+    name = node.operator.removeprefix("Reduce")
+    if name in ("Max", "Min") and any(shape_of(x)[axis] == 0 for axis in chosen):
+        return _extreme_of_none(x, chosen, keep, is_least=name == "Max")
+    reduction, is_rounded = _REDUCTIONS[name]
     if dtype == "bool":
         x = node.cast(x, "int8")
     elif is_rounded and "float" not in dtype:
@@ -32,6 +35,20 @@ def reduce(node: Node) -> Any:
     else:
         x = node.cast(x, accumulator(dtype))
     return node.cast(reduction(node, x, chosen, keep), dtype)
+
+
+def _extreme_of_none(x: Any, axes: Sequence[int], keep: bool, is_least: bool) -> Any:
+    """The largest or smallest of no elements: the least or the largest number of the type."""
+    shape, dtype = shape_of(x), dtype_of(x)
+    kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
+    left = [extent for axis, extent in enumerate(kept) if keep or axis not in axes]
+    if dtype == "bool":
+        value: Any = not is_least
+    elif "float" in dtype:
+        value = -math.inf if is_least else math.inf
+    else:
+        value = getattr(np.iinfo(dtype), "min" if is_least else "max")
+    return relax.const(np.full(left, value, dtype), dtype)
 
 
 def _plain(operator: Callable[..., Any]) -> _Reduction:

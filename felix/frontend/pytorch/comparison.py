@@ -55,6 +55,19 @@ FIRST_CONFIRMED = frozenset(
         "native_group_norm.default",
     }
 )
+#: Those of them that take tensors without elements.
+_OF_EMPTY = frozenset(
+    """
+    _to_copy.default cat.default clone.default contiguous.default copy.default detach.default
+    expand.default permute.default reshape.default slice.Tensor stack.default t.default
+    transpose.int unsqueeze.default view.default
+    """.split()
+)
+#: Element types for which they are confirmed.
+_USUAL = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
+    torch.bool,
+})  # fmt: skip
 #: An operator with more elements among its operands and results is not compared.
 MOST_ELEMENTS = 1 << 24
 #: The least and the largest integers that operands are drawn from: the first for which PyTorch
@@ -87,8 +100,14 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
         name: of the conversion.
         conversions: makes those of an importer.
     """
-    is_confirmed = name in CONFIRMED or (name in FIRST_CONFIRMED and read_results(node) <= {0})
-    if is_confirmed or not _is_comparable(node):
+    read = read_results(node)
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    values += [each for number, each in enumerate(results(node)) if number in read]
+    is_confirmed = name in CONFIRMED or (name in FIRST_CONFIRMED and read <= {0})
+    is_usual = all(getattr(each, "dtype", None) in _USUAL for each in values)
+    if any(isinstance(each, torch.Tensor) and 0 in each.shape for each in values):
+        return is_confirmed and name in _OF_EMPTY  # TVM's programs of others may end the process
+    if (is_confirmed and is_usual) or not _is_comparable(node):
         return True
     cases = []
     for has_nonfinite in (False, True) if name in _OF_NONFINITE else (False,):

@@ -49,8 +49,6 @@ def convert_map() -> dict[str, conversion.Converter]:
         "clamp.default": _clamp(typed["clamp.default"]),
         "amax.default": _largest(relax.op.max),
         "amin.default": _largest(relax.op.min),
-        "eq.Tensor": _of_itself(typed["eq.Tensor"], is_equal=True),
-        "ne.Tensor": _of_itself(typed["ne.Tensor"], is_equal=False),
         **division.convert_map(defaults),
         **conversion.indexing_map(defaults),
     }
@@ -218,22 +216,6 @@ def _largest(operator: Any) -> conversion.Converter:
         x, dims, keeps = arguments(node, importer, 3)
         keeps = bool(node.kwargs.get("keepdim", keeps))
         return importer.block_builder.emit(operator(x, list(dims or []) or None, keeps))
-
-    return converted
-
-
-def _of_itself(convert: conversion.Converter, is_equal: bool) -> conversion.Converter:
-    """A comparison; that of a tensor with itself asks for NaN, but TVM makes it a constant."""
-
-    def converted(node: torch.fx.Node, importer: Any) -> Any:
-        source = node.args[0]
-        if source is not node.args[1] or "float" not in str(importer.env[source].ty.dtype):
-            return convert(node, importer)
-        dtype = _accumulator(str(importer.env[source].ty.dtype))
-        is_nan = importer.block_builder.emit(
-            relax.op.isnan(cast(importer, importer.env[source], dtype))
-        )
-        return importer.block_builder.emit(relax.op.logical_not(is_nan)) if is_equal else is_nan
 
     return converted
 

@@ -241,10 +241,19 @@ def _is_pure(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False
-    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+    if target._schema.is_mutable:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags and not _is_attention(node):
         return False
     results = comparison.results(node)
     return bool(results) and all(isinstance(each, torch.Tensor) for each in results)
+
+
+def _is_attention(node: torch.fx.Node) -> bool:
+    """Whether an operator is an attention without dropout."""
+    if _name(node) != "scaled_dot_product_attention.default":
+        return False
+    return not (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
 
 
 def _is_plain(node: torch.fx.Node) -> bool:

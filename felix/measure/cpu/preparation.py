@@ -158,9 +158,34 @@ def _division_changed(operation: Any) -> tvm.ir.Expr:
     return tirx.Let(n, operation.a, tirx.Let(d, operation.b, result))
 
 
+# Sums of floats that stay as they are.
+#
+# TVM simplifies floats as if they were real numbers, (x + c) - c to x: what may cancel is bound.
+
+_SUMS = (tirx.Add, tirx.Sub)
+
+
+def _sums_kept(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    rules = tuple((kind, _sum_kept) for kind in _SUMS)
+    return func.with_body(structural.structural_map(func.body, rules))
+
+
+def _sum_kept(node: Any) -> tvm.ir.Expr:
+    operands, dtype = (node.a, node.b), grammar.dtype(node)
+    kinds = {type(node), *(type(each) for each in operands)}
+    may_cancel = tirx.Sub in kinds or tirx.FloatImm in kinds
+    if not may_cancel or not grammar.is_float(dtype):
+        return node
+    bound = [tirx.Var("sum", dtype) if isinstance(each, _SUMS) else each for each in operands]
+    result = type(node)(*bound)
+    for variable, value in zip(bound, operands, strict=True):
+        result = result if variable is value else tirx.Let(variable, value, result)
+    return result
+
+
 def prepared(mod: tvm.IRModule) -> tvm.IRModule:
     """The module as TVM compiles it; bindings come last, for the others make some."""
-    kept = changed(changed(mod, bfloat16.written_out), nan.keeping)
+    kept = changed(changed(changed(mod, bfloat16.written_out), nan.keeping), _sums_kept)
     kept = changed(guarded(written_out(kept)), nan.compared)
     return changed(kept, bindings.at_roots)
 

@@ -31,6 +31,14 @@ def checked(network: imported.Network, elapsed_s: float = 1000.0) -> checking.Ch
     return checking.check(network, assembly.built(network, []), elapsed_s)
 
 
+def test_masks_that_lie_otherwise_and_the_largest_integers() -> None:
+    mask, ids = torch.ones(4, 4).tril().t(), torch.tensor([0, 5, 2**63 - 1])
+    network = read(lambda x, m, i: (x @ x.T * m, i + 0), X, mask, ids)
+    assert checked(network).left_out == ()
+    (narrow,) = checking.drawn([torch.tensor([-128, 127, 0], dtype=torch.int8)], 1.0) or [None]
+    assert narrow is not None and narrow.dtype == torch.int8
+
+
 def test_drawn_inputs_are_of_the_examples_kind() -> None:
     positive, tokens = X.abs() + 0.1, torch.tensor([[3, 9, 5, 7]])
     kept = [

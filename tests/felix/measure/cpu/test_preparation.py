@@ -269,6 +269,19 @@ def test_a_program_without_bindings_stays() -> None:
     assert preparation.changed(mod, lambda func: func) is mod
 
 
+def test_what_cancels_is_rounded() -> None:
+    x = te.placeholder((4,), "float32", "x")
+    moved = te.compute((4,), lambda i: x[i] + tirx.const(1e8, "float32"), name="moved")
+    back = te.compute((4,), lambda i: moved[i] - tirx.const(1e8, "float32"), name="back")
+    schedule = s_tir.Schedule(te.create_prim_func([x, back]))
+    schedule.compute_inline(schedule.get_sblock("moved"))
+    half = tvm.runtime.tensor(np.full(4, 0.5, "float32"))
+    for mod, expected in ((schedule.mod, 0.5), (preparation.prepared(schedule.mod), 0.0)):
+        out = tvm.runtime.tensor(np.ones(4, "float32"))
+        tvm.compile(mod, target="llvm")["main"](half, out)
+        assert out.numpy().tolist() == [expected] * 4  # TVM takes floats for real numbers
+
+
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 
 
