@@ -102,11 +102,11 @@ def _beside(network: imported.Network, run: _Run, name: str, factor: float) -> s
         return "every input is a mask, a number or of one integer"
     try:
         expected = imported.outputs_on(network, inputs)
+        moved = imported.outputs_on(network, [_moved(each) for each in inputs])
     except _REFUSALS as error:
         return f"the model does not take them ({type(error).__name__})"
     if any(each.dtype in _HALF and not each.isfinite().all() for each in expected):
         return "the model's outputs are beyond its element type"
-    moved = imported.outputs_on(network, [_moved(each) for each in inputs])
     if not agreement.agree(moved, expected, network.tolerance):
         return "the model's own outputs depend on the rounding of its inputs"
     _compared(network, run, inputs, expected, f"inputs {name}")

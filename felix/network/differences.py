@@ -86,12 +86,13 @@ def _onnx_steps(
     if network.file is None:
         return []
     prefixes = importlib.import_module("felix.frontend.onnx.prefixes")
-    names = [spec.name for spec in network.imported.inputs]
-    given = dict(zip(names, inputs, strict=True))
+    specs, values, full = network.imported.inputs, network.values, network.target
+    given = dict(zip((spec.name for spec in specs), inputs, strict=True))
+    shapes = {spec.name: spec.shape for spec in specs if spec.shape is not None}
 
     def step(content: Callable[[], bytes]) -> Callable[[], bool]:
         def differs() -> bool:
-            read = imported.read(content(), (), given, network.target, values=network.values)
+            read = imported.read(content(), (), given, full, shapes, values=values)
             if read.expected is None:
                 return False
             outputs = assembly.untuned_outputs(read)

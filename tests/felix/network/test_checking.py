@@ -102,7 +102,8 @@ def test_the_module_and_its_operator_are_named(monkeypatch: pytest.MonkeyPatch) 
     assert said == " The first operator that differs is aten.gelu.default (gelu in 1)."
 
 
-def test_a_node_of_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [4, "rows"])
+def test_a_node_of_a_file_is_named(rows: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is an optional extra")
     wrong = {**onnx_operators._OWN, "Elu": lambda node: relax.op.exp(node[0])}
     monkeypatch.setattr(onnx_operators, "_OWN", wrong)
@@ -111,7 +112,8 @@ def test_a_node_of_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         models.node("Elu", ["a"], ["b"], name="second"),
         models.node("Neg", ["b"], ["y"]),
     ]
-    network = imported.read(models.model(nodes).SerializeToString(), (X,), {}, FULL)
+    content = models.model(nodes, inputs=[models.value("x", [rows, 8])]).SerializeToString()
+    network = imported.read(content, (X,), {}, FULL, shapes={"x": (4, 8)})
     with pytest.raises(errors.TuningError, match=r"first operator that differs is Elu \(second\)"):
         checking.judged(network)
 
