@@ -58,9 +58,10 @@ FIRST_CONFIRMED = frozenset(
 #: Those of them that take tensors without elements.
 _OF_EMPTY = frozenset(
     """
-    _to_copy.default addmm.default bmm.default cat.default clone.default contiguous.default copy.default detach.default
-    expand.default linear.default matmul.default mm.default permute.default reshape.default slice.Tensor stack.default t.default
-    transpose.int unsqueeze.default view.default
+    _to_copy.default addmm.default bmm.default cat.default clone.default contiguous.default
+    copy.default detach.default expand.default linear.default matmul.default mm.default
+    permute.default reshape.default slice.Tensor stack.default t.default transpose.int
+    unsqueeze.default view.default
     """.split()
 )
 #: Element types for which they are confirmed.
