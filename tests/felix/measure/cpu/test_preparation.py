@@ -282,6 +282,19 @@ def test_what_cancels_is_rounded() -> None:
         assert out.numpy().tolist() == [expected] * 4  # TVM takes floats for real numbers
 
 
+def test_what_is_less_itself_in_one_kernel_is_0() -> None:
+    """As the guide's table of exceptions says; TVM has no subtraction any more by then."""
+    x = te.placeholder((4,), "float32", "x")
+    moved = te.compute((4,), lambda i: x[i] + tirx.const(1.0, "float32"), name="moved")
+    rest = te.compute((4,), lambda i: moved[i] - moved[i], name="rest")
+    schedule = s_tir.Schedule(te.create_prim_func([x, rest]))
+    schedule.compute_inline(schedule.get_sblock("moved"))
+    special = tvm.runtime.tensor(np.array([np.nan, np.inf, -np.inf, 1], "float32"))
+    out = tvm.runtime.tensor(np.ones(4, "float32"))
+    tvm.compile(preparation.prepared(schedule.mod), target="llvm")["main"](special, out)
+    assert out.numpy().tolist() == [0.0] * 4
+
+
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 
 
