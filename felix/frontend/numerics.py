@@ -15,7 +15,7 @@ from tvm_ffi import structural
 
 from felix.frontend import ordering, torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
-from felix.tir import grammar
+from felix.tir import grammar, rounding
 from felix.torch_calls.form import TorchCall, TorchForm
 
 # Functions whose results near 0 must not be lost, as programs of their own.
@@ -26,8 +26,6 @@ from felix.torch_calls.form import TorchCall, TorchForm
 
 #: Absolute values up to which the series are taken.
 SMALL = 0.1
-#: Types that are computed in float32.
-_HALF = ("float16", "bfloat16")
 #: Terms by type; what is cut off is below 2e-6 of the result in float32, 1e-16 in float64.
 _LOG_TERMS = {"float32": 5, "float64": 16}
 _EXP_TERMS = {"float32": 4, "float64": 10}
@@ -191,7 +189,7 @@ def _infinite(number: tirx.FloatImm) -> tirx.FloatImm:
 
 def _program(name: str, formula: Callable[[Any], Any], x: te.Tensor) -> te.Tensor:
     dtype = str(x.dtype)
-    wide = "float32" if dtype in _HALF else dtype
+    wide = rounding.accumulator(dtype)
     return te.compute(
         x.shape,
         lambda *index: formula(x[index].astype(wide)).astype(dtype),
@@ -349,7 +347,7 @@ def widened_sum(rewriter: Rewriter, call: Any) -> Any:
     if name not in _SUMS and not name.startswith(_WINDOWS):
         return None
     dtype = str(getattr(rewriter.builder.normalize(call).ty, "dtype", ""))
-    if dtype not in _HALF:
+    if dtype not in rounding.HALF:
         return None
     operands = [_in_float32(rewriter, operand) for operand in call.args]
     if name in ("cumprod", "cumsum"):
@@ -366,5 +364,5 @@ def _in_float32(rewriter: Rewriter, operand: Any) -> Any:
     """An operand, or tensors of a tuple, of 16 bits as float32."""
     if isinstance(operand, relax.Tuple):
         return relax.Tuple([_in_float32(rewriter, field) for field in operand.fields])
-    is_half = isinstance(operand.ty, relax.TensorType) and str(operand.ty.dtype) in _HALF
+    is_half = isinstance(operand.ty, relax.TensorType) and str(operand.ty.dtype) in rounding.HALF
     return rewriter.emit(relax.op.astype(operand, "float32")) if is_half else operand

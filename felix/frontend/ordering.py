@@ -17,10 +17,10 @@ from tvm import relax, te, tirx, topi
 
 from felix.frontend import torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
+from felix.tir import rounding
 
 #: The integers of as many bits.
 _KEYS = {"float32": "int32", "float64": "int64"}
-_HALF = ("float16", "bfloat16")
 
 
 def legalizations() -> Mapping[str, torch_forms.Lowering]:
@@ -31,7 +31,7 @@ def legalizations() -> Mapping[str, torch_forms.Lowering]:
 def _lowering(name: str) -> torch_forms.Lowering:
     def lower(builder: relax.BlockBuilder, call: Any) -> Any:
         (x,), dtype = call.args, str(call.args[0].ty.dtype)
-        if dtype not in (*_KEYS, *_HALF):
+        if dtype not in (*_KEYS, *rounding.HALF):
             return tvm.ir.Op.get(f"relax.{name}").get_attr("FLegalize")(builder, call)
         axes = _axes(call.attrs.axis)
 
@@ -64,7 +64,7 @@ def rule(rewriter: Rewriter, call: Any) -> Any:
     if name not in _RULES:
         return None
     dtype = str(call.args[0].ty.dtype)
-    return _RULES[name](rewriter, call) if dtype in (*_KEYS, *_HALF) else None
+    return _RULES[name](rewriter, call) if dtype in (*_KEYS, *rounding.HALF) else None
 
 
 def _sorted(rewriter: Rewriter, call: Any) -> Any:
@@ -107,7 +107,7 @@ def _keys(rewriter: Rewriter, x: Any) -> Any:
 
 def _key_program(x: te.Tensor, is_most: bool) -> te.Tensor:
     """Integers in the order of floats; NaN is the largest integer, or the smallest."""
-    wide = "float32" if str(x.dtype) in _HALF else str(x.dtype)
+    wide = rounding.accumulator(str(x.dtype))
     dtype = _KEYS[wide]
     limits = tirx.max_value(dtype), tirx.min_value(dtype)
     nan = limits[0] if is_most else limits[1]
@@ -124,7 +124,7 @@ def _key_program(x: te.Tensor, is_most: bool) -> te.Tensor:
 
 def _of_key(key: Any, dtype: str) -> Any:
     """The float of a key; both of NaN's keys are NaN."""
-    wide = "float32" if dtype in _HALF else dtype
+    wide = rounding.accumulator(dtype)
     kind = _KEYS[wide]
     most, least = tirx.max_value(kind), tirx.min_value(kind)
     bits = tirx.Select(key < tirx.const(0, kind), key ^ most, key)

@@ -20,6 +20,7 @@ from tvm import relax, tirx
 
 from felix.frontend import imported
 from felix.frontend.rewriting import operator_name
+from felix.tir import rounding
 from felix.torch_calls import relax_calls
 from felix.torch_calls.form import Operand, TorchCall, TorchForm, form_from_json, simplified
 
@@ -262,7 +263,7 @@ def _in_eager_types(form: TorchForm) -> TorchForm:
     Programs sum in float32 and round once; PyTorch's functions do so inside each.
     """
     narrow = form.calls[-1].dtype
-    if narrow not in ("float16", "bfloat16"):
+    if narrow not in rounding.HALF:
         return form
     calls = [
         TorchCall(

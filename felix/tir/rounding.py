@@ -15,9 +15,14 @@ from tvm import tirx
 
 from felix.tir import grammar
 
-#: Types of which roundings are kept.
+#: Floats that are computed and summed in float32, and of which roundings are kept.
 HALF = ("float16", "bfloat16")
 _BITS = "uint16"
+
+
+def accumulator(dtype: str) -> str:
+    """The type in which floats of a type are summed."""
+    return "float32" if dtype in HALF else dtype
 
 
 def rounded(x: Any, dtype: str) -> Any:

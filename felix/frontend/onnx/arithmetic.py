@@ -12,7 +12,8 @@ from tvm import relax, te, tirx
 from felix import errors, names
 from felix.frontend import casts, numerics
 from felix.frontend.onnx import constants, schemas
-from felix.frontend.onnx.node import Node, accumulator, dtype_of
+from felix.frontend.onnx.node import Node, dtype_of
+from felix.tir.rounding import accumulator
 
 #: Element types that values may have.
 TYPES = constants.TYPES

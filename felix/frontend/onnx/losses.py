@@ -8,7 +8,8 @@ from typing import Any
 from tvm import relax
 
 from felix import errors
-from felix.frontend.onnx.node import Node, accumulator, dtype_of, shape_of
+from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.tir.rounding import accumulator
 
 
 def negative_log_likelihood(node: Node) -> Any:

@@ -6,8 +6,7 @@ a node with an operand, an attribute or an output that nobody looked at is refus
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
+from felix.frontend import reading
 from felix.frontend.onnx import constants, schemas
+from felix.tir import rounding
 
 #: Attributes that change no result that is supported, or repeat what shapes say, and TVM's own.
 _WITHOUT_EFFECT = {"consumed_inputs", "hidden_size", "kernel_shape", "momentum", "num_outputs"}
@@ -30,18 +31,6 @@ class UnknownValue(errors.WorkloadError):
     def __init__(self, index: int, operand: str) -> None:
         super().__init__(f"its operand {operand!r} must be known when the model is imported")
         self.index, self.operand = index, operand
-
-
-class Attributes(UserDict[str, Any]):
-    """Those of a node, with the names that nobody has looked at in `unread`."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
-        self.unread = set(given) - _WITHOUT_EFFECT
-
-    def __getitem__(self, name: str) -> Any:
-        self.unread.discard(name)
-        return super().__getitem__(name)
 
 
 class Operands(onnx_frontend.onnx_input):  # type: ignore[misc]  # TVM has no types
@@ -84,7 +73,7 @@ class Node:
         self.operator, self.name, self.opset = str(proto.op_type), str(proto.name), opset
         self.bb = importer.bb
         self.operands = Operands([importer._nodes[n] if n else None for n in proto.input])
-        self.attributes = Attributes(
+        self.attributes = reading.ByName(
             {each.name: _attribute(each) for each in proto.attribute}
             | {"tvm_custom": {"name": self.name, "num_outputs": len(proto.output)}}
         )
@@ -157,7 +146,7 @@ class Node:
         for index, value in enumerate(self.given):
             if (
                 isinstance(getattr(value, "ty", None), relax.TensorType)
-                and dtype_of(value) in HALF
+                and dtype_of(value) in rounding.HALF
             ):
                 found = dtype_of(value)
                 list.__setitem__(self.operands, index, self.cast(value, "float32"))
@@ -182,20 +171,11 @@ class Node:
         for index in sorted(self.operands.unread):
             raise errors.WorkloadError(f"its operand {self.formal(index)!r} is not supported")
         found = schemas.schema(self.operator, self.opset)
-        for name in sorted(self.attributes.unread):
+        for name in sorted(self.attributes.unread - _WITHOUT_EFFECT):
             formal = found.attributes.get(name) if found else None
             usual = formal.default_value if formal else onnx.AttributeProto()
             if not usual.type or _attribute(usual) != self.attributes[name]:
                 raise errors.WorkloadError(f"its attribute {names.quoted(name)} is not supported")
-
-
-#: Floats that are computed and summed in float32.
-HALF = ("float16", "bfloat16")
-
-
-def accumulator(dtype: str) -> str:
-    """The type in which values of a type are summed."""
-    return "float32" if dtype in HALF else dtype
 
 
 def dtype_of(value: Any) -> str:

@@ -25,7 +25,8 @@ from felix.frontend.onnx import (
     rules,
     windows,
 )
-from felix.frontend.onnx.node import HALF, Node, accumulator, dtype_of, shape_of
+from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.tir.rounding import HALF, accumulator
 
 
 def convert(node: Node, unroller: recurrent.Unroller) -> Any:

@@ -17,7 +17,8 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend.onnx import constants
-from felix.frontend.onnx.node import Node, accumulator, dtype_of
+from felix.frontend.onnx.node import Node, dtype_of
+from felix.tir.rounding import accumulator
 
 #: Steps of all recurrent operators of a model, of both directions.
 MAX_STEPS = 4096

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from felix.frontend.onnx.node import Node, accumulator, dtype_of, shape_of
+from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.tir.rounding import accumulator
 
 #: A node, a tensor, axes, and whether these stay with the extent 1 -> the reduced tensor.
 _Reduction = Callable[[Node, Any, Sequence[int], bool], Any]

@@ -14,7 +14,8 @@ import numpy as np
 from tvm import relax
 
 from felix import errors, names
-from felix.frontend.onnx.node import Node, accumulator, dtype_of, shape_of
+from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.tir.rounding import accumulator
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 

@@ -3,7 +3,8 @@
 A conversion may give something else than the operator: it overlooks an argument, has another rule
 for ties, or TVM's lowering changes it. For operators that networks are made of tests would find
 that (`CONFIRMED`). Another one is converted alone, built for the CPU without a schedule, and run
-on random operands of the network's shapes and types. PyTorch keeps it if the results differ.
+on random operands of the network's types and shapes, of which too large ones are cut. PyTorch
+keeps it if the results differ.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ _USUAL = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
     torch.bool,
 })  # fmt: skip
-#: An operator with more elements among its operands and results is not compared.
+#: An operator with more elements among its operands and results is compared in shapes whose
+#: extents end at one of these, the first that does.
 MOST_ELEMENTS = 1 << 24
+_EXTENTS = (256, 64, 16)
 #: The least and the largest integers that operands are drawn from: the first for which PyTorch
 #: runs. Indices and divisors may be some only.
 _INTEGERS = ((-2, 3), (1, 2), (0, 1), (0, 0))
@@ -108,8 +111,14 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
     is_usual = all(getattr(each, "dtype", None) in _USUAL for each in values)
     if any(isinstance(each, torch.Tensor) and 0 in each.shape for each in values):
         return is_confirmed and name in _OF_EMPTY  # TVM's programs of others may end the process
-    if (is_confirmed and is_usual) or not _is_comparable(node):
+    if (is_confirmed and is_usual) or not all(isinstance(v, torch.Tensor) for v in values):
         return True
+    small = _small(node)
+    return small is not None and _is_same_drawn(small, name, conversions)
+
+
+def _is_same_drawn(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
+    """Whether both give the same for drawn operands; not so where PyTorch takes none."""
     cases = []
     for has_nonfinite in (False, True) if name in _OF_NONFINITE else (False,):
         for least, largest in _INTEGERS:
@@ -121,7 +130,7 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
                 continue
             break
     if not cases:
-        return True
+        return False
     try:
         convert = _converted(node, name, cases[0][0], conversions)
         return all(_is_same(node, convert(given), expected) for given, expected in cases)
@@ -137,15 +146,54 @@ def _is_same(
     return has_types and all(itertools.starmap(_agree, pairs))
 
 
-def _is_comparable(node: torch.fx.Node) -> bool:
-    """Whether all operands and results are tensors of known shapes, and not too large."""
-    values = [*(each.meta.get("val") for each in node.all_input_nodes), *results(node)]
-    if not all(isinstance(each, torch.Tensor) for each in values):
-        return False
-    extents = [extent for each in values for extent in each.shape]
-    if not all(isinstance(extent, int) for extent in extents):
-        return False
-    return bool(sum(each.numel() for each in values) <= MOST_ELEMENTS)
+def _small(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The operator with operands and results that are not too large; None if there is none.
+
+    Long extents are cut, in arguments as well.
+    """
+    if _n_elements(node) <= MOST_ELEMENTS:
+        return node
+    for limit in _EXTENTS:
+        try:
+            small = _cut(node, limit)
+        except _REFUSALS:
+            continue
+        if _n_elements(small) <= MOST_ELEMENTS:
+            return small
+    return None
+
+
+def _cut(node: torch.fx.Node, limit: int) -> torch.fx.Node:
+    """The operator on operands whose extents are at most `limit`, in a graph of its own."""
+    graph, made = torch.fx.Graph(), {}
+    extents = {e for each in node.all_input_nodes for e in each.meta["val"].shape if e > limit}
+    for each in node.all_input_nodes:
+        value = each.meta["val"]
+        made[each] = graph.placeholder(each.name)
+        shape = [min(extent, limit) for extent in value.shape]
+        made[each].meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+    def cut(argument: Any) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            return made[argument]
+        is_extent = type(argument) is int and argument in extents
+        return limit if is_extent else argument
+
+    args, kwargs = pytree.tree_map(cut, (list(node.args), dict(node.kwargs)))
+    small = graph.call_function(node.target, tuple(args), kwargs)  # type: ignore[arg-type]
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    values = pytree.tree_map_only(torch.fx.Node, lambda each: each.meta["val"], (args, kwargs))
+    small.meta["val"] = small.target(*values[0], **values[1])  # type: ignore[operator]
+    for number, reader in (_read(node) or {}).items():
+        graph.call_function(operator.getitem, (small, number)).meta.update(reader.meta)
+    return small
+
+
+def _n_elements(node: torch.fx.Node) -> int:
+    """Of an operator's operands and results."""
+    values = [*(each.meta["val"] for each in node.all_input_nodes), *results(node)]
+    return sum(each.numel() for each in values if isinstance(each, torch.Tensor))
 
 
 def results(node: torch.fx.Node) -> Sequence[Any]:

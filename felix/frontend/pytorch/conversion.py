@@ -13,6 +13,7 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend import attention, casts
+from felix.tir import rounding
 
 #: A node of the graph and TVM's importer -> the Relax expression of the node's value.
 Converter = Callable[[torch.fx.Node, Any], Any]
@@ -61,8 +62,6 @@ def standing_for(importer: Any, values: Mapping[torch.fx.Node, Any]) -> Iterator
 # types are cast to the one that they have in common: TVM gives a number the type of the tensor
 # beside it.
 
-#: Types that are summed in float32.
-HALF = frozenset({"float16", "bfloat16"})
 #: Operators of one tensor that PyTorch computes in float32 for tensors of 16 bits.
 _IN_FLOAT32 = (
     "cos.default", "cumprod.default", "cumsum.default", "erf.default", "exp.default",
@@ -127,7 +126,7 @@ def _widened(name: str, defaults: Defaults) -> Converter:
     def convert(node: torch.fx.Node, importer: Any) -> Any:
         source: Any = node.args[0]
         operand = importer.env[source]
-        is_half = name in _IN_FLOAT32 and str(operand.ty.dtype) in HALF
+        is_half = name in _IN_FLOAT32 and str(operand.ty.dtype) in rounding.HALF
         wide = "float32" if is_half else result_dtype(node)
         with standing_for(importer, {source: cast(importer, operand, wide)}):
             result = defaults.convert(name, node, importer)
@@ -141,7 +140,7 @@ def _model_cast(name: str, defaults: Defaults) -> Converter:
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
         dtype = result_dtype(node)
-        if dtype not in HALF:
+        if dtype not in rounding.HALF:
             return defaults.convert(name, node, importer)
         (x,) = arguments(node, importer, 1)
         return casts.emit_cast(importer.block_builder.emit, x, dtype)

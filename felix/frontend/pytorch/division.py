@@ -12,6 +12,7 @@ from tvm import relax
 
 from felix.frontend import numerics
 from felix.frontend.pytorch import conversion
+from felix.tir import rounding
 
 _NAMES = ("fmod.Scalar", "fmod.Tensor", "remainder.Scalar", "remainder.Tensor")
 
@@ -32,7 +33,7 @@ def _converter(name: str, defaults: conversion.Defaults) -> conversion.Converter
         if "float" not in dtype or not (is_floor or is_remainder):
             return promoted(node, importer)
         builder = importer.block_builder
-        wide = "float32" if dtype in conversion.HALF else dtype
+        wide = rounding.accumulator(dtype)
         x, y = (_operand(importer, each, wide) for each in node.args[:2])
         if name.startswith("fmod"):
             result = numerics.emit_remainder(builder, x, y)

@@ -17,7 +17,8 @@ from tvm import relax
 
 from felix.frontend import numerics
 from felix.frontend.pytorch import conversion, division
-from felix.frontend.pytorch.conversion import HALF, arguments, cast
+from felix.frontend.pytorch.conversion import arguments, cast
+from felix.tir.rounding import accumulator
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
@@ -54,14 +55,10 @@ def convert_map() -> dict[str, conversion.Converter]:
     }
 
 
-def _accumulator(dtype: str) -> str:
-    return "float32" if dtype in HALF else dtype
-
-
 def _product(importer: Any, left: Any, right: Any, bias: Any | None) -> Any:
     """left @ right + bias, summed in the accumulator's type and rounded once."""
     emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
-    wide = _accumulator(dtype)
+    wide = accumulator(dtype)
     result = emit(relax.op.matmul(left, right, out_dtype=wide))
     if bias is not None:
         result = emit(relax.op.add(result, cast(importer, bias, wide)))
@@ -83,7 +80,7 @@ def _matmul(node: torch.fx.Node, importer: Any) -> Any:
 def _addmm(node: torch.fx.Node, importer: Any) -> Any:
     bias, left, right = arguments(node, importer, 3)
     emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
-    wide = _accumulator(dtype)
+    wide = accumulator(dtype)
     alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
     result = emit(relax.op.matmul(left, right, out_dtype=wide))
     if alpha != 1:
@@ -112,7 +109,7 @@ def _convolution(node: torch.fx.Node, importer: Any) -> Any:
         "groups": groups,
         "data_layout": f"NC{_SPATIAL[n_spatial]}",
         "kernel_layout": f"{'IO' if transposed else 'OI'}{_SPATIAL[n_spatial]}",
-        "out_dtype": _accumulator(dtype),
+        "out_dtype": accumulator(dtype),
     }
     if transposed:
         options["output_padding"] = _extents(output_padding, n_spatial)
@@ -120,7 +117,7 @@ def _convolution(node: torch.fx.Node, importer: Any) -> Any:
     result = emit(operator(x, weight, **options))
     if bias is not None:
         shape = (1, -1, *[1] * n_spatial)
-        wide = cast(importer, bias, _accumulator(dtype))
+        wide = cast(importer, bias, accumulator(dtype))
         result = emit(relax.op.add(result, emit(relax.op.reshape(wide, shape))))
     result = cast(importer, result, dtype)
     return emit(relax.op.squeeze(result, [0])) if is_single else result
@@ -143,7 +140,7 @@ def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, gamma, beta, mean, variance, _, epsilon = arguments(node, importer, 7)
     n_channels, dtype = int(x.ty.shape[1]), str(x.ty.dtype)
     types = {str(each.ty.dtype) for each in (gamma, beta, mean, variance) if each is not None}
-    wide = dtype if types <= {dtype} else _accumulator(dtype)
+    wide = dtype if types <= {dtype} else accumulator(dtype)
     result = importer.block_builder.emit(
         relax.op.nn.batch_norm(
             cast(importer, x, wide),
@@ -164,7 +161,7 @@ def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
 def _rms_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, shape, weight, epsilon = arguments(node, importer, 4)
     if epsilon is None:
-        epsilon = torch.finfo(getattr(torch, _accumulator(str(x.ty.dtype)))).eps
+        epsilon = torch.finfo(getattr(torch, accumulator(str(x.ty.dtype)))).eps
     options = {"axes": list(range(-len(shape), 0)), "epsilon": epsilon}
     if len(shape) < len(x.ty.shape):
         return _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
@@ -201,7 +198,7 @@ def _normalised(
 ) -> Any:
     """A norm of x in its accumulator's type; `scales` are a factor and, for some, a summand."""
     dtype = str(x.ty.dtype)
-    wide = _accumulator(dtype)
+    wide = accumulator(dtype)
     wide_x = cast(importer, x, wide)
     filled = zip(scales, (np.ones, np.zeros), strict=False)
     wide_scales = [_scale(importer, scale, shape, wide, fill) for scale, fill in filled]
@@ -225,7 +222,7 @@ def _split(name: str, defaults: conversion.Defaults) -> conversion.Converter:
 
     def converted(node: torch.fx.Node, importer: Any) -> Any:
         if len(node.meta["val"]) == 1:
-            return relax.Tuple(arguments(node, importer, 1))
+            return relax.Tuple(arguments(node, importer, 3)[:1])
         return defaults.convert(name, node, importer)
 
     return converted
@@ -273,7 +270,7 @@ def _elu(node: torch.fx.Node, importer: Any) -> Any:
     if "selu" in str(node.target):
         alpha, scale = _SELU
     emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    wide = _accumulator(dtype)
+    wide = accumulator(dtype)
     x = cast(importer, x, wide)
     alpha, scale, input_scale = (
         1.0 if each is None else float(each) for each in (alpha, scale, input_scale)

@@ -8,8 +8,9 @@ is read.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
 from felix import errors, names
-from felix.frontend import imported
+from felix.frontend import imported, reading
 from felix.frontend.pytorch import calling, comparison, conversion, export, operators
 from felix.torch_calls.form import TorchCall, TorchForm
 
@@ -38,10 +39,15 @@ _PLAIN = (
 )
 #: Operators of which TVM's conversion gives something else.
 _WRONG = frozenset({"_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default"})
-#: Positions of arguments that TVM's conversions drop; left out or None they do no harm.
-_DROPPED = {"avg_pool2d.default": 6, "avg_pool3d.default": 6}
-#: Keyword arguments that say where a result is stored and how, or its type, which is cast.
-_OF_STORAGE = frozenset("dtype layout device pin_memory memory_format non_blocking".split())
+#: Arguments that say where a result is stored and how, or its type, which is cast; that count in
+#: training alone; or that repeat what shapes say.
+_WITHOUT_EFFECT = frozenset(
+    """
+    dtype layout device pin_memory memory_format non_blocking implicit half_to_float
+    cudnn_enable cudnn_enabled momentum padding_idx scale_grad_by_freq sparse N C HxW
+    normalized_shape training
+    """.split()
+)
 
 
 def convertible() -> frozenset[str]:
@@ -85,7 +91,7 @@ class Unconverted:
             result = self._conversions[_name(node)](watched, importer)
         except export.EXPORT_ERRORS:
             return self._left(node, importer)
-        if watched.has_dropped or _drops_position(node) or not _has_shape(result, node):
+        if watched.has_dropped or not _has_shape(result, node):
             return self._left(node, importer)
         return _of_type(result, node, importer)
 
@@ -142,44 +148,33 @@ class Refused(Unconverted):
 
 
 class _Watched:
-    """A node for a conversion to read: which of its keyword arguments it does read is noted."""
+    """A node for a conversion to read: which of its arguments it does read is noted."""
 
     def __init__(self, node: torch.fx.Node) -> None:
         self._node = node
-        self.kwargs = _Noted(node.kwargs)
+        self.args = reading.ByPosition(node.args)
+        self.kwargs = reading.ByName(node.kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._node, name)
 
+    def normalized_arguments(self, _root: Any) -> tuple[Any, Any]:
+        """Those of an operator of ATen are normal."""
+        return self.args, self.kwargs
+
     @property
     def has_dropped(self) -> bool:
-        """Whether a keyword argument that is not what it is by default was not read."""
+        """Whether an argument that is not what it is by default was not read."""
         schema = getattr(self._node.target, "_schema", None)
-        defaults = {each.name: each.default_value for each in schema.arguments} if schema else {}
+        formals = {each.name: each for each in schema.arguments} if schema else {}
+        unread = {name: self.kwargs.data[name] for name in self.kwargs.unread}
+        for position, (name, value) in enumerate(zip(formals, self.args.given(), strict=False)):
+            if position in self.args.unread:
+                unread[name] = value
         return any(
-            name not in self.kwargs.read
-            and name not in _OF_STORAGE
-            and value != defaults.get(name)
-            for name, value in self._node.kwargs.items()
+            name not in _WITHOUT_EFFECT and value != formals[name].default_value
+            for name, value in unread.items()
         )
-
-
-class _Noted(Mapping[str, Any]):
-    """Keyword arguments; `read` has the names of those that were read."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 def _refuse_memory(node: torch.fx.Node) -> None:
@@ -202,18 +197,22 @@ def _name(node: torch.fx.Node) -> str:
 
 def _conversions(importer: Any) -> dict[str, conversion.Converter]:
     """The usual conversions of an importer: TVM's, and ours in place of some."""
+    importer.retrieve_args = functools.partial(_retrieved, importer)
     own = {name: _alone(convert) for name, convert in importer.create_convert_map().items()}
     return {**own, **operators.convert_map()}
+
+
+def _retrieved(importer: Any, node: Any) -> Any:
+    """The arguments of a node with the importer's values in place of nodes."""
+    if not isinstance(node.args, reading.ByPosition):
+        return importer._retrieve_args(node.args)
+    values = [importer._retrieve_args(each) for each in node.args.given()]
+    return reading.ByPosition(values, node.args.unread)
 
 
 def _alone(convert: Callable[[torch.fx.Node], Any]) -> conversion.Converter:
     """A conversion of TVM's importer, as ours are called."""
     return lambda node, importer: convert(node)
-
-
-def _drops_position(node: torch.fx.Node) -> bool:
-    position = _DROPPED.get(_name(node))
-    return position is not None and node.args[position:] not in ((), (None,))
 
 
 def _has_shape(result: Any, node: torch.fx.Node) -> bool:

@@ -79,7 +79,7 @@ def wrong_flip(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def convert_map() -> dict[str, conversion.Converter]:
         def same(node: torch.fx.Node, importer: Any) -> Any:
-            x = importer.env[node.args[0]]
+            x = importer.env[node.args[0] if node.args[1] else None]
             return importer.block_builder.emit(relax.op.add(x, relax.const(0, "float32")))
 
         return {**usual(), "flip.default": same}
@@ -91,12 +91,19 @@ def test_a_wrong_conversion_is_found(wrong_flip: None) -> None:
     assert _left_to_pytorch(lambda x: x.flip(1)) == ["aten.flip.default"]
 
 
-def test_what_is_too_large_is_not_compared(
+def test_what_is_too_large_is_compared_with_shorter_extents(
     wrong_flip: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "MOST_ELEMENTS", 2 * X.numel() - 1)
-    with pytest.raises(AssertionError, match="not close"):
-        _left_to_pytorch(lambda x: x.flip(1))
+    monkeypatch.setattr(comparison, "MOST_ELEMENTS", 600)
+    long = X.repeat(8, 5)
+    calls = (lambda x: x.flip(1), lambda x: x.roll(3, 1), lambda x: x.cumsum(1))
+    assert _left_to_pytorch(lambda x: [call(x) for call in calls], long) == ["aten.flip.default"]
+
+
+def test_what_cannot_be_compared_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_ELEMENTS", 100)
+    large = X.repeat(8, 5)
+    assert _left_to_pytorch(lambda x: x.flip(1), large) == ["aten.flip.default"]
 
 
 def test_equal_operators_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
