@@ -29,6 +29,10 @@ from felix.frontend.onnx.node import Node, dtype_of, shape_of
 from felix.tir.rounding import HALF, accumulator
 
 
+#: From this opset on operands are broadcast by their last axes.
+_BROADCASTING = 7
+
+
 def convert(node: Node, unroller: recurrent.Unroller) -> Any:
     """The Relax expression of a node, or None where TVM's own conversion holds.
 
@@ -44,8 +48,21 @@ def convert(node: Node, unroller: recurrent.Unroller) -> Any:
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
     if node.operator == "Attention" and "num_heads" not in node.attributes:
         return _attention(node)
+    if node.opset < _BROADCASTING and "broadcast" in node.attributes:
+        _align(node)
     own = _OWN.get(node.operator)
     return None if own is None else own(node)
+
+
+def _align(node: Node) -> None:
+    """Give an older operator's second operand the axes that it lacks behind its last one."""
+    x, y = node[0], node[1]
+    axis = int(node.get("axis", len(shape_of(x)) - len(shape_of(y))))
+    if not node.get("broadcast") or axis < 0:
+        return
+    n_behind = max(len(shape_of(x)) - axis - len(shape_of(y)), 0)
+    shape = [*shape_of(y), *[1] * n_behind]
+    list.__setitem__(node.operands, 1, node.emit(relax.op.reshape(y, shape)))
 
 
 def _expand(node: Node) -> Any:

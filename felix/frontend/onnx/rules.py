@@ -113,6 +113,13 @@ def _attention(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> str | 
     return None
 
 
+def _place(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> str | None:
+    """Nothing has no largest element."""
+    axis, extents = attributes.get("axis", 0), shapes[0] or ()
+    is_empty = -len(extents) <= axis < len(extents) and not extents[axis]
+    return f"its attribute 'axis' is {axis}, an axis without elements" if is_empty else None
+
+
 def _recurrent(gates: int, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> str | None:
     """X is [s, b, i], W [d, g h, i], R [d, g h, h], B [d, 2 g h], states are [d, b, h]; with the
     layout 1 the batch comes first."""
@@ -134,6 +141,8 @@ def _recurrent(gates: int, shapes: Sequence[Shape], attributes: Mapping[str, Any
 
 _OF_RECURRENT = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c")
 _RULES: Mapping[str, Callable[[Sequence[Shape], Mapping[str, Any]], str | None]] = {
+    "ArgMax": _place,
+    "ArgMin": _place,
     "Attention": _attention,
     "NegativeLogLikelihoodLoss": _loss,
     "SoftmaxCrossEntropyLoss": _loss,

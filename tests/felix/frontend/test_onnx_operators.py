@@ -259,3 +259,29 @@ def test_a_computed_shape_gives_a_known_result():
     shapes = [integers(name, number) for name, number in numbers.items()]
     imported = frontend.import_onnx(model(nodes, [("x", FLOAT, [2, 6, 4])], shapes, 17))
     assert imported.outputs[0].shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    "shape, attributes",
+    [([3], {"axis": 1}), ([3, 1], {"axis": 1}), ([2, 3], {"axis": 0}), ([3, 4], {}), ([1], {})],
+)
+def test_older_operators_say_where_the_axes_of_an_operand_are(shape, attributes):
+    nodes = [
+        node("Sub", ["x", "b"], ["d"], broadcast=1, **attributes),
+        node("Pow", ["d", "two"], ["s"], broadcast=1),
+        node("Add", ["s", "x"], ["y"]),
+    ]
+    two = numpy_helper.from_array(np.float32([2]), "two")
+    data = model(nodes, [("x", FLOAT, [2, 3, 4]), ("b", FLOAT, shape)], [two], opset=6)
+    x, b = torch.randn(2, 3, 4), torch.randn(shape)
+    behind = 3 - attributes["axis"] - len(shape) if attributes else 0
+    imported = frontend.import_onnx(data)
+    expected = (x - b.reshape(*shape, *[1] * behind)) ** 2 + x
+    assert_agrees(run(imported, frontend.lowered(imported), [x, b]), expected, 1e-5)
+
+
+def test_nothing_has_no_largest_element():
+    nodes = [node("Slice", ["x", "zero", "zero"], ["n"]), node("ArgMax", ["n"], ["y"], axis=0)]
+    zero = numpy_helper.from_array(np.int64([0]), "zero")
+    with pytest.raises(errors.WorkloadError, match=r"operator 'ArgMax'.*without elements"):
+        frontend.import_onnx(model(nodes, [("x", FLOAT, [4, 3])], [zero], kind=INT64))
