@@ -7,14 +7,17 @@ rebuilds them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import tvm
+from tvm import relax
 
 from felix.target import memory
+from felix.tir import grammar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,3 +114,14 @@ def message() -> str:
         f"needs more memory than {most}: use smaller shapes, a part of the model at a time, or a "
         "larger limit"
     )
+
+
+@contextlib.contextmanager
+def ended(builder: relax.BlockBuilder) -> Iterator[None]:
+    """End the block that a failed function leaves open, of which TVM would write to stderr."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(*grammar.TVM_ERRORS):  # it had none yet
+            builder._end_block()
+        raise

@@ -28,7 +28,6 @@ from felix.frontend.onnx import (
 from felix.frontend.onnx.node import Node, dtype_of, shape_of
 from felix.tir.rounding import HALF, accumulator
 
-
 #: From this opset on operands are broadcast by their last axes.
 _BROADCASTING = 7
 

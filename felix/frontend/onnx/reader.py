@@ -107,7 +107,11 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     importer._check_for_unsupported_ops = lambda graph: None  # `prepare` knows more
     try:
         # TVM prints the inputs of what it cannot convert, and warns with names.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+            importing.ended(importer.bb),
+        ):
             warnings.simplefilter("ignore")
             imported = importer.from_onnx(proto.graph, opset)
     except errors.WorkloadError:

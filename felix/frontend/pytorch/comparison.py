@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
-from felix.frontend import norms, numerics, ordering, rewriting
+from felix.frontend import imported, norms, numerics, ordering, rewriting
 from felix.frontend.pytorch import calling, conversion, export
 from felix.tir import nan
 
@@ -265,7 +265,7 @@ def _converted(
         for number, (each, value) in enumerate(operands.items())
     }
     importer.env = dict(variables)
-    with builder.function("main", list(variables.values())):
+    with imported.ended(builder), builder.function("main", list(variables.values())):
         with builder.dataflow():
             table = conversions(importer)
             importer.env[node] = table[name](node, importer)
