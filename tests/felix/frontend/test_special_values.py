@@ -101,12 +101,15 @@ def test_exceptions_are_what_the_guide_says() -> None:
 
 @pytest.mark.gpu
 def test_kernels_have_fast_math() -> None:
-    """docs/guide/models.md: subnormal numbers are 0, and so are quotients by large ones."""
+    """docs/guide/models.md: subnormal numbers are 0, and so are quotients by large ones; sums that
+    cancel are not rounded."""
     x = torch.full((1, 64), 1e-39, device="cuda")
     y = torch.full((1, 64), 2.0**127, device="cuda")
     network = imported.read(
-        Called(lambda x, y: (x * 1.5, (y / 2) / y)), (x, y), {}, target.parse("cuda")
-    )
-    assert all(
-        torch.equal(each, torch.zeros_like(each)) for each in assembly.untuned_outputs(network)
-    )
+        Called(lambda x, y: (x * 1.5, (y / 2) / y, (y * 0.0 + 0.3 + 1e8) - 1e8)),
+        (x, y), {}, target.parse("cuda"),
+    )  # fmt: skip
+    small, quotients, cancelled = assembly.untuned_outputs(network)
+    assert torch.equal(small, torch.zeros_like(x))
+    assert torch.equal(quotients, torch.zeros_like(x))
+    torch.testing.assert_close(cancelled, torch.full_like(x, 0.3))
