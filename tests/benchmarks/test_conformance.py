@@ -16,7 +16,6 @@ OPINFO = "^(softmax|cat|nn.functional.layer_norm|empty_like) "
 #: Operators that differ with infinities or NaN, as the table of exceptions says.
 EXCEPTIONS = {
     "_softmax_backward_data",
-    "linalg.vector_norm",
     "nn.functional.gelu",
     "nn.functional.group_norm",
     "nn.functional.multi_margin_loss",

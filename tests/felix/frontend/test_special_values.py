@@ -93,10 +93,28 @@ def test_values_are_pytorchs(name: str, kind: str) -> None:
 
 
 def test_exceptions_are_what_the_guide_says() -> None:
-    """docs/guide/models.md: PyTorch's kernel for CPUs gives NaN for the last one."""
-    x = torch.full((1, 16), INF)
-    network = imported.read(Called(functional.gelu), (x,), {}, target.parse("llvm"))
-    assert torch.equal(assembly.untuned_outputs(network)[0], x)
+    """docs/guide/models.md: where PyTorch's kernels for CPUs give something else."""
+    x, keys = torch.full((1, 4, 4), INF), torch.ones(1, 4, 4)
+    keys[0, 3] = torch.nan  # which only the last row sees
+    plain, ones = torch.arange(16.0).view(1, 4, 4), torch.ones(4)
+
+    def called(x: torch.Tensor, plain: torch.Tensor, keys: torch.Tensor) -> list[torch.Tensor]:
+        attention = functional.scaled_dot_product_attention(plain, keys, plain, is_causal=True)
+        return [
+            functional.gelu(x),
+            functional.group_norm(plain, 2, ones * INF, ones).abs(),
+            functional.interpolate(x, scale_factor=2.0, mode="linear"),
+            attention[:, :3],
+        ]
+
+    network = imported.read(Called(called), (x, plain, keys), {}, target.parse("llvm"))
+    outputs = assembly.untuned_outputs(network)
+    assert torch.equal(outputs[0], x)
+    assert torch.equal(outputs[1], x)
+    assert outputs[2].isnan().any()
+    assert outputs[3].isfinite().all()
+    right = called(x, plain, keys)
+    assert all(not torch.equal(o, r) for o, r in zip(outputs, right, strict=True))
 
 
 @pytest.mark.gpu
