@@ -13,7 +13,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
-from felix.processes import confine, policy
+from felix.processes import child, confine, policy
 from server import errors, folders, logs, settings
 from server.database import database, schema
 from server.store import blobs, keys
@@ -57,9 +57,13 @@ class TunerProcess:
             process.kill()
 
     def _run(self) -> None:
-        command = [sys.executable, "-m", "felix", "tuner", "--with-parent"]
         while not self._leaving.is_set():
-            self._process = subprocess.Popen(command, env=dict(os.environ))
+            self._process = child.start(
+                *("felix", "tuner", "--with-parent"),
+                environment=os.environ,  # it has the service's secrets
+                log=None,
+                leads_session=False,
+            )
             status = self._process.wait()
             if not self._leaving.wait(AGAIN_S):
                 _log.error(

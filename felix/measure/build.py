@@ -17,7 +17,6 @@ import math
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda.building import build as cuda_build
 from felix.measure.cuda.building import embedded, launches, tvm_module
 from felix.measure.description import Description
+from felix.processes import foreign
 from felix.templates.generated import GeneratedProgram, Program
 
 if TYPE_CHECKING:
@@ -229,9 +229,7 @@ def _ld_here(output: str, objects: list[str]) -> None:
 
 def _ld(output: str, objects: list[str], linker: str, libraries: list[str]) -> None:
     command = [linker, "-shared", "-z", "noexecstack", "-o", output, *objects, *libraries]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{linker} failed: {done.stderr.strip()[:300]}")
+    foreign.run(command)
 
 
 # The `reference` verb of a builder: a task's description and its reference, for run workers.

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from subprocess import TimeoutExpired
 from typing import Any
 
 import numpy as np
@@ -65,22 +63,15 @@ def outputs(
 
 
 def _answer(folder: str, path: pathlib.Path, engine: str) -> Judgement:
-    threads = cpu.available_cores()
+    request = [folder, str(path), engine, cpu.available_cores()]
     try:
-        process = child.start(onnx_engine.__name__, folder, str(path), engine, str(threads))
+        answer = child.ask(onnx_engine.__name__, request, LIMIT_S)
+    except TimeoutError:
+        return Judgement(None, f"{engine} takes more than {LIMIT_S:.0f} s")
     except OSError as error:
         return Judgement(None, f"{engine} cannot be started: {error.strerror}")
-    try:
-        process.wait(LIMIT_S)
-    except TimeoutExpired:
-        return Judgement(None, f"{engine} takes more than {LIMIT_S:.0f} s")
-    finally:
-        process.kill()
-        process.wait()
-    found = pathlib.Path(folder, onnx_engine.ANSWER)
-    if not found.exists():
+    except child.Unanswered:
         return Judgement(None, f"{engine} does not run it")
-    answer = json.loads(found.read_text())
     if answer["n"] is None:
         return Judgement(None, f"{engine} does not run it ({answer['by']})")
     with np.load(pathlib.Path(folder, onnx_engine.OUTPUTS)) as arrays:

@@ -3,14 +3,19 @@ reach, and removed with what it has left."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
 
 from felix import files
+from felix.processes import foreign
 
 # The environment of a child: what programs need to run, and nothing that may be a secret.
 
@@ -31,7 +36,8 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 def for_child(
     environment: Mapping[str, str], also: Mapping[str, str] = ONE_THREAD
 ) -> dict[str, str]:
-    """The variables of `environment` that a child gets, `also`, and where it finds these packages.
+    """The variables of `environment` that a child gets, `also`, and where it finds these packages
+    and the cache of formulas.
 
     A child that is confined only in its forks, which have no thread yet, needs no `ONE_THREAD`.
     """
@@ -42,7 +48,8 @@ def for_child(
     }
     packages = str(pathlib.Path(__file__).resolve().parents[2])
     path = os.pathsep.join([packages, *filter(None, [environment.get("PYTHONPATH")])])
-    return {**passed, **also, "PYTHONPATH": path}
+    cache = {"FELIX_CACHE_DIR": str(files.cache_folder())}
+    return {**passed, **cache, **also, "PYTHONPATH": path}
 
 
 # Removing what a process that may have been hostile has left.
@@ -56,21 +63,97 @@ def remove_tree(path: pathlib.Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # folders nested deeper than Python follows
-        subprocess.run(["rm", "-rf", "--", str(path)], check=False)
+        foreign.run(["rm", "-rf", "--", str(path)])
 
 
-def start(module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """`python -m module arguments`, with this process's formula cache; nobody reads its output.
+def start(
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    log: BinaryIO | int | None = subprocess.DEVNULL,
+    leads_session: bool = True,
+) -> subprocess.Popen[bytes]:
+    """`python -m module arguments`: the one place where programs of ours start.
+
+    Args:
+        environment: its variables; None: `for_child`.
+        pass_fds: descriptors that it inherits.
+        log: where it writes; None: where this process does.
+        leads_session: whether Ctrl-C in a terminal is this process's alone to handle.
 
     Raises:
         OSError: it cannot be started.
     """
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
-        env=for_child(os.environ) | {"FELIX_CACHE_DIR": str(files.cache_folder())},
+        env=for_child(os.environ) if environment is None else environment,
         pass_fds=pass_fds,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
+        stdout=log,
+        stderr=log,
+        start_new_session=leads_session,
     )
+
+
+# A child that is asked one question: it runs a module with a folder as its argument.
+
+_REQUEST, _ANSWER, _LOG = "request.json", "answer.json", "log"
+
+
+class Unanswered(Exception):
+    """A child ended without an answer; the message is the last line that it wrote."""
+
+    def __init__(self, said: str, status: int) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+class Question:
+    """In the child: the request, and where the answer goes.
+
+    Attributes:
+        descriptors: what has to stay open when the child confines itself.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.request: Any = json.loads(pathlib.Path(folder, _REQUEST).read_text())
+        self._file = open(pathlib.Path(folder, _ANSWER), "w")
+        self.descriptors = [self._file.fileno()]
+
+    def answer(self, value: Any) -> None:
+        """Answer, once; the value is JSON."""
+        self._file.write(json.dumps(value))
+        self._file.flush()
+
+
+def ask(
+    module: str, request: Any, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Any:
+    """What a module answers to a request, both JSON; nothing of the child is left then.
+
+    Raises:
+        TimeoutError, Unanswered, OSError: it did not end in time, gave none, did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="felix-work-") as folder:
+        pathlib.Path(folder, _REQUEST).write_text(json.dumps(request))
+        with open(pathlib.Path(folder, _LOG), "wb") as log:
+            process = start(module, folder, environment=environment, log=log)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{module} takes more than {timeout_s:g} s") from None
+        finally:
+            end(process)
+        try:
+            return json.loads(pathlib.Path(folder, _ANSWER).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            said = pathlib.Path(folder, _LOG).read_text(errors="replace").strip().splitlines()
+            raise Unanswered(said[-1] if said else "no message", status) from None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and what it started; its number may be another's."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -11,7 +11,6 @@ import os
 import pathlib
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from multiprocessing.connection import Connection
@@ -94,17 +93,9 @@ class ForkServer:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(self.work_dir / "fork_server.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", self._module),
-                    *(str(theirs.fileno()), str(self.work_dir)),
-                ],
-                env=child.for_child(os.environ),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
+            fd = theirs.fileno()
+            self._process = child.start(
+                self._module, str(fd), str(self.work_dir), pass_fds=[fd], log=log
             )
         self._control = ours
         self._ready = False

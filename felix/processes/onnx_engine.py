@@ -1,16 +1,14 @@
 """A child that computes an ONNX file by ONNX Runtime or ONNX's reference evaluator, confined.
 
-    python -m felix.processes.onnx_engine FOLDER FILE ENGINE THREADS
+    request: [folder, file, engine, threads]; answer: {"n": outputs or null, "by": who, or why not}
 
-The folder has the inputs; the child writes the outputs there, and an answer that says who computed
-them, or that nobody could. Floats of 16 bits are inputs and outputs as float32; a file that an
-engine does not run with them is computed in float32 throughout.
+The folder has the inputs; the child writes the outputs there. Floats of 16 bits are inputs and
+outputs as float32; a file that an engine does not run with them is computed in float32 throughout.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pathlib
 import sys
@@ -19,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from felix.processes import confine, policy
+from felix.processes import child, confine, policy
 
 RUNTIME, REFERENCE = "ONNX Runtime", "ONNX's reference"
 #: Files in the folder.
-ANSWER, INPUTS, OUTPUTS = "answer.json", "inputs.npz", "outputs.npz"
+INPUTS, OUTPUTS = "inputs.npz", "outputs.npz"
 #: CPU seconds.
 LIMIT_S = 3600
 #: A larger file is not computed in float32.
@@ -32,12 +30,16 @@ MOST_BYTES = 1 << 30
 _TYPES = ("to", "dtype", "output_dtype")
 
 
-def main(folder: str, path: str, engine: str, threads: str) -> None:
+def main(question: child.Question) -> None:
     """Entry of the child: compute and write the outputs."""
+    folder, path, engine, threads = question.request
     runtime = importlib.import_module("onnxruntime") if engine == RUNTIME else None
     reference = importlib.import_module("onnx.reference")
     confine.confine(
-        policy.Policy(folder=folder, scratch=[folder], read=[os.path.dirname(path)], cpu_s=LIMIT_S)
+        policy.Policy(
+            folder=folder, scratch=[folder], read=[os.path.dirname(path)], cpu_s=LIMIT_S
+        ),
+        question.descriptors,
     )
     with np.load(pathlib.Path(folder, INPUTS)) as arrays:
         inputs = {name: arrays[name] for name in arrays.files}
@@ -47,7 +49,7 @@ def main(folder: str, path: str, engine: str, threads: str) -> None:
             model = read(path)
             if runtime is not None:
                 by = f"{engine} {runtime.__version__}"
-                results = _run(runtime, model, inputs, int(threads))
+                results = _run(runtime, model, inputs, threads)
             else:
                 by, results = engine, reference.ReferenceEvaluator(model).run(None, inputs)
             np.savez(pathlib.Path(folder, OUTPUTS), *map(_as_float32, results))
@@ -55,7 +57,7 @@ def main(folder: str, path: str, engine: str, threads: str) -> None:
             break
         except Exception as error:  # whatever an engine raises: nothing is judged then
             answer = answer or {"n": None, "by": type(error).__name__}
-    pathlib.Path(folder, ANSWER).write_text(json.dumps(answer))
+    question.answer(answer)
 
 
 def _in_float32(path: str) -> bytes:
@@ -127,5 +129,5 @@ def _dtype(kind: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(child.Question(sys.argv[1]))
     os._exit(0)  # at once, whatever threads libraries have

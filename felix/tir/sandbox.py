@@ -8,28 +8,21 @@ read here.
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 
 import tvm
 from tvm import tirx
 
 from felix import errors
-from felix.processes import child, confine, policy
-from felix.tir import design_space, grammar, reader, validate
+from felix.processes import child
+from felix.tir import design_space, grammar, reader
 from felix.tir.design_space import variants
 
 MAX_JSON_CHARACTERS = 16 * 2**20
 CHILD_SECONDS = 60
+_MODULE = "felix.tir.sandbox_main"
 #: Of the machine whose variants are rehearsed: they differ in numbers between machines.
 CORES, VECTOR_LANES = 128, 16
-CHILD_BYTES = 8 * 2**30
-CHILD_OUTPUT_BYTES = 2**20
 
 
 def load(text: str) -> tirx.PrimFunc:
@@ -56,56 +49,18 @@ def try_in_child(text: str, target_text: str) -> None:
     Raises:
         WorkloadError: it is refused, or the child crashed, ran out of memory or of time.
     """
-    code = "from felix import without_torch; from felix.tir import sandbox; sandbox.child_main()"
-    command = [sys.executable, "-c", code]
     try:
-        with tempfile.TemporaryDirectory(prefix="felix-work-") as folder:
-            verdicts = pathlib.Path(folder, "verdict")  # a file has a limit, a pipe has none
-            with open(verdicts, "wb") as stdout:
-                done = subprocess.run(
-                    command,
-                    input=json.dumps([text, target_text, folder]).encode(),
-                    stdout=stdout,
-                    stderr=subprocess.DEVNULL,
-                    timeout=CHILD_SECONDS,
-                    env=child.for_child(os.environ),
-                    check=False,
-                )
-            output = verdicts.read_text(errors="replace")
-    except subprocess.TimeoutExpired as error:
+        refusal = child.ask(_MODULE, [text, target_text], CHILD_SECONDS)
+    except TimeoutError:
+        message = f"reading the program took longer than {CHILD_SECONDS} s"
+        raise errors.WorkloadError(message) from None
+    except child.Unanswered as error:
         raise errors.WorkloadError(
-            f"reading the program took longer than {CHILD_SECONDS} s"
-        ) from error
-    lines = output.strip().splitlines()
-    verdict = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
-    if verdict is None:
-        raise errors.WorkloadError(
-            "the program crashed TVM: it is malformed "
-            f"(child process ended with status {done.returncode})"
-        )
-    if verdict["error"] is not None:
-        raise errors.WorkloadError(verdict["error"])
-
-
-def child_main() -> None:
-    """Entry of the child process: [program, target, folder] on stdin, JSON on stdout."""
-    text, target_text, folder = json.loads(sys.stdin.buffer.read())
-    confine.confine(
-        policy.Policy(
-            folder=folder,
-            file_bytes=CHILD_OUTPUT_BYTES,
-            address_bytes=CHILD_BYTES,
-            cpu_s=CHILD_SECONDS,
-        )
-    )
-    try:
-        rehearse(validate.normalise(load(text)), tvm.target.Target(json.loads(target_text)))
-        message = None
-    except errors.WorkloadError as error:
-        message = str(error)
-    sys.stdout.write("\n" + json.dumps({"error": message}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
+            f"the program crashed TVM: it is malformed (child process ended with status "
+            f"{error.status})"
+        ) from None
+    if refusal is not None:
+        raise errors.WorkloadError(str(refusal))
 
 
 def rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:

@@ -38,8 +38,6 @@ from felix.processes import child
 ROOT = pathlib.Path(__file__).parents[2]
 #: Packages whose modules are forked when run by `python -m`.
 PACKAGES = ("felix", "server", "costmodel", "tvm")
-#: How a program of ours begins that is given as text.
-_TEXT = "from felix import without_torch; from felix."
 #: What the process loads as it starts, and before it is the first program of ours.
 LIBRARIES = ("torch", "torch._dynamo", "tvm", "tvm.s_tir.meta_schedule", "scipy.stats")
 OURS = ("felix.cli.main", "felix.tuning.tune", "felix.measure.pool.local")
@@ -180,11 +178,9 @@ def spawn(path: bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> i
 
 
 def is_warm(args: Any) -> bool:
-    """Whether a command is a worker, a module of ours, or text as `felix.tir.sandbox` has."""
+    """Whether a command is a worker, or a module of ours."""
     if isinstance(args, str | bytes | os.PathLike) or args[0] != sys.executable or len(args) < 3:
         return False
-    if args[1] == "-c":
-        return args[2].startswith(_TEXT)
     if list(args[1:]) == WORKER:
         return True
     return args[1] == "-m" and args[2].partition(".")[0] in PACKAGES

@@ -1,21 +1,19 @@
 """What the best schedule of a task is compared with, and how long that takes.
 
-A library has a process of its own. Request and answer are JSON, the answer is the last line the
-process prints. BLAS and OpenMP take the number of threads from the environment when they are
-loaded.
+A library has a process of its own (`processes.child.ask`). BLAS and OpenMP take the number of
+threads from the environment when they are loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
-import pathlib
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from felix.processes import child
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -33,44 +31,29 @@ class LibraryTime:
 
 
 def timed(
-    child: str, request: Mapping[str, Any], n_threads: int | None, timeout_s: float
+    module: str, request: Mapping[str, Any], n_threads: int | None, timeout_s: float
 ) -> LibraryTime:
     """What a module of this package, run as a process, answers to a request."""
-    package = str(pathlib.Path(__file__).parents[3])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {} if n_threads is None else dict.fromkeys(_THREAD_VARIABLES, str(n_threads))
+    environment = child.for_child(os.environ, variables)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", f"felix.cli.comparison.{child}"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env=os.environ | {"PYTHONPATH": path} | variables,
-        )
-    except subprocess.TimeoutExpired:
+        answer = child.ask(f"felix.cli.comparison.{module}", request, timeout_s, environment)
+    except TimeoutError:
         return LibraryTime(None, f"it took over {timeout_s:.0f} s")
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        return LibraryTime(None, f"it failed: {lines[-1]}")
-    return LibraryTime(**json.loads(done.stdout.splitlines()[-1]))
+    except child.Unanswered as error:
+        return LibraryTime(None, f"it failed: {error}")
+    return LibraryTime(**answer)
+
+
+def serve(answer: Callable[[Mapping[str, Any]], LibraryTime]) -> None:
+    """In the process: answer the request."""
+    question = child.Question(sys.argv[1])
+    question.answer(dataclasses.asdict(answer(question.request)))
 
 
 def threads(count: int) -> str:
     """A number of threads in words."""
     return f"{count} thread{'s' * (count != 1)}"
-
-
-def request() -> dict[str, Any]:
-    """In the process: the request."""
-    content: dict[str, Any] = json.load(sys.stdin)
-    return content
-
-
-def answer(latency_us: float | None, note: str) -> None:
-    """In the process: answer the request."""
-    print(json.dumps(dataclasses.asdict(LibraryTime(latency_us, note))))
 
 
 #: Library -> what people call it. "torch" is PyTorch eager, "inductor" its `torch.compile`.

@@ -10,15 +10,15 @@ from typing import Any
 from felix.cli.comparison import libraries
 
 
-def main() -> None:
-    """Time the numpy program of the request on the inputs of the correctness check."""
+def answer(request: Mapping[str, Any]) -> libraries.LibraryTime:
+    """The time of the request's numpy program on the inputs of the correctness check."""
     from felix import without_torch  # noqa: F401  (before TVM)
 
-    request = libraries.request()
     latency_us = _latency_us(request["source"], request["arguments"])
     threads = libraries.threads(int(os.environ["OPENBLAS_NUM_THREADS"]))
     version = importlib.metadata.version("numpy")
-    libraries.answer(latency_us, f"{version}, {threads}, cold caches, its allocations included")
+    note = f"{version}, {threads}, cold caches, its allocations included"
+    return libraries.LibraryTime(latency_us, note)
 
 
 def _latency_us(source: str, fields: Sequence[Mapping[str, Any]]) -> float:
@@ -42,4 +42,4 @@ def _latency_us(source: str, fields: Sequence[Mapping[str, Any]]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    libraries.serve(answer)

@@ -7,7 +7,7 @@ one say so, as in tasks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,30 +21,28 @@ if TYPE_CHECKING:
 Call = Callable[..., torch.Tensor]
 
 
-def main() -> None:
-    """Time the form of the request's operator, eager or compiled."""
+def answer(request: Mapping[str, Any]) -> times.LibraryTime:
+    """The time of the form of the request's operator, eager or compiled."""
     from felix import errors
     from felix.measure.checking import reference
     from felix.workloads import torch_forms
 
-    request = times.request()
     device = request["device"]
     if device == "cuda" and not torch.cuda.is_available():
-        times.answer(None, f"{torch.__version__} has no GPU here")
-        return
+        return times.LibraryTime(None, f"{torch.__version__} has no GPU here")
     allow_tf32 = request["allow_tf32"]
     use_full_precision(allow_tf32)
     try:
         form = torch_forms.form(request["operator"], request["params"])
     except errors.WorkloadError as error:
-        times.answer(None, str(error))
-        return
+        return times.LibraryTime(None, str(error))
     arguments = [reference.Argument(**fields) for fields in request["arguments"]]
     inputs = random_inputs(form, arguments, device)
     call = compiled(form.call, device) if request["compiled"] else form.call
     with _alone_on(device), torch.inference_mode():
         latency_us = median_us(call, inputs, device)
-    times.answer(latency_us, ", ".join(filter(None, [_how(device, allow_tf32), form.note])))
+    note = ", ".join(filter(None, [_how(device, allow_tf32), form.note]))
+    return times.LibraryTime(latency_us, note)
 
 
 def use_full_precision(allow_tf32: bool = False) -> None:
@@ -125,4 +123,4 @@ def _how(device: str, allow_tf32: bool) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    times.serve(answer)

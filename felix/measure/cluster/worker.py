@@ -20,7 +20,7 @@ from felix import errors, target
 from felix.measure.cluster import messages, node, ray_cluster, tls
 from felix.measure.cuda import devices as cuda_devices
 from felix.measure.pool import local
-from felix.processes import syscalls
+from felix.processes import foreign
 from felix.target import cpu
 
 #: Seconds that this machine may take to become a node, and a node to be ready.
@@ -105,12 +105,7 @@ class Worker:
             f"--resources={json.dumps(resources)}",
             "--disable-usage-stats",
         ]
-        return subprocess.Popen(
-            command,
-            stdout=self._log,
-            stderr=self._log,
-            preexec_fn=lambda: syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
+        return foreign.start(command, self._log)
 
     @property
     def _own(self) -> str:

@@ -7,7 +7,6 @@ makes itself. On a CPU they would disturb timing, so they are for runs on GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -67,9 +66,7 @@ class Ahead:
     def close(self) -> None:
         """End the processes; may be called twice."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
+            child.end(process)
         self._folder.cleanup()
 
 

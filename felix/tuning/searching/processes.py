@@ -7,9 +7,7 @@ that ends, costs time and nothing else: the run searches itself where no process
 from __future__ import annotations
 
 import collections
-import os
 import pickle
-import signal
 import socket
 from collections.abc import Sequence
 from concurrent import futures
@@ -90,8 +88,6 @@ class SearchProcesses:
     def close(self) -> None:
         """End all processes; may be called twice."""
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
             process.close()
 
 
@@ -129,14 +125,9 @@ class _Process:
         self._request = self._thread.submit(self._ask, request)
         return self._request
 
-    def kill(self) -> None:
-        """End it, and what it started, unless it has ended: its number may be another's."""
-        if self._child.poll() is None:
-            os.killpg(self._child.pid, signal.SIGKILL)
-
     def close(self) -> None:
-        """Wait for its end."""
-        self._child.wait()
+        """End it, and what it started."""
+        child.end(self._child)
         self._thread.shutdown()
         self._connection.close()
 

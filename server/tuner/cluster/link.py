@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -93,15 +92,14 @@ class RelayProcess:
 
     def _start(self) -> calls.Calls:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "server.tuner.cluster.relay_main", str(theirs.fileno())]
         of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
         with theirs:
-            process = subprocess.Popen(
-                [*command, *self._arguments],
-                env=child.for_child(os.environ, of_ray),
+            process = child.start(  # in another session: Ray would end it by the tuner's signal
+                "server.tuner.cluster.relay_main",
+                *(str(theirs.fileno()), *self._arguments),
+                environment=child.for_child(os.environ, of_ray),
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ray would end it by a signal that is the tuner's
+                log=None,
             )
         ours.settimeout(START_S)
         try:

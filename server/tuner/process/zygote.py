@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from multiprocessing.connection import Connection, Pipe
@@ -161,13 +160,14 @@ class Zygote:
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "server.tuner.process.zygote_main", str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
-                [*command, *self._arguments],
-                env=child.for_child(os.environ, rights.variables()),
+            self._process = child.start(
+                "server.tuner.process.zygote_main",
+                *(str(theirs.fileno()), *self._arguments),
+                environment=child.for_child(os.environ, rights.variables()),
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                log=None,
+                leads_session=False,
             )
         self._control = ours
 

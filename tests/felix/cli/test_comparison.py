@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import io
 import json
-import subprocess
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from felix.cli.comparison import libraries, numpy_child, torch_child
 from felix.measure import protocol
 from felix.measure.calls import cpu_calls, cuda_calls
 from felix.measure.pool import locks
+from felix.processes import child
 from felix.tuning import pacing, results
 from tests.support import tuning_fakes as fakes
 
@@ -47,17 +46,14 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request, int | 
 
 
 def _answer(
-    child: Callable[[], None],
+    answer: Callable[[Mapping[str, Any]], libraries.LibraryTime],
     request: Mapping[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> libraries.LibraryTime:
     """A child's answer, run in this process with few repeats."""
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
     monkeypatch.setattr(cpu_calls, "MAX_REPEATS", 2)
     monkeypatch.setattr(cpu_calls, "PAUSE_S", 0.0)
-    child()
-    return libraries.LibraryTime(**json.loads(capsys.readouterr().out))
+    return answer(request)
 
 
 def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> None:
@@ -89,7 +85,7 @@ def test_what_has_no_form_says_why(requests: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_types_that_a_library_lacks_say_why(
-    requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    requests: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "gemm:16,16,16,dtype=bfloat16"
     times = libraries.measure(workloads.parse(text, CPU), text, ["numpy", "torch"])
@@ -97,9 +93,9 @@ def test_types_that_a_library_lacks_say_why(
     text = "conv2d:1,6,6,4,8,3,dtype=int8"
     libraries.measure(workloads.parse(text, CPU), text, ["torch"])
     of_bfloat16, of_int8 = (request for _, request, _, _ in requests)
-    timed = _answer(torch_child.main, of_bfloat16, monkeypatch, capsys)
+    timed = _answer(torch_child.answer, of_bfloat16, monkeypatch)
     assert timed.latency_us is not None and "bfloat16 between its calls" in timed.note
-    refused = _answer(torch_child.main, of_int8, monkeypatch, capsys)
+    refused = _answer(torch_child.answer, of_int8, monkeypatch)
     assert refused.latency_us is None and "PyTorch's convolutions are of floats" in refused.note
 
 
@@ -111,54 +107,48 @@ def test_gpus_are_compared_with_pytorch_alone(requests: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "output", "latency_us", "note"),
+    ("answer", "latency_us", "note"),
     [
-        (0, 'chatter\n{"latency_us": 2.5, "note": "how"}\n', 2.5, "how"),
-        (1, "", None, "it failed: ValueError: why"),
-        (None, "", None, "it took over 7 s"),
+        ({"latency_us": 2.5, "note": "how"}, 2.5, "how"),
+        (child.Unanswered("ValueError: why", 1), None, "it failed: ValueError: why"),
+        (TimeoutError(), None, "it took over 7 s"),
     ],
 )
 def test_a_process_answers_fails_or_takes_too_long(
-    code: int | None,
-    output: str,
-    latency_us: float | None,
-    note: str,
-    monkeypatch: pytest.MonkeyPatch,
+    answer: Any, latency_us: float | None, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-m", "felix.cli.comparison.numpy_child"]
-        assert options["env"]["OMP_NUM_THREADS"] == options["env"]["MKL_NUM_THREADS"] == "4"
-        assert json.loads(options["input"]) == {"a": 1} and options["timeout"] == 7.0
-        if code is None:
-            raise subprocess.TimeoutExpired(command, 7.0)
-        return subprocess.CompletedProcess(command, code, output, "Traceback\nValueError: why\n")
+    def ask(module: str, request: Request, timeout_s: float, environment: Any) -> Any:
+        assert module == "felix.cli.comparison.numpy_child"
+        assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "4"
+        assert request == {"a": 1} and timeout_s == 7.0
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    monkeypatch.setattr(subprocess, "run", run)
-    answer = libraries.timed("numpy_child", {"a": 1}, 4, 7.0)
-    assert answer == libraries.LibraryTime(latency_us, note)
+    monkeypatch.setattr(child, "ask", ask)
+    time = libraries.timed("numpy_child", {"a": 1}, 4, 7.0)
+    assert time == libraries.LibraryTime(latency_us, note)
 
 
 @pytest.mark.parametrize("text", [CONV, GEMM])
 def test_pytorch_is_timed_on_the_cpu(
-    text: str, requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, requests: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = workloads.parse(text, CPU)
     libraries.measure(task, text, ["torch"])
     ((_, request, _, _),) = requests
-    answer = _answer(torch_child.main, request, monkeypatch, capsys)
+    answer = _answer(torch_child.answer, request, monkeypatch)
     assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
     assert answer.note.startswith(f"{torch.__version__} (") and "thread" in answer.note
     assert ("channels last" in answer.note) == (text == CONV)
 
 
-def test_numpy_is_timed_on_the_same_inputs(
-    requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numpy_is_timed_on_the_same_inputs(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = workloads.parse(GEMM, CPU)
     libraries.measure(task, GEMM, ["numpy"])
     ((_, request, _, _),) = requests
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    answer = _answer(numpy_child.main, request, monkeypatch, capsys)
+    answer = _answer(numpy_child.answer, request, monkeypatch)
     assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
     how = f"{np.__version__}, 3 threads, cold caches, its allocations included"
     assert answer.note == how
@@ -238,12 +228,12 @@ def test_gpu_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_note_of_a_gpu_says_what_was_timed(
-    requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    requests: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries.measure(workloads.parse(CONV, CPU), CONV, ["torch"])
     request = {**requests[0][1], "device": "cuda"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    answer = _answer(torch_child.main, request, monkeypatch, capsys)
+    answer = _answer(torch_child.answer, request, monkeypatch)
     assert answer == libraries.LibraryTime(None, f"{torch.__version__} has no GPU here")
     log = _fake_gpu(monkeypatch)
     inputs = torch_child.random_inputs
@@ -252,13 +242,13 @@ def test_the_note_of_a_gpu_says_what_was_timed(
         acquire=lambda: log.append("acquired"), release=lambda: log.append("released")
     )
     monkeypatch.setattr(locks, "for_device", lambda device: {"cuda": lock}[device])
-    answer = _answer(torch_child.main, request, monkeypatch, capsys)
+    answer = _answer(torch_child.answer, request, monkeypatch)
     assert answer.latency_us == 2.0
     assert (log[0], log[-1]) == ("acquired", "released") and "event" in log
     for words in ("H999", "TF32 off", "cold L2", "channels last", "without launch overhead"):
         assert words in answer.note
     assert not torch.backends.cudnn.allow_tf32
-    allowed = _answer(torch_child.main, request | {"allow_tf32": True}, monkeypatch, capsys)
+    allowed = _answer(torch_child.answer, request | {"allow_tf32": True}, monkeypatch)
     assert "TF32 allowed" in allowed.note
     assert torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
-from felix import workloads
+from felix import errors, workloads
 from felix.tir import sandbox
 from tests.support.hostile import besieged
 
@@ -20,26 +18,34 @@ def test_a_sandbox_that_is_taken_over_gets_nothing(
 ) -> None:
     monkeypatch.setenv("FELIX_DATABASE_URL", besieged.SECRET)
     place = besieged.Besieged.make(tmp_path)
-    attack = f'{place.code()}\nsandbox.sys.stdout.write(\'{{"error": "done"}}\'); os._exit(0)'
+    attack = f"{place.code()}\nquestion.answer('done'); os._exit(0)"
+    (tmp_path / "attacked_child.py").write_text(
+        "import os, sys\n"
+        "from felix import without_torch\n"
+        "from felix.processes import child\n"
+        "from felix.tir import sandbox, sandbox_main\n"
+        "made, question = child.Question, None\n"
+        "def noted(folder):\n"
+        "    global question\n"
+        "    question = made(folder)\n"
+        "    return question\n"
+        "child.Question = noted\n"
+        f"sandbox.load = lambda text: exec({attack!r}, globals())\n"
+        "sandbox_main.main(sys.argv[1])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(sandbox, "_MODULE", "attacked_child")
     logs = []
-    start = subprocess.run
+    read = pathlib.Path.read_bytes
 
-    def run(command: list[str], **options: Any) -> Any:
-        """As the sandbox starts its child, which runs the attack in place of reading."""
-        code = command[-1].replace(
-            "sandbox.child_main()",
-            f"sandbox.load = lambda text: exec({attack!r}, globals()); sandbox.child_main()",
-        )
-        assert code != command[-1]
-        options["stderr"] = subprocess.PIPE
-        options.pop("capture_output", None) and options.update(stdout=subprocess.PIPE)
-        done = start([sys.executable, "-c", code], **options)
-        logs.append(done.stderr.decode())
-        return done
+    def noted(path: pathlib.Path) -> bytes:
+        if path.name == "answer.json":
+            logs.append((path.parent / "log").read_text())
+        return read(path)
 
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(Exception):  # noqa: B017 (the verdict does not matter)
-        task = workloads.gemm(4, 4, 4, target="llvm")
+    monkeypatch.setattr(pathlib.Path, "read_bytes", noted)
+    task = workloads.gemm(4, 4, 4, target="llvm")
+    with pytest.raises(errors.WorkloadError, match="done"):
         sandbox.try_in_child(task.to_json(), "{}")
     place.close()
     assert place.harm(logs[0]) == {}
