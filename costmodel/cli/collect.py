@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from costmodel.cli import inputs
 from felix import errors
 from felix.features.kind import FeatureKind
+from felix.processes import child
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,9 +50,11 @@ def collect(options: argparse.Namespace, command: str) -> None:
 def _collect_in_parallel(options: argparse.Namespace) -> None:
     """Run one collector process for each share of the workloads; wait for all."""
     running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "costmodel", *_share_arguments(options, index)],
-            env=os.environ | _device_of(index, options.gpus),
+        child.start(
+            *("costmodel", *_share_arguments(options, index)),
+            environment=os.environ | _device_of(index, options.gpus),
+            log=None,
+            leads_session=False,
         )
         for index in range(options.jobs)
     ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from felix import records, target
+from felix.processes import foreign
 from felix.target import cpu
 
 #: What figures depend on, beside Felix and TVM.
@@ -30,12 +30,9 @@ def _commit() -> str | None:
     """The commit, marked where files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-    except OSError:
+        return foreign.run(command, Path(__file__).parent).strip() or None
+    except (OSError, RuntimeError):
         return None
-    return done.stdout.strip() or None
 
 
 def _versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -12,16 +13,17 @@ from felix.processes import syscalls
 _PR_SET_PDEATHSIG = 1
 
 
-def run(command: Sequence[str]) -> None:
-    """Run a program to its end.
+def run(command: Sequence[str], folder: pathlib.Path | None = None) -> str:
+    """Run a program to its end, in a folder; what it wrote.
 
     Raises:
         RuntimeError: it failed; with what it wrote to stderr.
         OSError: it cannot be started.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()[:300]}")
+    return done.stdout
 
 
 def start(command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:

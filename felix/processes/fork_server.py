@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,11 +29,23 @@ class ForkServer:
     Args:
         module: its program, which calls `fork_loop.serve`.
         start_timeout_s: how long it may take to be ready.
+        arguments: of the program, behind its socket and its folder.
+        variables: of its environment, beside those that every child gets.
+        has_log: whether it has a log in its folder, or writes where this process does.
     """
 
-    def __init__(self, module: str, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        module: str,
+        start_timeout_s: float,
+        *,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] = child.ONE_THREAD,
+        has_log: bool = True,
+    ) -> None:
         self.work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-work-"))
-        self._module = module
+        self._module, self._arguments = module, arguments
+        self._variables, self._has_log = variables, has_log
         self._start_timeout_s = start_timeout_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,8 +63,8 @@ class ForkServer:
         with self._lock:
             self._launch()
 
-    def fork(self, settings: dict[str, Any], theirs: Connection) -> int:
-        """Fork a worker that talks over `theirs`; returns its pid, which is its group's, too.
+    def fork(self, settings: dict[str, Any], *pipes: Connection | socket.socket) -> int:
+        """Fork a worker that has these pipes; returns its pid, which is its group's, too.
 
         Raises:
             MeasureError: no fork server could be started.
@@ -59,7 +72,8 @@ class ForkServer:
         with self._lock:
             for attempt in (1, 2):  # one killed since the last fork is replaced once
                 try:
-                    return int(self._request({"fork": settings}, [theirs.fileno()])["pid"])
+                    fds = [each.fileno() for each in pipes]
+                    return int(self._request({"fork": settings}, fds)["pid"])
                 except ConnectionError:
                     self._drop()
                     if attempt == 2:
@@ -95,7 +109,11 @@ class ForkServer:
         with theirs, open(self.work_dir / "fork_server.log", "ab") as log:
             fd = theirs.fileno()
             self._process = child.start(
-                self._module, str(fd), str(self.work_dir), pass_fds=[fd], log=log
+                self._module,
+                *(str(fd), str(self.work_dir), *self._arguments),
+                environment=child.for_child(os.environ, self._variables),
+                pass_fds=[fd],
+                log=log if self._has_log else None,
             )
         self._control = ours
         self._ready = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,9 +15,10 @@ def _load() -> None:
     from server.parsing import child  # noqa: F401
 
 
-def _work(connection: Connection, settings: Mapping[str, Any]) -> None:
+def _work(pipes: Sequence[Connection], settings: Mapping[str, Any]) -> None:
     from server.parsing import child
 
+    (connection,) = pipes
     child.serve(connection, settings)
 
 

@@ -21,6 +21,7 @@ from costmodel.collect import collector as collecting
 from costmodel.data import dataset, features, felix_bridge, parallel_features, replay
 from costmodel.models import checkpoint, segment_mlp
 from costmodel.training import model_card
+from felix.processes import child
 from felix.target import cpu
 from tests.support import collect_fakes
 from tests.support.costmodel_fakes import NAMES, FakeFeaturizer
@@ -203,21 +204,21 @@ def test_collectors_get_the_same_options_and_a_share_each(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     codes = iter([0, 0, 0, 1, 1])
 
-    def start(command: list[str], env: dict[str, str]) -> Any:
-        started.append(command)
-        devices.append(env.get("CUDA_VISIBLE_DEVICES"))
+    def start(*command: str, environment: dict[str, str], **_: object) -> Any:
+        started.append([*command])
+        devices.append(environment.get("CUDA_VISIBLE_DEVICES"))
         return types.SimpleNamespace(wait=lambda: next(codes))
 
-    monkeypatch.setattr(collect.subprocess, "Popen", start)
+    monkeypatch.setattr(child, "start", start)
     monkeypatch.setattr(sys, "argv", ["another", "--jobs", "9"])  # of who calls `main`
     arguments = ["collect", "--target", '{"kind": "llvm"}', "--out", f"{tmp_path}/a folder"]
     arguments += ["--per-workload", "7", "--seconds=9.5", "--seed", "-1", "--builders", "2"]
     arguments += ["--near", "0.25", "--workloads", f"{tmp_path}/w", "--model", "m"]
     assert cli.main([*arguments, "--jobs", "3"]) == 0
-    assert [command[:3] for command in started] == [[sys.executable, "-m", "costmodel"]] * 3
+    assert [command[0] for command in started] == ["costmodel"] * 3
     for index, command in enumerate(started):
         alone = cli.parser().parse_args([*arguments, "--part", f"{index}/3"])
-        assert cli.parser().parse_args(command[3:]) == alone and alone.jobs == 1
+        assert cli.parser().parse_args(command[1:]) == alone and alone.jobs == 1
     assert cli.main([*arguments, "--jobs=2", "--gpus=2"]) == 1
     assert devices == [None, None, None, "0", "1"]
     assert "2 of 2 collectors failed" in capsys.readouterr().err and len(started) == 5

@@ -331,7 +331,7 @@ def attack(request, content):
     exec({code!r}, {{"outcomes": outcomes}})
     return {{"operators": {{"log": outcomes[0].decode()}}}}
 child._reply = attack
-fork_loop.serve(sys.argv[1:], lambda: None, child.serve)
+fork_loop.serve(sys.argv[1:], lambda: None, lambda pipes, chosen: child.serve(*pipes, chosen))
 """)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), *sys.path]))
     server = fork_server.ForkServer("attacked_forks", 120)

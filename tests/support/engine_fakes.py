@@ -17,7 +17,6 @@ from felix.measure import readings
 from felix.processes import policy
 from server.store import networks, progress
 from server.tuner import engine, job_access
-from server.tuner.process import messages
 from tests.support import service_fakes
 
 FACTORY = "tests.support.engine_fakes:Engine"
@@ -156,9 +155,6 @@ def misbehave(claimed: job_access.JobAccess, act: str) -> None:
             raise ValueError("a defect")
         case "bad verb":
             claimed.do("write")
-        case "hello again":  # as another process, which the tuner would kill
-            messages.send(claimed._connection, messages.Verb.HELLO, os.getppid())  # type: ignore[attr-defined]
-            be_unresponsive()
         case "no message":
             claimed._connection.send_bytes(b"\x80\x04N.")  # type: ignore[attr-defined]
             be_unresponsive()

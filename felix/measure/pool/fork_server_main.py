@@ -59,8 +59,9 @@ class _RelaxWhenUsed(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _work(conn: Connection, settings: dict[str, Any]) -> None:
+def _work(pipes: Sequence[Connection], settings: dict[str, Any]) -> None:
     """Become a builder, or a worker that runs programs on a CPU or a board, and serve."""
+    (conn,) = pipes
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
     os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(_SPINS)
     if not may_bind(os.sched_getaffinity(0)):

@@ -6,6 +6,7 @@ The GPU's driver and NVRTC come up in the workers (`processes.fork_loop`).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,8 +15,9 @@ from felix.measure.pool import worker_main
 from felix.processes import fork_loop
 
 
-def _work(conn: Connection, settings: dict[str, Any]) -> None:
+def _work(pipes: Sequence[Connection], settings: dict[str, Any]) -> None:
     """Become a worker that runs programs on a GPU, and serve."""
+    (conn,) = pipes
     worker_main.become(conn, settings)
     made = runner.Runner(settings["tasks"], quiet=lambda: worker_main.quiet(conn))
     worker_main.serve(conn, {"open": made.open, "prepare": made.prepare, "run": made.run})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -61,7 +60,6 @@ class RemoteEngine(Protocol):
 
 def serve(connection: Connection, make_engine: Callable[[], RemoteEngine]) -> None:
     """Serve requests until the tuner's process is gone."""
-    messages.send(connection, messages.Verb.HELLO, os.getpid())
     try:
         made = make_engine()
     except Exception as error:  # the edge of this process: its tuner says why there is no engine

@@ -24,8 +24,8 @@ from server import errors, states
 from server.store import networks, tuners
 from server.tuner import claimed_job, engine, reports
 from server.tuner.cluster import link
+from server.tuner.process import engine_child, messages
 from server.tuner.process import limits as job_limits
-from server.tuner.process import messages, zygote
 from server.tuner.process import rights as process_rights
 
 _log = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ _Verb = messages.Verb
 _LAST = {"export": _Verb.EXPORTED, "network": _Verb.BUILT}
 #: The engine that is served.
 FACTORY = "server.tuner.felix_engine:FelixEngine"
-#: How long the first engine may take to become ready, in seconds.
-START_S = 300.0
 #: Longest wait between two looks at limits and instructions, in seconds.
 POLL_S = 0.1
 
@@ -65,7 +63,7 @@ class EngineProcess:
         cluster: link.RelayProcess | None = None,
     ) -> None:
         self._limits = limits
-        self._zygote = zygote.Zygote(factory, log_json)
+        self._server = engine_child.fork_server_of(factory, log_json)
         self._start = process_rights.Start(True, confine_gpu)
         self._cluster, self._generation = cluster, 0
         self._child = self._forked()
@@ -77,7 +75,7 @@ class EngineProcess:
         self._conditions: dict[str, readings.Condition] = {}
         try:
             self._begin()
-        except (zygote.EngineDied, errors.SettingsError):
+        except (engine_child.EngineDied, errors.SettingsError):
             self.close()
             raise
 
@@ -109,7 +107,7 @@ class EngineProcess:
             self._replace()
         try:
             self._is_ready = self._take_ready(0.0) or self._is_ready
-        except zygote.EngineDied as error:
+        except engine_child.EngineDied as error:
             _log.error("%s: another one begins", error, extra={"action": "engine_died"})
             self._replace()
         return self._is_ready
@@ -162,8 +160,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """End all processes."""
-        self._zygote.close()
         self._child.kill()
+        self._server.close()
         if self._cluster is not None:
             self._cluster.close()
 
@@ -209,15 +207,15 @@ class EngineProcess:
             self._replace()
         try:
             self._wait_until_ready()
-        except zygote.EngineDied as error:
+        except engine_child.EngineDied as error:
             return str(error)
         return process_rights.fault(self._devices)
 
-    def _forked(self) -> zygote.Child:
+    def _forked(self) -> engine_child.Child:
         if self._cluster is None:
-            return self._zygote.fork(self._start)
+            return engine_child.fork(self._server, self._start)
         self._generation = self._cluster.generation
-        return self._zygote.fork(self._start, self._cluster.connect())
+        return engine_child.fork(self._server, self._start, self._cluster.connect())
 
     def _replace(self) -> None:
         self._child.kill()
@@ -225,16 +223,20 @@ class EngineProcess:
         self._is_ready = self._has_worked = False
 
     def _wait_until_ready(self) -> None:
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + engine_child.START_S
         while not self._take_ready(POLL_S):
             if time.monotonic() > deadline_s:
-                raise zygote.EngineDied(f"no engine is ready after {START_S:g} s")
+                raise engine_child.EngineDied(
+                    f"no engine is ready after {engine_child.START_S:g} s"
+                )
         self._is_ready = True
 
     def _take_ready(self, timeout_s: float) -> bool:
         message = self._child.take(timeout_s)
         if message is not None and message.verb == _Verb.FAILED:
-            raise zygote.EngineDied("no engine can be made: {}: {}".format(*message.arguments))
+            raise engine_child.EngineDied(
+                "no engine can be made: {}: {}".format(*message.arguments)
+            )
         if message is not None and message.verb == _Verb.ALIVE:
             self._hear(message)
         if message is None or message.verb != _Verb.READY:
@@ -256,7 +258,7 @@ class _Conversation:
 
     def __init__(
         self,
-        child: zygote.Child,
+        child: engine_child.Child,
         claimed: claimed_job.ClaimedJob,
         limits: job_limits.Limits,
         request: tuple[Any, ...],

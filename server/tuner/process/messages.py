@@ -33,8 +33,6 @@ MAX_BYTES = 256 << 20
 class Verb(enum.StrEnum):
     """What an engine's process says about itself; nobody replies."""
 
-    #: its process id
-    HELLO = "hello"
     #: devices, versions
     READY = "ready"
     #: conditions of its devices (`felix.measure.readings`)

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import glob
 import importlib.util
-import json
 import logging
 import os
 import pathlib
@@ -21,7 +20,7 @@ from typing import Any
 
 from felix import errors, files
 from felix.measure.pool import rights
-from felix.processes import confine, policy
+from felix.processes import confine, fork_loop, policy
 from server import errors as service_errors
 
 #: Of one engine: pipes of its pools and their workers, and a driver opens devices many times.
@@ -100,16 +99,12 @@ def _make_device_locks() -> None:
     from felix.measure.cuda import devices
     from felix.measure.pool import locks
 
-    pid = os.fork()
-    if pid == 0:
-        try:
+    def make() -> None:
+        with contextlib.suppress(errors.MeasureError):  # the first pool says what is wrong
             for index in range(devices.count()):
                 locks.for_device("cuda", index)
-        except errors.MeasureError:
-            pass  # the first pool says what is wrong
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+
+    fork_loop.in_fork(make)
 
 
 def _packages() -> set[str]:
@@ -147,15 +142,15 @@ class Start:
     reason: str | None = None
 
 
-def packed(folder: pathlib.Path, start: Start) -> bytes:
+def packed(folder: pathlib.Path, start: Start) -> dict[str, Any]:
     """What `unpacked` reads in the process that forks engines."""
-    return json.dumps([str(folder), start.is_confined, start.run_workers]).encode()
+    return {"folder": str(folder), "confined": start.is_confined, "gpu": start.run_workers}
 
 
-def unpacked(packet: bytes) -> tuple[pathlib.Path, Start]:
+def unpacked(settings: Mapping[str, Any]) -> tuple[pathlib.Path, Start]:
     """The folder of an engine and how it starts."""
-    folder, is_confined, run_workers = json.loads(packet)
-    return pathlib.Path(folder), Start(is_confined, policy.ConfineGpu(run_workers))
+    start = Start(settings["confined"], policy.ConfineGpu(settings["gpu"]))
+    return pathlib.Path(settings["folder"]), start
 
 
 def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) -> Start:

@@ -75,7 +75,7 @@ class Tuners:
 
     def __init__(self, url: str, folder: pathlib.Path) -> None:
         command = [sys.executable, "-m", "tests.support.service_kill_child", url, str(folder)]
-        self.zygote = warm.Popen(
+        self.forks = warm.Popen(
             command,
             warm=True,
             stdin=subprocess.PIPE,
@@ -87,9 +87,9 @@ class Tuners:
         assert self._line() == "ready"
 
     def start(self) -> None:
-        assert self.zygote.stdin is not None
-        self.zygote.stdin.write("fork\n")
-        self.zygote.stdin.flush()
+        assert self.forks.stdin is not None
+        self.forks.stdin.write("fork\n")
+        self.forks.stdin.flush()
         self.pids.append(int(self._line()))
 
     def kill(self, pid: int) -> None:
@@ -100,12 +100,12 @@ class Tuners:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.zygote.kill()
-        self.zygote.communicate()
+        self.forks.kill()
+        self.forks.communicate()
 
     def _line(self) -> str:
-        assert self.zygote.stdout is not None
-        return self.zygote.stdout.readline().strip()
+        assert self.forks.stdout is not None
+        return self.forks.stdout.readline().strip()
 
 
 def busy(db: database.Database, pids: Sequence[int]) -> list[int]:

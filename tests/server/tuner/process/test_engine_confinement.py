@@ -75,11 +75,11 @@ def test_an_engine_that_is_taken_over_gets_nothing(
     engine = taken_engine()
     working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, FAST)
     with contextlib.closing(place), contextlib.closing(working):
-        zygote = engine._zygote._process
-        assert zygote is not None
+        forks = engine._server._process
+        assert forks is not None
         place.facts["files"] += [str(home / ".ssh" / "id_ed25519"), str(tmp_path / "felix.db")]
         place.facts["folders"] += [str(home), str(tmp_path / "blobs"), str(tmp_path / "cache")]
-        pids = [os.getpid(), zygote.pid, bystander]
+        pids = [os.getpid(), forks.pid, bystander]
         code = place.code(pids=pids, programs=True, leads=True)
         code = code.replace("os.write(2, ", "outcomes.append(").replace(".encode())\n", ")\n")
         (log,) = outcomes(db, tmp_path, code, working)
