@@ -1,5 +1,9 @@
 """The models and their files; all map rows [B, R, F] and a mask [B, R] to ln(latency_us) [B].
 
+In: rows of features.
+Out: ln(latency).
+From: `registry`, `training`, `online`.
+
 `segment_mlp` is the network, `analytic` the formula that stands in where nothing was measured,
 `feature_columns` reads quantities out of rows for both, `checkpoint` writes and loads them.
 """

@@ -1,5 +1,9 @@
 """How a model follows the measurements of a tuning run.
 
+In: a model, new latencies.
+Out: a corrected model.
+From: `felix.tuning`.
+
 `gaussian_process` corrects its predictions by a Gaussian process over its errors; `finetune`
 trains its weights.
 """

@@ -1,5 +1,9 @@
 """The service from Python: submit, watch, download.
 
+In: calls.
+Out: requests to a service, rows.
+From: users, `cli`.
+
     from felix import client
 
     with client.Client("http://127.0.0.1:8000", key) as felix:

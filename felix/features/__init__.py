@@ -1,3 +1,8 @@
-"""Feature formulas of a symbolic program: their table, names, units and order."""
+"""Feature formulas of a symbolic program: their table, names, units and order.
+
+In: a symbolic program.
+Out: a formula for each column of each store.
+From: `sketch`.
+"""
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Models into tasks: PyTorch modules and ONNX files as fused tensor programs with weights.
 
+In: a PyTorch module, an ONNX file.
+Out: tasks with weights, a Relax module.
+From: `network`, `cli`, `server`.
+
 A model is imported into TVM Relax with its parameters as inputs (`import_torch`, `import_onnx`),
 its operators are lowered to TIR and grouped (`lowered`), and every distinct program becomes one
 `Task` whose weight is the number of times it is called (`model_tasks`). A program outside what

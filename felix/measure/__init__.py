@@ -1,5 +1,9 @@
 """Build, check and time candidate schedules in processes of their own.
 
+In: a candidate's program.
+Out: a checked latency, or why not.
+From: `tuning`, `network`, `costmodel`.
+
 `protocol` says what a measurement is, `pool.local.LocalPool` measures on this machine,
 `cluster.pool.ClusterPool` on those of a cluster, `boards.pool.BoardPool` on boards,
 `testing.FunctionMeasurer` answers from a function.

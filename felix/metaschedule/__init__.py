@@ -1,5 +1,9 @@
 """Felix inside TVM's own tuner.
 
+In: TVM's tuning context.
+Out: candidates, scores.
+From: TVM.
+
     from tvm.s_tir import meta_schedule as ms
     from felix.metaschedule import GradientSearch, MLPCostModel
 

@@ -1,5 +1,9 @@
 """Child processes: a server that forks them, and the confinement they work under.
 
+In: a module or function of ours, rights.
+Out: a confined child that answers.
+From: `measure`, `tuning`, `tir`, `server`.
+
 Nothing here knows what the children do.
 """
 

@@ -1,5 +1,9 @@
 """The search: what to measure next, and which task next.
 
+In: sketches, a cost model, latencies.
+Out: candidates; which task is next.
+From: `tuning`, `metaschedule`.
+
 `GradientSearch` ranks by exact formulas and the cost model, and descends through them; all
 searches have one protocol (`interface.Search`). Loading this package does not load torch; the
 search itself does.

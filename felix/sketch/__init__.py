@@ -1,3 +1,8 @@
-"""Sketches: design spaces with their variables, coordinates, samples and formulas."""
+"""Sketches: design spaces with their variables, coordinates, samples and formulas.
+
+In: a task.
+Out: sketches: variables, samples, formulas, schedules.
+From: `tuning`, `search`.
+"""
 
 from __future__ import annotations

@@ -1,3 +1,8 @@
-"""Symbolic programs: loop nests whose sizes are expressions in the decision variables."""
+"""Symbolic programs: loop nests whose sizes are expressions in the decision variables.
+
+In: a trace and its program.
+Out: a loop nest with expressions for extents.
+From: `sketch`, `features`, `verify`.
+"""
 
 from __future__ import annotations

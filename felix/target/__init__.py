@@ -1,5 +1,9 @@
 """Targets: what a user writes, the TVM Target it means, and the limits and rates of the hardware.
 
+In: a target string.
+Out: TVM's target, `Hardware`: cores, rates, limits.
+From: all.
+
 A target is written as "llvm", "cuda", "cuda -arch sm_80", "llvm -num-cores 4 -mcpu znver4", a
 GPU of the table below ("h100", "a10g", "nvidia/nvidia-h100"), any TVM tag, a dict, JSON text, or
 a TVM Target. `parse` completes it with what MetaSchedule needs:

@@ -1,5 +1,9 @@
 """What PyTorch calls an operator: its functions by name, and forms, lists of calls of them.
 
+In: an operator of PyTorch, as JSON.
+Out: a call of it.
+From: `frontend`, `network`.
+
 `functions` runs forms, without Felix as well; `relax_calls` says which function an operator of
 Relax is. Importing `functions` loads torch, `relax_calls` TVM, `form` neither.
 """

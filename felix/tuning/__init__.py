@@ -1,5 +1,9 @@
 """Tuning runs; start reading with `felix.tuning.tune`, the round loop.
 
+In: tasks, a budget.
+Out: results, a session.
+From: `network`, `cli`, `server`.
+
 A run (`run`) has tasks (`task_run`), each with its search (`options`), one cost model
 (`online_model`), candidates that are being measured (`pending`) and their records (`recorder`);
 it stores itself in a session (`session`, `checkpoint`), shares the machine with timing

@@ -1,5 +1,9 @@
 """Operators Felix can tune: functions that return a `felix.Task`.
 
+In: an operator's name and extents.
+Out: a task.
+From: users, `cli`, `server`.
+
 Direct use: `felix.workloads.gemm(512, 512, 512, epilogue=("bias", "relu"), target="cuda")`.
 By name: `build("gemm", {"m": 512, "n": 512, "k": 512})`, or from one line of text
 `parse("gemm:512,512,512,epilogue=bias+relu")` (see `catalogue`). `OPERATORS` lists them with

@@ -1,3 +1,8 @@
-"""Clients' programs, read in limited child processes."""
+"""Clients' programs, read in limited child processes.
+
+In: a client's file.
+Out: tasks, from a limited child.
+From: `submission`.
+"""
 
 from __future__ import annotations

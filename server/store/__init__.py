@@ -1,5 +1,9 @@
 """The verbs of the store, one noun a module; each takes the transaction it works in.
 
+In: a transaction, values.
+Out: rows.
+From: `api`, `dashboard`, `tuner`.
+
     with database.write() as tx:
         job = control.pause(tx, job_id)
 

@@ -1,3 +1,8 @@
-"""The tuner process: claim a job, run it by the engine, report."""
+"""The tuner process: claim a job, run it by the engine, report.
+
+In: a queued job.
+Out: trials, artifacts.
+From: `felix tuner`.
+"""
 
 from __future__ import annotations

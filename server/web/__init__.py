@@ -1,3 +1,8 @@
-"""HTTP around the routes: middleware, authentication, request and response models."""
+"""HTTP around the routes: middleware, authentication, request and response models.
+
+In: a request.
+Out: its caller, within limits, or a problem.
+From: `app`.
+"""
 
 from __future__ import annotations
