@@ -8,7 +8,7 @@ of more than 2 GB cannot be read at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,7 @@ def expand(proto: Any) -> Any:
         return proto
     weights, light = _without_weights(proto)
     try:
+        _give_defaults(light)
         _check(light, kept)
         _complete(light, kept)
         made = inliner.inline_selected_functions(
@@ -98,11 +99,30 @@ def expand(proto: Any) -> Any:
     except (RuntimeError, onnx.shape_inference.InferenceError) as error:
         raise errors.WorkloadError(
             "the ONNX model cannot be imported: ONNX cannot write out its functions "
-            f"{', '.join(sorted({node.op_type for node in others})) or 'of the model'}"
+            f"{', '.join(sorted(_names(others, proto)))}"
         ) from error
     del made.graph.input[len(proto.graph.input) :]
     made.graph.initializer.extend(weights.values())
     return made
+
+
+def _names(nodes: Sequence[Any], proto: Any) -> set[str]:
+    """What is written out of a model, by name."""
+    return {names.quoted(each.op_type) for each in nodes} | {
+        names.quoted(each.name) for each in proto.functions
+    }
+
+
+def _give_defaults(model: Any) -> None:
+    """Give calls of the model's own functions the attributes that these have by default."""
+    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+    bodies = (model.graph, *model.functions)
+    for node in (node for body in bodies for node in _nodes(body)):
+        function = functions.get((node.domain, node.op_type, node.overload))
+        given = {each.name for each in node.attribute}
+        for each in function.attribute_proto if function is not None else ():
+            if each.name not in given:
+                node.attribute.append(each)
 
 
 def _check(model: Any, kept: set[str]) -> None:

@@ -25,6 +25,8 @@ OPERATORS = frozenset({"Resize", "Upsample"})
 _TVM_FIRST_AXIS, _TVM_RANKS = 2, (3, 4, 5)
 _WIDE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _CROP = "tf_crop_and_resize"
+#: How operators before opset 11 round one: up where the axis shrinks.
+_OUTWARD = "outward"
 #: ONNX's ways to round a coordinate to a place.
 _ROUNDINGS: Mapping[str, Callable[[Any], Any]] = {
     "floor": np.floor,
@@ -93,7 +95,7 @@ def convert(node: Node) -> Any:
 def _method(node: Node, is_upsample: bool) -> _Method:
     coordinates, rounding = "half_pixel", "round_prefer_floor"
     if is_upsample or node.opset < 11:  # as later versions call it
-        coordinates, rounding = "asymmetric", "floor"
+        coordinates, rounding = "asymmetric", _OUTWARD
     return _Method(
         mode=node.get("mode", "nearest").removeprefix("bi"),
         coordinates=node.get("coordinate_transformation_mode", coordinates),
@@ -196,7 +198,9 @@ def _neighbours(axis: _Axis, method: _Method) -> tuple[Any, Any]:
     """Places [neighbours, size] and their weights; None for weights of 1."""
     x = _coordinates(axis, method.coordinates)
     if method.mode == "nearest":
-        return _inside(_ROUNDINGS[method.rounding](x)[None], axis), None
+        outward = np.ceil if axis.scale < 1 else np.floor
+        rounded = outward(x) if method.rounding == _OUTWARD else _ROUNDINGS[method.rounding](x)
+        return _inside(rounded[None], axis), None
     low = np.floor(x)
     r = (x - low).astype("float64")
     scale = min(1.0, axis.scale) if method.is_smoothed else 1.0

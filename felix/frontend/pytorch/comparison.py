@@ -65,6 +65,8 @@ _OF_EMPTY = frozenset(
     unsqueeze.default view.default
     """.split()
 )
+#: Those of which TVM has no program for integers.
+_OF_FLOATS = frozenset({"avg_pool2d.default", "avg_pool3d.default"})
 #: Element types for which they are confirmed.
 _USUAL = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
@@ -92,6 +94,9 @@ _OF_NONFINITE = frozenset(
 )
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+_HALF = (torch.float16, torch.bfloat16)
+#: How large floats are that are drawn; those of 16 bits of all these sizes.
+_SIZES = (1.0, 1e3, 1e-4)
 #: What PyTorch raises for operands that an operator does not take.
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
 
@@ -111,8 +116,12 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
     is_usual = all(getattr(each, "dtype", None) in _USUAL for each in values)
     if any(isinstance(each, torch.Tensor) and 0 in each.shape for each in values):
         return is_confirmed and name in _OF_EMPTY  # TVM's programs of others may end the process
-    if (is_confirmed and is_usual) or not all(isinstance(v, torch.Tensor) for v in values):
+    if name in _OF_FLOATS and _is_whole(values):
+        return False
+    if is_confirmed and is_usual:
         return True
+    if not all(isinstance(each, torch.Tensor) for each in values):
+        return True  # of a symbolic number, or of a list: nothing can be drawn
     small = _small(node)
     return small is not None and _is_same_drawn(small, name, conversions)
 
@@ -120,9 +129,12 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
 def _is_same_drawn(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
     """Whether both give the same for drawn operands; not so where PyTorch takes none."""
     cases = []
-    for has_nonfinite in (False, True) if name in _OF_NONFINITE else (False,):
+    sizes = _SIZES if _is_narrow(node) else _SIZES[:1]
+    for size, has_nonfinite in itertools.product(sizes, (False, True)):
+        if has_nonfinite and (name not in _OF_NONFINITE or size != 1.0):
+            continue
         for least, largest in _INTEGERS:
-            drawn = _drawn(node, least, largest, has_nonfinite)
+            drawn = _drawn(node, least, largest, size, has_nonfinite)
             operands = dict(zip(node.all_input_nodes, drawn, strict=True))
             try:
                 cases.append((operands, _called(node, operands)))
@@ -136,6 +148,15 @@ def _is_same_drawn(node: torch.fx.Node, name: str, conversions: Conversions) -> 
         return all(_is_same(node, convert(given), expected) for given, expected in cases)
     except export.EXPORT_ERRORS:
         return False
+
+
+def _is_whole(values: Sequence[Any]) -> bool:
+    return not any(each.dtype.is_floating_point for each in values)
+
+
+def _is_narrow(node: torch.fx.Node) -> bool:
+    """Whether a float of 16 bits is among the operands: what is large squared may be too large."""
+    return any(each.meta["val"].dtype in _HALF for each in node.all_input_nodes)
 
 
 def _is_same(
@@ -217,14 +238,14 @@ def _read(node: torch.fx.Node) -> dict[int, torch.fx.Node] | None:
 
 
 def _drawn(
-    node: torch.fx.Node, least: int, largest: int, has_nonfinite: bool
+    node: torch.fx.Node, least: int, largest: int, size: float, has_nonfinite: bool
 ) -> Iterator[torch.Tensor]:
     """Random operands, the same whenever they are drawn."""
     options: Any = {"generator": torch.Generator("cpu").manual_seed(0), "device": "cpu"}
     for number, each in enumerate(node.all_input_nodes):
         value = each.meta["val"]
         if value.dtype.is_floating_point:
-            drawn = torch.randn(value.shape, dtype=torch.float32, **options)
+            drawn = size * torch.randn(value.shape, dtype=torch.float32, **options)
             if has_nonfinite:
                 begin = number * len(_NONFINITE) % max(1, drawn.numel())  # beside finite ones
                 some = drawn.view(-1)[begin : begin + len(_NONFINITE)]

@@ -62,17 +62,25 @@ def standing_for(importer: Any, values: Mapping[torch.fx.Node, Any]) -> Iterator
 # types are cast to the one that they have in common: TVM gives a number the type of the tensor
 # beside it.
 
-#: Operators of one tensor that PyTorch computes in float32 for tensors of 16 bits.
+#: Operators that PyTorch computes in float32 for tensors of 16 bits.
 _IN_FLOAT32 = (
-    "cos.default", "cumprod.default", "cumsum.default", "erf.default", "exp.default",
-    "gelu.default",
-    "hardsigmoid.default", "hardswish.default", "leaky_relu.default", "log.default",
-    "log_softmax.int", "_log_softmax.default", "mean.dim", "mean.default", "pow.Tensor_Scalar",
-    "reciprocal.default", "rsqrt.default", "sigmoid.default", "silu.default",
-    "sin.default", "softmax.int", "_softmax.default", "softplus.default", "sqrt.default",
-    "sum.default", "sum.dim_IntList", "tan.default", "tanh.default", "var.correction",
-    "std.correction",
-)  # fmt: skip
+    *"""
+    _adaptive_avg_pool1d.default _log_softmax.default
+    _softmax.default acos.default acosh.default adaptive_avg_pool1d.default
+    affine_grid_generator.default asin.default asinh.default atan.default atan2.default
+    atanh.default avg_pool1d.default batch_norm.default celu.default cos.default cosh.default
+    cross_entropy_loss.default cumprod.default cumsum.default erf.default exp.default
+    gelu.default grid_sampler_2d.default group_norm.default hardsigmoid.default
+    hardswish.default instance_norm.default leaky_relu.default linalg_vector_norm.default
+    log.default log10.default log2.default log_softmax.int logaddexp.default mean.default
+    mean.dim median.default median.dim pow.Scalar pow.Tensor_Scalar
+    prelu.default prod.default reciprocal.default roi_align.default round.decimals rsqrt.default
+    rsub.Scalar rsub.Tensor sigmoid.default silu.default sin.default sinh.default softmax.int
+    softplus.default softshrink.default softsign.default sqrt.default square.default
+    std.correction sum.default sum.dim_IntList tan.default tanh.default upsample_bicubic2d.vec
+    upsample_bilinear2d.vec var.correction
+    """.split(),
+)
 #: Operators of two operands, which PyTorch computes in the type that they have in common;
 _PROMOTED = (
     "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar",
@@ -120,19 +128,39 @@ def _joined(name: str, defaults: Defaults) -> Converter:
 
 
 def _widened(name: str, defaults: Defaults) -> Converter:
-    """TVM's conversion of an operator, given its first operand in the type of its result, or in
-    float32 where it has 16 bits and PyTorch computes so."""
+    """TVM's conversion of an operator, given its operands of 16 bits in float32 where PyTorch
+    computes so, else its first operand in the type of its result."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
-        source: Any = node.args[0]
-        operand = importer.env[source]
-        is_half = name in _IN_FLOAT32 and str(operand.ty.dtype) in rounding.HALF
-        wide = "float32" if is_half else result_dtype(node)
-        with standing_for(importer, {source: cast(importer, operand, wide)}):
+        value = node.meta["val"]
+        is_one = isinstance(value, torch.Tensor)
+        dtypes = [str(v.dtype).removeprefix("torch.") for v in ([value] if is_one else value)]
+        halves = [each for each in node.all_input_nodes if _is_half(importer.env[each])]
+        if name in _IN_FLOAT32 and halves:
+            wide = "float64" if dtypes[0] == "float64" else "float32"
+            operands = {each: cast(importer, importer.env[each], wide) for each in halves}
+        else:
+            first: Any = node.args[0]
+            operands = {first: cast(importer, importer.env[first], dtypes[0])} if is_one else {}
+        with standing_for(importer, operands):
             result = defaults.convert(name, node, importer)
-        return cast(importer, result, result_dtype(node))
+        if is_one:
+            return cast(importer, result, dtypes[0])
+        fields = [_field(importer, result, number) for number in range(len(dtypes))]
+        return relax.Tuple([cast(importer, *each) for each in zip(fields, dtypes, strict=True)])
 
     return convert
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value.ty, relax.TensorType) and str(value.ty.dtype) in rounding.HALF
+
+
+def _field(importer: Any, value: Any, number: int) -> Any:
+    """One of a tuple's tensors."""
+    if isinstance(value, relax.Tuple):
+        return value.fields[number]
+    return importer.block_builder.emit(relax.TupleGetItem(value, number))
 
 
 def _model_cast(name: str, defaults: Defaults) -> Converter:
@@ -155,15 +183,27 @@ def promoted(name: str, defaults: Defaults) -> Converter:
         dtype = common_type(name, node)
         if dtype is torch.bool and name in _LOGICAL:
             return importer.block_builder.emit(_LOGICAL[name](*arguments(node, importer, 2)))
+        narrow = str(dtype).removeprefix("torch.")
+        wide = "float32" if _has_scale(name, node, narrow) else narrow
         operands = {
-            each: cast(importer, importer.env[each], str(dtype).removeprefix("torch."))
+            each: cast(importer, importer.env[each], wide)
             for each in node.args[:2]
             if isinstance(each, torch.fx.Node)
         }
         with standing_for(importer, operands):
-            return defaults.convert(name, node, importer)
+            result = defaults.convert(name, node, importer)
+        return result if wide == narrow else cast(importer, result, narrow)
 
     return convert
+
+
+def _has_scale(name: str, node: torch.fx.Node, dtype: str) -> bool:
+    """Whether a tensor of 16 bits is scaled by a wider number, which PyTorch does not round."""
+    scale = node.args[1] if name in ("mul.Tensor", "div.Tensor") else None
+    if not isinstance(scale, torch.fx.Node) or dtype not in rounding.HALF:
+        return False
+    value = scale.meta["val"]
+    return value.ndim == 0 and value.dtype in (torch.float32, torch.float64)
 
 
 def common_type(name: str, node: torch.fx.Node) -> torch.dtype:

@@ -34,7 +34,9 @@ def _converter(name: str, defaults: conversion.Defaults) -> conversion.Converter
             return promoted(node, importer)
         builder = importer.block_builder
         wide = rounding.accumulator(dtype)
-        x, y = (_operand(importer, each, wide) for each in node.args[:2])
+        # A remainder's number is one of the tensors' type, a quotient's is not rounded.
+        of_number = dtype if is_remainder else wide
+        x, y = (_operand(importer, each, of_number, wide) for each in node.args[:2])
         if name.startswith("fmod"):
             result = numerics.emit_remainder(builder, x, y)
         elif is_remainder:
@@ -46,10 +48,11 @@ def _converter(name: str, defaults: conversion.Defaults) -> conversion.Converter
     return convert
 
 
-def _operand(importer: Any, value: Any, dtype: str) -> Any:
+def _operand(importer: Any, value: Any, of_number: str, wide: str) -> Any:
+    """An operand in a type; a number is first made one of its own."""
     if not isinstance(value, torch.fx.Node):
-        return relax.const(float(value), dtype)
-    return conversion.cast(importer, importer.env[value], dtype)
+        return relax.const(torch.tensor(value, dtype=getattr(torch, of_number)).item(), wide)
+    return conversion.cast(importer, importer.env[value], wide)
 
 
 def _whole_quotient(builder: relax.BlockBuilder, x: Any, y: Any) -> Any:

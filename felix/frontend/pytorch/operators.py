@@ -49,7 +49,7 @@ def convert_map() -> dict[str, conversion.Converter]:
         "split.Tensor": _split("split.Tensor", defaults),
         "split_with_sizes.default": _split("split_with_sizes.default", defaults),
         "clamp.default": _clamp(typed["clamp.default"]),
-        "linalg_vector_norm.default": _vector_norm(defaults),
+        "linalg_vector_norm.default": _vector_norm(typed["linalg_vector_norm.default"]),
         "amax.default": _largest(relax.op.max),
         "amin.default": _largest(relax.op.min),
         **division.convert_map(defaults),
@@ -219,14 +219,14 @@ def _largest(operator: Any) -> conversion.Converter:
     return converted
 
 
-def _vector_norm(defaults: conversion.Defaults) -> conversion.Converter:
+def _vector_norm(convert: conversion.Converter) -> conversion.Converter:
     """Norms along dimensions; those of single elements, which have no power that may overflow."""
 
     def converted(node: torch.fx.Node, importer: Any) -> Any:
         x, order, _, _ = arguments(node, importer, 4)
         shape = list(node.meta["val"].shape)
         if order == 0 or math.prod(shape) != math.prod(int(extent) for extent in x.ty.shape):
-            return defaults.convert("linalg_vector_norm.default", node, importer)
+            return convert(node, importer)
         x = cast(importer, x, conversion.result_dtype(node))
         emit = importer.block_builder.emit
         return emit(relax.op.reshape(emit(relax.op.abs(x)), shape))
