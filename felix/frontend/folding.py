@@ -41,6 +41,17 @@ def fold(model: imported.ImportedModel) -> imported.ImportedModel:
     return _without_unread(dataclasses.replace(model, mod=mod), folding)
 
 
+def written_rightly(rewriter: Rewriter, value: Any) -> Any:
+    """What stands for an operator of which TVM's program gives other values; None for others."""
+    if (wide := numerics.widened_sum(rewriter, value)) is not None:
+        return wide
+    if (by_keys := ordering.rule(rewriter, value)) is not None:
+        return by_keys
+    if operator_name(value) in norms.OPERATORS:
+        return norms.expanded_norm(rewriter, value)
+    return numerics.of_zero(rewriter, value)
+
+
 class _Folding:
     """The parameters of the function that is being made, with their values."""
 
@@ -69,16 +80,10 @@ class _Folding:
             return self._sliced(value)
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
-        if (wide := numerics.widened_sum(rewriter, value)) is not None:
-            return wide
-        if (by_keys := ordering.rule(rewriter, value)) is not None:
-            return by_keys
         if name == "power":
             return numerics.expanded_power(rewriter, value, self._tensor(value.args[1]))
-        if name in norms.OPERATORS:
-            return norms.expanded_norm(rewriter, value)
-        if (number := numerics.of_zero(rewriter, value)) is not None:
-            return number
+        if (other := written_rightly(rewriter, value)) is not None:
+            return other
         if name == "divide":
             return self._by_zero(value)
         if name == "matmul" and _last_extent(value.args[0].ty) == 0:

@@ -1,7 +1,8 @@
 """Arguments that a conversion reads, and what of them it has not looked at.
 
 A conversion, TVM's or ours, is given the arguments of an operator by these, whichever frontend the
-operator comes from: what it did not look at cannot count in its result.
+operator comes from: what it did not look at cannot count in its result. What it looked at may
+still be dropped: tests change each argument of what is not compared with PyTorch.
 """
 
 from __future__ import annotations

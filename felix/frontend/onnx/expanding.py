@@ -22,7 +22,7 @@ from felix.frontend.onnx import operators, rules, schemas
 #: Elements of initializers that ONNX sees: shapes may be among them.
 _MAX_ELEMENTS = 1024
 #: Of functions that TVM converts these are computed as ONNX's text says.
-_INEXACT = frozenset({"AffineGrid", "Mish"})
+_INEXACT = frozenset({"Mish"})
 #: Of functions that are made here.
 _DOMAIN = "felix"
 #: What our conversion of an attention reads.

@@ -88,8 +88,8 @@ def _check_open(
         for index, dim in enumerate(item.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and not dim.dim_value:
                 raise errors.WorkloadError(
-                    f"the input {names.quoted(name)} of the ONNX model has the extent 0: give "
-                    "the shape that it is to have in `shapes`"
+                    f"the input {names.quoted(name)} of the ONNX model has an extent of 0, a "
+                    "tensor without elements: if it may have some, give its shape in `shapes`"
                 )
             if not dim.dim_value:
                 label = f" ({names.quoted(dim.dim_param)})" if dim.dim_param else ""

@@ -16,6 +16,7 @@ from felix.frontend import attention
 from felix.frontend.onnx import (
     arithmetic,
     constants,
+    grids,
     losses,
     products,
     quantizing,
@@ -44,6 +45,8 @@ def convert(node: Node, unroller: recurrent.Unroller) -> Any:
         return resizing.convert(node)
     if node.operator in _REFUSED:
         raise errors.WorkloadError(_REFUSED[node.operator])
+    if node.operator == "LRN" and not int(node.get("size")) % 2:
+        raise errors.WorkloadError("its attribute 'size' is even, which is not supported")
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
     if node.operator == "Attention" and "num_heads" not in node.attributes:
         return _attention(node)
@@ -73,6 +76,17 @@ def _expand(node: Node) -> Any:
         [1 if extent == -1 else extent for extent in shape or ()], extents
     )
     return x if list(target) == extents else node.emit(relax.op.broadcast_to(x, target))
+
+
+def _compress(node: Node) -> Any:
+    """The elements of a known choice; None where data choose."""
+    x, chosen, axis = node[0], node.known(1), node.get("axis")
+    if chosen is None:
+        return None
+    if axis is None:
+        x, axis = node.emit(relax.op.reshape(x, [-1])), 0
+    places = relax.const(np.flatnonzero(chosen).astype("int64"), "int64")
+    return relax.op.take(x, places, int(axis)) if chosen.any() else None
 
 
 def _one_hot(node: Node) -> Any:
@@ -379,6 +393,7 @@ _REFUSED: Mapping[str, str] = {
 _OWN: Mapping[str, Callable[[Node], Any]] = {
     **products.CONVERSIONS,
     **losses.CONVERSIONS,
+    **grids.CONVERSIONS,
     **reductions.CONVERSIONS,
     **arithmetic.CONVERSIONS,
     **quantizing.CONVERSIONS,
@@ -387,6 +402,7 @@ _OWN: Mapping[str, Callable[[Node], Any]] = {
     "Dropout": _dropout,
     "Expand": _expand,
     "EyeLike": _eye_like,
+    "Compress": _compress,
     "GroupNormalization": _normalise_groups,
     "InstanceNormalization": _normalise_groups,
     "LayerNormalization": _normalise_layer,

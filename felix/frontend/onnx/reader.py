@@ -213,16 +213,16 @@ def _check_tensor(tensor: Any) -> None:
 def _check_operators(graph: Any) -> None:
     known = {*onnx_frontend._get_convert_map(), *operators.CONVERTED, *conversion.WITH_GRAPHS}
     known.add("Constant")
-    unknown = set()
+    unknown: dict[str, str] = {}
     for node in _nodes(graph):
-        if node.domain not in _DOMAINS:
-            unknown.add(f"{node.domain}.{node.op_type}")
-        elif node.op_type not in known:
-            unknown.add(node.op_type)
+        if node.domain not in _DOMAINS or node.op_type not in known:
+            operator = ".".join(filter(None, (node.domain, node.op_type)))
+            unknown.setdefault(operator, next(filter(None, (node.name, *node.output)), ""))
     if unknown:
         raise errors.WorkloadError(
             "the ONNX model cannot be imported: unsupported operators "
-            f"{input_rules.listed(sorted(unknown))}"
+            f"{input_rules.listed(sorted(unknown))}, of the nodes "
+            f"{input_rules.listed([unknown[each] for each in sorted(unknown)])}"
         )
 
 

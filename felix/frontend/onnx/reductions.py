@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from felix import errors
 from felix.frontend.onnx.node import Node, dtype_of, shape_of
 from felix.tir.rounding import accumulator
 
@@ -124,6 +125,8 @@ def top_k(node: Node) -> Any:
     """The k largest or smallest elements along an axis, and their places."""
     x = node[0]
     k = int(node.get("k")) if "k" in node.attributes else (node.integers(1) or [0])[0]
+    if not k:
+        raise errors.WorkloadError("it takes no elements, which is not supported")
     axis, is_largest = int(node.get("axis", -1)), bool(node.get("largest", 1))
     node.get("sorted", 1)  # what is sorted is right, too
     dtype = dtype_of(x)

@@ -21,6 +21,8 @@ _LENIENT = frozenset({"Attention", "Resize", "Upsample"})
 #: ONNX's operators that exporters write into files of older opsets, and the first of these: as
 #: ONNX Runtime reads them.
 _EARLY = {"LayerNormalization": 7}
+#: Operators that a later version defines otherwise, and that are converted as they were.
+_DEPRECATED = frozenset({"GroupNormalization"})
 _DOMAINS = ("", "ai.onnx")
 #: Attributes that are 0 or 1.
 _FLAGS = frozenset(
@@ -82,7 +84,8 @@ def _own(node: Any, opset: int) -> defs.OpSchema | None:
         found = defs.get_schema(node.op_type, max(1, opset), domain)
     except defs.SchemaError:
         return None
-    return None if found.deprecated else found
+    is_gone = found.deprecated and node.op_type not in _DEPRECATED
+    return None if is_gone else found
 
 
 def version(model: Any, domain: str = "") -> int:
@@ -208,7 +211,7 @@ def inferred(
     """
     own = _own(node, opset)
     is_known = all(kind is not None for kind, n in zip(types, node.input, strict=True) if n)
-    if own is None or not is_known:
+    if own is None or own.deprecated or not is_known:
         return {}
     by_name = {name: kind for name, kind in zip(node.input, types, strict=True) if name}
     data = {node.input[i]: numpy_helper.from_array(a) for i, a in values.items()}

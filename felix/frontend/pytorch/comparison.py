@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
-from felix.frontend import imported, norms, numerics, ordering, rewriting
+from felix.frontend import folding, imported, norms, numerics, rewriting
 from felix.frontend.pytorch import calling, conversion, export
 from felix.tir import nan
 
@@ -295,7 +295,7 @@ def _converted(
             outputs = [table["getitem"](each, importer) for each in readers]
             result = builder.emit_output(relax.Tuple(outputs or [importer.env[node]]))
         builder.emit_func_output(result)
-    ordered = rewriting.Rewriter(builder.finalize()).run(ordering.rule)
+    ordered = rewriting.Rewriter(builder.finalize()).run(folding.written_rightly)
     own = {**numerics.legalizations(), **norms.legalizations()}
     lowered = nan.KEPT(relax.transform.LegalizeOps(own)(ordered))
     built = relax.build(lowered, target="llvm")

@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, list[int]], str]] = {
     ),
     "no elements": (
         model(RELU, [tensor("x", [0, 4])], [tensor("y", [0, 4])]), {},
-        "input 'x' of the ONNX model has the extent 0",
+        "input 'x' of the ONNX model has an extent of 0",
     ),
     "shape without elements": (
         model(RELU, [tensor("x", ["n", 4])], [tensor("y", ["n", 4])]), {"x": [0, 4]},

@@ -53,6 +53,28 @@ PYTORCH: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], set[str]]
     "zeros in order": (
         lambda x: (x.argmax(1), x.argmin(1), x.max(1)[1], x.topk(1)[1]), (ZEROS,), set()
     ),
+    "norms of large halves": (
+        lambda x: (x.norm(dim=1), functional.normalize(x, dim=1),
+                   torch.linalg.vector_norm(x, 2, 1, dtype=torch.float32)),
+        (1000 * _drawn(3, 50, dtype=torch.float16),), set()
+    ),
+    "norms of small halves": (
+        lambda x: 1e4 * torch.linalg.vector_norm(x, 4, 1), (1e-2 * _drawn(3, 50).half(),), set()
+    ),
+    "a norm of one element": (lambda x: x.norm(4, dim=0), (1e15 * _drawn(1, 3),), set()),
+    "halves scaled by a wide number": (
+        lambda x, s: (x * s, x / s), (_drawn(8).half(), torch.tensor(1e5)), set()
+    ),
+    "remainders of halves by a number": (
+        lambda x: (torch.remainder(x, 0.1), torch.fmod(x, 0.1), x // 0.1),
+        (0.1 * torch.arange(1, 9).half(),), set()
+    ),
+    "the middle of narrow ones": (
+        lambda x: x.median(), (_drawn(5).bfloat16(),), {"median"}
+    ),
+    "means of integers": (
+        lambda x: functional.avg_pool2d(x, 2), (torch.arange(-8, 8).view(1, 4, 4),), {"avg_pool2d"}
+    ),
     "negative bytes": (lambda x: -x, (torch.tensor([1, 2], dtype=torch.uint8),), {"neg"}),
     "attention to one batch": (
         lambda q, k: _attention(q, k, k),
@@ -118,3 +140,50 @@ def test_fractions_of_integers_are_refused() -> None:
     model = one("Gemm", np.ones((1, 2), "int32"), np.ones((2, 1), "int32"), alpha=0.5)
     with pytest.raises(errors.WorkloadError, match=r"'Gemm'.*integers by the fraction 0.5"):
         frontend.import_onnx(model.SerializeToString())
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_functions_of_a_file_have_defaults(is_nested: bool) -> None:
+    domain, kind = "own", onnx.AttributeProto.FLOAT
+    steep = models.node("LeakyRelu", ["a"], ["b"])
+    steep.attribute.add(name="alpha", ref_attr_name="slope", type=kind)
+    opsets = [onnx.helper.make_opsetid("", 16), onnx.helper.make_opsetid(domain, 1)]
+    inner = onnx.helper.make_function(
+        domain, "Inner", ["a"], ["b"], [steep], opsets, [],
+        attribute_protos=[onnx.helper.make_attribute("slope", 0.25)],
+    )  # fmt: skip
+    call = onnx.helper.make_node("Inner", ["a"], ["b"], domain=domain)
+    outer = onnx.helper.make_function(domain, "Outer", ["a"], ["b"], [call], opsets)
+    name = "Outer" if is_nested else "Inner"
+    node = onnx.helper.make_node(name, ["x"], ["y"], domain=domain)
+    model = models.model([node], [], [models.value("x", [2])], opset=16)
+    model.functions.extend([inner, outer])
+    model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    np.testing.assert_array_equal(result(model, np.float32([-4, 4])), [-1, 4])
+
+
+def test_a_grid_of_a_known_size() -> None:
+    theta = _drawn(2, 2, 3)
+    model = one("AffineGrid", theta.numpy(), np.array([2, 3, 4, 5]), opset=20, known=1)
+    expected = functional.affine_grid(theta, [2, 3, 4, 5], align_corners=False)
+    np.testing.assert_allclose(result(model, theta.numpy()), expected.numpy(), atol=1e-6)
+
+
+def test_a_known_choice_of_elements() -> None:
+    chosen = np.array([True, False, True])
+    model = one("Compress", ROWS.numpy(), chosen, axis=0, known=1)
+    np.testing.assert_array_equal(result(model, ROWS.numpy()), ROWS.numpy()[chosen])
+
+
+def test_groups_have_a_scale_each_before_opset_21() -> None:
+    x, scale, shift = _drawn(2, 4, 3), _drawn(2), _drawn(2) + 1
+    operands = [each.numpy() for each in (x, scale, shift)]
+    model = one("GroupNormalization", *operands, num_groups=2, opset=18)
+    expected = functional.group_norm(x, 2, scale.repeat_interleave(2), shift.repeat_interleave(2))
+    np.testing.assert_allclose(result(model, *operands), expected.numpy(), atol=1e-5)
+
+
+def test_before_opset_11_a_shorter_axis_takes_the_element_behind() -> None:
+    x = np.arange(1, 9, dtype="float32").reshape(1, 1, 2, 4)
+    model = one("Resize", x, np.float32([1, 1, 0.6, 0.6]), opset=10, known=1)
+    np.testing.assert_array_equal(result(model, x), [[[[1, 3]]]])
