@@ -148,6 +148,11 @@ def import_message(error: BaseException) -> str:
             "the PyTorch model cannot be imported: its control flow depends on values of tensors; "
             "use torch.where in place of branches, and fixed numbers of iterations"
         )
+    if isinstance(error, symbolic_shapes.PendingUnbackedSymbolNotFound):
+        return (
+            f"{MESSAGE}it has a tensor whose shape depends on values; use torch.where in place of "
+            'indices, or torch.compile(model, backend="felix")'
+        )
     if isinstance(error, _DATA_DEPENDENT):
         return (
             f"{MESSAGE}what the operator {names.quoted(str(error))} gives depends on values of "

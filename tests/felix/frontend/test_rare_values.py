@@ -136,6 +136,11 @@ def test_the_largest_of_nothing() -> None:
     np.testing.assert_array_equal(result(model, ROWS.numpy()), [-INF, -INF])
 
 
+def test_shapes_that_values_decide_are_refused() -> None:
+    with pytest.raises(errors.WorkloadError, match="a tensor whose shape depends on values"):
+        frontend.import_torch(Called(lambda x: torch.combinations(x)), (X,))
+
+
 def test_fractions_of_integers_are_refused() -> None:
     model = one("Gemm", np.ones((1, 2), "int32"), np.ones((2, 1), "int32"), alpha=0.5)
     with pytest.raises(errors.WorkloadError, match=r"'Gemm'.*integers by the fraction 0.5"):
