@@ -41,6 +41,19 @@ def fold(model: imported.ImportedModel) -> imported.ImportedModel:
     return _without_unread(dataclasses.replace(model, mod=mod), folding)
 
 
+def _nothing(rewriter: Rewriter, value: Any) -> Any:
+    """A constant for an operator whose result has no elements: no GPU runs a program of it."""
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+        return None
+    kind = _type(rewriter, value)
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return None
+    shape = [int(e) for e in kind.shape if isinstance(e, tvm.tirx.IntImm)]
+    if 0 not in shape or len(shape) != len(kind.shape):
+        return None
+    return relax.const(tvm.runtime.empty(shape, str(kind.dtype)), str(kind.dtype))
+
+
 def written_rightly(rewriter: Rewriter, value: Any) -> Any:
     """What stands for an operator of which TVM's program gives other values; None for others."""
     if (wide := numerics.widened_sum(rewriter, value)) is not None:
@@ -68,6 +81,8 @@ class _Folding:
 
     def rule(self, rewriter: Rewriter, value: Any) -> Any:
         name = operator_name(value)
+        if (nothing := _nothing(rewriter, value)) is not None:
+            return nothing
         if name in _RESHAPES and value.args[0] in self.values:
             shape = tuple(int(extent) for extent in _type(rewriter, value).shape)
             return self._changed(value.args[0], (name, shape), lambda t: t.reshape(shape))

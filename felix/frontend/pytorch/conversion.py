@@ -198,12 +198,14 @@ def promoted(name: str, defaults: Defaults) -> Converter:
 
 
 def _has_scale(name: str, node: torch.fx.Node, dtype: str) -> bool:
-    """Whether a tensor of 16 bits is scaled by a wider number, which PyTorch does not round."""
+    """Whether a tensor of 16 bits is scaled by a wider number, which PyTorch does not round where
+    it is on the CPU."""
     scale = node.args[1] if name in ("mul.Tensor", "div.Tensor") else None
     if not isinstance(scale, torch.fx.Node) or dtype not in rounding.HALF:
         return False
     value = scale.meta["val"]
-    return value.ndim == 0 and value.dtype in (torch.float32, torch.float64)
+    is_wide = value.dtype in (torch.float32, torch.float64)
+    return value.ndim == 0 and value.device.type == "cpu" and is_wide
 
 
 def common_type(name: str, node: torch.fx.Node) -> torch.dtype:

@@ -46,6 +46,10 @@ PYTORCH: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], set[str]]
     ),
     "joined with nothing": (lambda x: torch.cat([x[:0], x]), (ROWS,), set()),
     "mean of nothing": (lambda x: x[:0].mean(0), (ROWS,), {"mean"}),
+    "nothing beside something": (lambda x: (x[:0], x[1:] + 1), (ROWS,), set()),
+    "product of nothing": (
+        lambda x, e: (e @ x.T, x.T[:, :0] @ e), (ROWS, torch.zeros(0, 2)), set()
+    ),
     "split in nothing": (lambda x: x.split([1, 0, 2]), (ROWS,), {"split_with_sizes"}),
     "compared with itself": (lambda x: (x == x, x != x, ~(x == x.clone())), (X,), set()),
     "compared with its view": (lambda x: torch.where(x == x.view(8), x, 0.0), (X,), set()),
@@ -89,10 +93,19 @@ PYTORCH: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], set[str]]
 }  # fmt: skip
 
 
+#: Those that PyTorch runs on CPUs alone, or whose parameters are there.
+_OF_CPUS = {"norm of integers", "norm of halves", "means of integers"}
+
+
+@pytest.mark.parametrize("kind", ["llvm", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", PYTORCH)
-def test_pytorchs_values(name: str) -> None:
+def test_pytorchs_values(name: str, kind: str) -> None:
     call, inputs, left = PYTORCH[name]
-    network = imported.read(Called(call), inputs, {}, target.parse("llvm"))
+    if kind == "cuda":
+        if name in _OF_CPUS:
+            return
+        inputs = tuple(each.cuda() for each in inputs)
+    network = imported.read(Called(call), inputs, {}, target.parse(kind))
     results, expected = assembly.untuned_outputs(network), call(*inputs)
     expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     for ours, wanted in zip(results, expected, strict=True):
