@@ -41,17 +41,12 @@ def fold(model: imported.ImportedModel) -> imported.ImportedModel:
     return _without_unread(dataclasses.replace(model, mod=mod), folding)
 
 
-def _nothing(rewriter: Rewriter, value: Any) -> Any:
-    """A constant for an operator whose result has no elements: no GPU runs a program of it."""
-    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
-        return None
-    kind = _type(rewriter, value)
+def _is_empty(kind: Any) -> bool:
+    """Whether a type is of tensors without elements: no GPU runs a program that makes one."""
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
-        return None
-    shape = [int(e) for e in kind.shape if isinstance(e, tvm.tirx.IntImm)]
-    if 0 not in shape or len(shape) != len(kind.shape):
-        return None
-    return relax.const(tvm.runtime.empty(shape, str(kind.dtype)), str(kind.dtype))
+        return False
+    extents = list(kind.shape)
+    return all(isinstance(e, tvm.tirx.IntImm) for e in extents) and 0 in map(int, extents)
 
 
 def written_rightly(rewriter: Rewriter, value: Any) -> Any:
@@ -75,14 +70,19 @@ class _Folding:
         self.values = dict(zip(variables[count:], model.parameters, strict=True))
         self.names = dict(zip(variables[count:], model.parameter_names, strict=True))
         self._derived: dict[tuple[Any, ...], Any] = {}
+        body = imported.main_of(model.mod).body
+        bindings = (each for block in body.blocks for each in block.bindings)
+        self._has_empty = any(_is_empty(each.var.ty) for each in bindings)
 
     def params(self) -> list[Any]:
         return [*self.inputs, *self.values]
 
     def rule(self, rewriter: Rewriter, value: Any) -> Any:
         name = operator_name(value)
-        if (nothing := _nothing(rewriter, value)) is not None:
-            return nothing
+        if self._has_empty and _is_empty(kind := _type(rewriter, value)):
+            return relax.const(
+                tvm.runtime.empty([int(e) for e in kind.shape], str(kind.dtype)), str(kind.dtype)
+            )
         if name in _RESHAPES and value.args[0] in self.values:
             shape = tuple(int(extent) for extent in _type(rewriter, value).shape)
             return self._changed(value.args[0], (name, shape), lambda t: t.reshape(shape))
