@@ -14,16 +14,16 @@ from typing import Any, TypeAlias
 
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
-from felix import errors
+from felix import errors, names
 from felix import target as targets
 from felix.frontend import imported, norms, numerics, torch_forms
 from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import GroupCosts
 from felix.frontend.rewriting import operator_name
-from felix.tir import grammar
+from felix.tir import grammar, sums
 
 _Make: TypeAlias = "Callable[[tvm.IRModule], tvm.IRModule]"
 
@@ -78,9 +78,19 @@ def lowered(
     It is built with `build_pipeline`: TVM's own pipelines of targets would group again.
 
     Raises:
-        WorkloadError: an operator has no program, or its constants need too much memory.
+        WorkloadError: an operator has no program, its constants need too much memory, or a program
+            sums 16-bit floats in 16 bits.
     """
-    return _passed(lambda mod: _fused(_grouped(mod, full, grouping), grouping), model.mod, full)
+    made = _passed(lambda mod: _fused(_grouped(mod, full, grouping), grouping), model.mod, full)
+    for variable, function in made.functions_items():
+        name = sums.narrow(function) if isinstance(function, tirx.PrimFunc) else None
+        if name is not None:
+            raise errors.WorkloadError(
+                f"the model's program {names.quoted(variable.name_hint)} sums 16-bit floats in 16 "
+                f"bits ({names.quoted(name)}), which loses small terms: compute it in float32 and "
+                "report it"
+            )
+    return made
 
 
 def build_pipeline() -> Any:

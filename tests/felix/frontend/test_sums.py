@@ -3,6 +3,7 @@ and variances of values far from 0 are right."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -13,8 +14,9 @@ pytest.importorskip("onnx", reason="onnx is an optional extra")
 import torch
 import tvm
 from torch.nn import functional
+from tvm import relax
 
-from felix import frontend, target
+from felix import errors, frontend, target
 from felix.network import executable
 from tests.felix.frontend.test_networks import assert_agrees
 from tests.support import share
@@ -123,3 +125,22 @@ def test_an_instance_norm_of_values_far_from_0(kind: str) -> None:
     imported = frontend.import_onnx(model.SerializeToString())
     actual = run(imported, [torch.from_numpy(x)], kind)
     assert_agrees(actual, torch.from_numpy(right.astype("float32")), 3e-3)
+
+
+@pytest.mark.parametrize("operation", ["sum", "prod", "max"])
+def test_a_program_that_sums_in_16_bits_is_refused(operation: str) -> None:
+    """As it would be if an import forgot the wide sum of an operator."""
+    x = relax.Var("x", relax.TensorType([4, 8], "float16"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit(getattr(relax.op, operation)(x, axis=1))
+            output = builder.emit_output(relax.Tuple([result]))
+        builder.emit_func_output(output)
+    model = frontend.import_torch(Called(lambda x: x + 1), (torch.zeros(4, 8).half(),))
+    model = dataclasses.replace(model, mod=builder.finalize())
+    if operation == "max":
+        frontend.lowered(model, "llvm")
+        return
+    with pytest.raises(errors.WorkloadError, match="sums 16-bit floats in 16 bits"):
+        frontend.lowered(model, "llvm")
