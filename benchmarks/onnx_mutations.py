@@ -1,8 +1,10 @@
 """Changed ONNX files: what ONNX Runtime loads is right or refused, the rest is refused.
 
     python -m benchmarks.onnx_mutations [--count 5000] [--seed 0] [--out FILE] [--processes 2]
+    python -m benchmarks.onnx_mutations --attributes
 
-Each file follows from the seed and its number. It is imported, built for this CPU as TVM schedules
+Each file follows from the seed and its number; with `--attributes` each attribute of each operator
+is changed, in one case of the operator. A file is imported, built for this CPU as TVM schedules
 it and run, and so it is by ONNX Runtime; where outputs differ, ONNX's reference decides. A file is
 
 - *wrong*: it ran, and an output differs from what both compute;
@@ -21,11 +23,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import os
 import pathlib
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,8 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = range(args.first, args.first + args.count)
     found = {number: known[number] for number in numbers if number in known}
     left = [number for number in numbers if number not in known]
-    originals = onnx_changes.bases() if left else []
-    for row in rows(left, args.seed, args.processes, originals):
+    originals = onnx_changes.bases() if left or args.attributes else []
+    make = functools.partial(onnx_changes.changed, originals, args.seed)
+    if args.attributes:
+        cases = onnx_changes.of_attributes(originals)
+        make, left = cases.__getitem__, [each for each in range(len(cases)) if each not in known]
+        found = known
+    for row in rows(left, make, args.processes):
         found[row["number"]] = row
         if args.out:
             with args.out.open("a") as file:
@@ -81,20 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def rows(
-    numbers: Sequence[int], seed: int, processes: int, originals: Sequence[onnx_changes.Case]
+    numbers: Sequence[int], make: Callable[[int], onnx_changes.Case], processes: int
 ) -> Iterator[dict[str, Any]]:
-    """What became of the files of these numbers, as they come."""
+    """What became of the files of these numbers, which `make` makes, as they come."""
 
     def work(number: int, has_runtime: bool = True) -> Found:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.RLIM_INFINITY))
-        return state(onnx_changes.changed(originals, seed, number), has_runtime)
+        return state(make(number), has_runtime)
 
     def row(number: int, found: Any) -> dict[str, Any]:
-        case = onnx_changes.changed(originals, seed, number)
+        case = make(number)
         has_ended = isinstance(found, forked.Ended)
         answer: Found = Found("failed", found.why) if has_ended else found
         return {
-            "seed": seed,
             "number": number,
             "state": answer.state,
             "name": case.name,
@@ -224,6 +231,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--first", type=int, default=0, help="the first number")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--attributes", action="store_true", help="of each operator, instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=pathlib.Path, help="where lines are added, read first")
     return parser.parse_args(argv)

@@ -16,6 +16,7 @@ import onnx
 from onnx import helper
 
 from benchmarks.support import onnx_cases, onnx_graphs
+from felix.frontend.onnx import schemas
 
 _INTEGERS = (0, 1, -1, 2, 3, 4, 5, 7, -2, -3, -8, 64, 2**31)
 _FLOATS = (0.0, 1.0, -1.0, 0.5, 2.0, 1e-5, 1e6, float("nan"))
@@ -59,6 +60,50 @@ def bases() -> list[Case]:
         inputs = [_random(rng, item) for item in model.graph.input]
         graphs.append(Case(name, (), model, tuple(inputs)))
     return found + graphs * (len(found) // (9 * len(graphs)))  # a tenth
+
+
+def of_attributes(originals: Sequence[Case]) -> list[Case]:
+    """Each attribute of each operator changed to other values, in one case of the operator."""
+    first: dict[str, Case] = {}
+    for case in originals:
+        if len(case.model.graph.node) == 1:
+            first.setdefault(case.model.graph.node[0].op_type, case)
+    found = []
+    for operator, case in first.items():
+        if case.model.graph.node[0].domain or not onnx.defs.has(operator):
+            continue
+        version = schemas.version(case.model)
+        formals = onnx.defs.get_schema(operator, version, "").attributes
+        given = {each.name: each for each in case.model.graph.node[0].attribute}
+        for name, formal in sorted(formals.items()):
+            now = given.get(name, formal.default_value if formal.default_value.type else None)
+            value = None if now is None else helper.get_attribute_value(now)
+            for other in _others(operator, name, int(formal.type), value):
+                model = onnx.ModelProto()
+                model.CopyFrom(case.model)
+                (node,) = model.graph.node
+                if name in given:
+                    node.attribute.remove(given[name])
+                node.attribute.append(helper.make_attribute(name, other, None, int(formal.type)))
+                change = f"{operator}: {name} is {other}"
+                found.append(dataclasses.replace(case, changes=(change,), model=model))
+    return found
+
+
+def _others(operator: str, name: str, kind: int, value: Any) -> list[Any]:
+    """Values that an attribute has not."""
+    types = onnx.AttributeProto
+    if kind == types.INT:
+        return [each for each in (0, 1, 2, -1) if each != value]
+    if kind == types.FLOAT:
+        return [each for each in (0.5, 2.0) if each != value]
+    if kind == types.STRING:
+        newest = onnx.defs.onnx_opset_version()
+        texts = {each for opset in (1, newest) for each in schemas.texts(operator, name, opset)}
+        return [each for each in (*sorted(texts), "unknown") if each.encode() != value]
+    if kind == types.INTS and value:
+        return [[each + 1 for each in value], list(reversed(value)), list(value[:-1])]
+    return []
 
 
 def _random(rng: np.random.Generator, item: Any) -> np.ndarray:

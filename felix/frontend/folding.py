@@ -80,9 +80,7 @@ class _Folding:
     def rule(self, rewriter: Rewriter, value: Any) -> Any:
         name = operator_name(value)
         if self._has_empty and _is_empty(kind := _type(rewriter, value)):
-            return relax.const(
-                tvm.runtime.empty([int(e) for e in kind.shape], str(kind.dtype)), str(kind.dtype)
-            )
+            return relax.op.builtin.alloc_tensor(kind.shape, str(kind.dtype), 0)
         if name in _RESHAPES and value.args[0] in self.values:
             shape = tuple(int(extent) for extent in _type(rewriter, value).shape)
             return self._changed(value.args[0], (name, shape), lambda t: t.reshape(shape))

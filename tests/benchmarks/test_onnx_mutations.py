@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -26,7 +27,8 @@ def originals() -> list[onnx_changes.Case]:
 
 def read(numbers: range, originals: list[onnx_changes.Case]) -> list[dict[str, Any]]:
     """What became of files; none of them is a defect."""
-    rows = list(onnx_mutations.rows(numbers, 0, 1, originals))
+    make = functools.partial(onnx_changes.changed, originals, 0)
+    rows = list(onnx_mutations.rows(numbers, make, 1))
     assert [row for row in rows if row["state"] in onnx_mutations.DEFECTS] == []
     assert {row["number"] for row in rows} == set(numbers)
     return rows
@@ -40,6 +42,15 @@ def test_changed_files_are_right_or_refused(originals: list[onnx_changes.Case]) 
 def test_many_changed_files_are_right_or_refused(originals: list[onnx_changes.Case]) -> None:
     counts = onnx_mutations.counts(read(MANY, originals))
     assert counts["right"] > 20 and counts["refused"] > 100
+
+
+@pytest.mark.slow("some 600 files; a share of them is in `make test-all`")
+def test_each_attribute_counts_or_is_refused(originals: list[onnx_changes.Case]) -> None:
+    cases = onnx_changes.of_attributes(originals)
+    assert len({case.changes[0].partition(" is ")[0] for case in cases}) > 150
+    rows = list(onnx_mutations.rows(range(0, len(cases), 5), cases.__getitem__, 1))
+    assert [row for row in rows if row["state"] in onnx_mutations.DEFECTS] == []
+    assert {"right", "refused"} <= {row["state"] for row in rows}
 
 
 def test_a_file_follows_from_its_number(originals: list[onnx_changes.Case]) -> None:

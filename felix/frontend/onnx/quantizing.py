@@ -23,6 +23,8 @@ def quantize(node: Node) -> Any:
     node.get("saturate", 1)  # of float8
     dtype = dtype_of(zero) if zero is not None else element_type(number) if number else "uint8"
     wide = element_type(precision) if precision else "float32"
+    if "float" not in wide:
+        raise errors.WorkloadError("its attribute 'precision' is of no floats")
     ratio = relax.op.divide(node.cast(x, wide), _spread(node, node.cast(scale, wide), x))
     return _quantized(node, node.emit(ratio), zero, dtype, x)
 

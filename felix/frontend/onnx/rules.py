@@ -32,15 +32,18 @@ _RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("Attention", "right_window_size"): (-1, math.inf),
     ("Attention", "softcap"): (0, math.inf),
     ("GlobalLpPool", "p"): (1, math.inf),
+    ("GroupNormalization", "num_groups"): (1, math.inf),
     ("LRN", "size"): (1, math.inf),
     ("LpNormalization", "p"): (1, 2),
     ("LpPool", "p"): (1, math.inf),
     ("RoiAlign", "output_height"): (1, math.inf),
     ("RoiAlign", "output_width"): (1, math.inf),
     ("RoiAlign", "sampling_ratio"): (0, math.inf),
+    ("RotaryEmbedding", "num_heads"): (0, math.inf),
+    ("RotaryEmbedding", "rotary_embedding_dim"): (0, math.inf),
 }
 #: Operators with an axis that ONNX's inference lets pass.
-_OF_AXIS = frozenset({"LayerNormalization", "LpNormalization", "RMSNormalization"})
+_OF_AXIS = frozenset({"LayerNormalization", "LpNormalization", "RMSNormalization", "Scatter"})
 #: Recurrent operators -> gates.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -61,10 +64,15 @@ def broken(operator: str, shapes: Sequence[Shape], attributes: Mapping[str, Any]
         limits = _RANGES.get((operator, name)) or _RANGES.get((_ANY, name))
         if limits is not None and not limits[0] <= value <= limits[1]:
             return f"its attribute {name!r} is not in the range [{limits[0]:g}, {limits[1]:g}]"
+    pads = attributes.get("pads") or ()
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" and (
+        any(pads) or (pads and operator.startswith("Conv"))
+    ):
+        return "its attributes 'auto_pad' and 'pads' exclude each other"
     if operator.startswith("Reduce") and _is_no_list(shapes, 1):
         return "its axes are no list"
     if operator in _OF_AXIS and shapes[0] is not None:
-        axis, rank = attributes.get("axis", -1), len(shapes[0])
+        axis, rank = attributes.get("axis", 0 if operator == "Scatter" else -1), len(shapes[0])
         if not -rank <= axis < rank:
             return f"its attribute 'axis' is {axis}, and it has {rank} axes"
     if operator in GATES:
@@ -120,6 +128,14 @@ def _place(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> str | None
     return f"its attribute 'axis' is {axis}, an axis without elements" if is_empty else None
 
 
+def _rotary(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> str | None:
+    """Cosines and sines are of half of what is rotated."""
+    rotated, cosines = attributes.get("rotary_embedding_dim", 0), shapes[1]
+    if rotated and cosines is not None and 2 * cosines[-1] != rotated:
+        return f"its attribute 'rotary_embedding_dim' is {rotated}, not {2 * cosines[-1]}"
+    return None
+
+
 def _recurrent(gates: int, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> str | None:
     """X is [s, b, i], W [d, g h, i], R [d, g h, h], B [d, 2 g h], states are [d, b, h]; with the
     layout 1 the batch comes first."""
@@ -145,5 +161,6 @@ _RULES: Mapping[str, Callable[[Sequence[Shape], Mapping[str, Any]], str | None]]
     "ArgMin": _place,
     "Attention": _attention,
     "NegativeLogLikelihoodLoss": _loss,
+    "RotaryEmbedding": _rotary,
     "SoftmaxCrossEntropyLoss": _loss,
 }

@@ -46,7 +46,7 @@ _TEXTS = {
     ("BitShift", "direction"): "LEFT RIGHT",
     ("DepthToSpace", "mode"): "DCR CRD",
     ("Gelu", "approximate"): "none tanh",
-    ("GridSample", "mode"): "linear nearest cubic bilinear bicubic",
+    ("GridSample", "mode"): "bilinear nearest bicubic",
     ("NegativeLogLikelihoodLoss", "reduction"): "none sum mean",
     ("Pad", "mode"): "constant reflect edge wrap",
     ("Resize", "mode"): "nearest linear cubic",
@@ -56,8 +56,13 @@ _TEXTS = {
     ("SoftmaxCrossEntropyLoss", "reduction"): "none sum mean",
     ("SpaceToDepth", "mode"): "DCR CRD",
     ("TensorScatter", "mode"): "linear circular",
-    ("Upsample", "mode"): "nearest linear bilinear",
+    ("Upsample", "mode"): "nearest bilinear",
     **{(name, "direction"): "forward reverse bidirectional" for name in ("LSTM", "GRU", "RNN")},
+}
+#: Those from an opset on.
+_LATER_TEXTS = {
+    ("GridSample", "mode"): (20, "linear nearest cubic"),
+    ("Upsample", "mode"): (7, "nearest linear"),
 }
 _OF_SCHEMA = defs.OpSchema.FormalParameterOption
 
@@ -116,6 +121,10 @@ def refused(node: Any, opset: int) -> str | None:
 def _refused_outputs(node: Any, own: defs.OpSchema) -> str | None:
     if len(node.output) > own.max_output:
         return f"has {len(node.output)} outputs, {own.max_output} are the most"
+    for attribute in node.attribute:  # or ONNX's inference ends the process
+        if node.op_type == "Split" and attribute.name == "num_outputs":
+            if attribute.i != len(node.output):
+                return f"has {len(node.output)} outputs, its attribute says {attribute.i}"
     for index, formal in enumerate(own.outputs):
         is_there = index < len(node.output) and node.output[index]
         if formal.option == _OF_SCHEMA.Single and not is_there:
@@ -137,7 +146,7 @@ def _refused_attributes(node: Any, own: defs.OpSchema, opset: int) -> str | None
                 f"has the attribute {names.quoted(name)} of the type {actual.lower()}, not "
                 f"{expected.lower()}"
             )
-        if (allowed := _allowed(node, attribute)) is not None:
+        if (allowed := _allowed(node, attribute, opset)) is not None:
             return f"has the attribute {names.quoted(name)} of another value than {allowed}"
     for name, formal in own.attributes.items():
         if formal.required and name not in given:
@@ -145,7 +154,14 @@ def _refused_attributes(node: Any, own: defs.OpSchema, opset: int) -> str | None
     return None
 
 
-def _allowed(node: Any, attribute: Any) -> str | None:
+def texts(operator: str, name: str, opset: int) -> list[str]:
+    """What a text may be that is an attribute; nothing where any."""
+    since, later = _LATER_TEXTS.get((operator, name), (opset + 1, ""))
+    listed = _TEXTS.get((operator, name)) or _TEXTS.get((_ANY, name), "")
+    return (later if opset >= since else listed).split()
+
+
+def _allowed(node: Any, attribute: Any, opset: int) -> str | None:
     """The values that an attribute may have, where its own is none of them."""
     name = attribute.name
     if node.op_type != "Constant" and any(map(math.isnan, (attribute.f, *attribute.floats))):
@@ -156,12 +172,9 @@ def _allowed(node: Any, attribute: Any) -> str | None:
         return "an axis"
     if name in _FLAGS:
         return None if attribute.i in (0, 1) else "0 or 1"
-    listed = _TEXTS.get((node.op_type, name)) or _TEXTS.get((_ANY, name))
-    if listed is None:
-        return None
-    texts = listed.split()
-    is_one = attribute.s.decode("utf-8", "replace") in texts
-    return None if is_one else f"{', '.join(texts[:-1])} or {texts[-1]}"
+    listed = texts(node.op_type, name, opset)
+    is_one = not listed or attribute.s.decode("utf-8", "replace") in listed
+    return None if is_one else f"{', '.join(listed[:-1])} or {listed[-1]}"
 
 
 def _missing(node: Any, opset: int) -> str | None:
