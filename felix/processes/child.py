@@ -26,8 +26,8 @@ NAMES = frozenset({
     "USER", "LOGNAME", "VIRTUAL_ENV",
 })  # fmt: skip
 #: And those that begin so.
-PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "TRITON_", "TVM_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_",
-            "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MALLOC_", "ASAN_",
+PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "TVM_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_",
+            "TORCH_", "PYTORCH_", "TRITON_", "ATEN_", "DNNL_", "ONEDNN_", "MALLOC_", "ASAN_",
             "UBSAN_")  # fmt: skip
 #: No threads of libraries for linear algebra before a process is confined: they would not be.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
