@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import tvm
@@ -186,7 +186,7 @@ def _small(node: torch.fx.Node) -> torch.fx.Node | None:
 
 def _cut(node: torch.fx.Node, limit: int) -> torch.fx.Node:
     """The operator on operands whose extents are at most `limit`, in a graph of its own."""
-    graph, made = torch.fx.Graph(), {}
+    graph, made, target = torch.fx.Graph(), {}, cast(Any, node.target)
     extents = {e for each in node.all_input_nodes for e in each.meta["val"].shape if e > limit}
     for each in node.all_input_nodes:
         value = each.meta["val"]
@@ -201,11 +201,11 @@ def _cut(node: torch.fx.Node, limit: int) -> torch.fx.Node:
         return limit if is_extent else argument
 
     args, kwargs = pytree.tree_map(cut, (list(node.args), dict(node.kwargs)))
-    small = graph.call_function(node.target, tuple(args), kwargs)  # type: ignore[arg-type]
+    small = graph.call_function(target, tuple(args), kwargs)
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("meta")}
     values = pytree.tree_map_only(torch.fx.Node, lambda each: each.meta["val"], (args, kwargs))
-    small.meta["val"] = small.target(*values[0], **values[1])  # type: ignore[operator]
+    small.meta["val"] = target(*values[0], **values[1])
     for number, reader in (_read(node) or {}).items():
         graph.call_function(operator.getitem, (small, number)).meta.update(reader.meta)
     return small
