@@ -3,6 +3,7 @@ reach, and removed with what it has left."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -63,7 +64,8 @@ def remove_tree(path: pathlib.Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # folders nested deeper than Python follows
-        foreign.run(["rm", "-rf", "--", str(path)])
+        with contextlib.suppress(RuntimeError):  # what it could not remove stays, as above
+            foreign.run(["rm", "-rf", "--", str(path)])
 
 
 def start(
@@ -99,6 +101,8 @@ def start(
 # A child that is asked one question: it runs a module with a folder as its argument.
 
 _REQUEST, _ANSWER, _LOG = "request.json", "answer.json", "log"
+#: Of an answer and of a log that are read, at most: a child may be hostile.
+MAX_ANSWER_BYTES, _MAX_LOG_BYTES = 16 << 20, 1 << 16
 
 
 class Unanswered(Exception):
@@ -146,10 +150,16 @@ def ask(
         finally:
             end(process)
         try:
-            return json.loads(pathlib.Path(folder, _ANSWER).read_bytes())
+            return json.loads(_end_of(pathlib.Path(folder, _ANSWER), MAX_ANSWER_BYTES))
         except (OSError, ValueError, RecursionError):
-            said = pathlib.Path(folder, _LOG).read_text(errors="replace").strip().splitlines()
+            said = _end_of(pathlib.Path(folder, _LOG), _MAX_LOG_BYTES).strip().splitlines()
             raise Unanswered(said[-1] if said else "no message", status) from None
+
+
+def _end_of(path: pathlib.Path, n_bytes: int) -> str:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - n_bytes))
+        return file.read(n_bytes).decode(errors="replace")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

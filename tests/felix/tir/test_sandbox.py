@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from felix import errors, workloads
+from felix.processes import child
 from felix.tir import sandbox
 from tests.support.hostile import besieged
 
@@ -36,14 +37,13 @@ def test_a_sandbox_that_is_taken_over_gets_nothing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(sandbox, "_MODULE", "attacked_child")
     logs = []
-    read = pathlib.Path.read_bytes
+    read = child._end_of
 
-    def noted(path: pathlib.Path) -> bytes:
-        if path.name == "answer.json":
-            logs.append((path.parent / "log").read_text())
-        return read(path)
+    def noted(path: pathlib.Path, n_bytes: int) -> str:
+        logs.append((path.parent / "log").read_text())
+        return read(path, n_bytes)
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", noted)
+    monkeypatch.setattr(child, "_end_of", noted)
     task = workloads.gemm(4, 4, 4, target="llvm")
     with pytest.raises(errors.WorkloadError, match="done"):
         sandbox.try_in_child(task.to_json(), "{}")
