@@ -39,7 +39,8 @@ def test_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_text", "said"), [("fail", "ValueError: why"), ("half", "no message"), ("much", "no message")]
+    ("request_text", "said"),
+    [("fail", "ValueError: why"), ("half", "no message"), ("much", "no message")],
 )
 def test_no_answer(request_text: str, said: str) -> None:
     with pytest.raises(child.Unanswered, match=said):
