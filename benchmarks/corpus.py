@@ -39,7 +39,7 @@ from typing import Any
 import felix
 from benchmarks.support import common, corpus_table
 from felix import errors, target, workloads
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 from felix.task import Task
 from felix.tuning import results
 from tests.corpus import networks, outcome

@@ -61,7 +61,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
     """Sizes of candidates of one workload, and for some the seconds of NVRTC."""
     import felix
     from felix import workloads
-    from felix.measure.cuda.building import nvrtc
+    from felix.runner.cuda import nvrtc
 
     task = workloads.parse(text, target=TARGET)
     sketches = felix.trace_sketches(task)
@@ -90,7 +90,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
 
 def compiled(source: str, arrays: str) -> dict[str, Any]:
     """Seconds of NVRTC for both sources, and what of the cubins differs."""
-    from felix.measure.cuda.building import nvrtc
+    from felix.runner.cuda import nvrtc
 
     def timed(text: str) -> tuple[float, bytes]:
         before = time.process_time()
@@ -127,7 +127,7 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
 
 def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
     """What is predicted and true of a candidate, its source, and that with arrays."""
-    from felix.measure.cuda.building import build
+    from felix.builder.cuda import build
     from felix.search import build_time
 
     cost = build_time.BuildCost.of(sketch, sketch.formulas.exact(np.asarray([row])))
@@ -146,7 +146,7 @@ def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
 
 def refused(record: dict[str, Any]) -> bool:
     """Whether a builder refuses the source for its length."""
-    from felix.measure.pool import local
+    from felix.measure import local
 
     return bool(record["source_bytes"] > local.LocalOptions().max_source_bytes)
 
@@ -171,7 +171,7 @@ def render(result: dict[str, Any]) -> str:
 
 def _row(records: list[dict[str, Any]]) -> list[Any]:
     """Predicted over true: statements of the long ones, seconds of those compiled; and limits."""
-    from felix.measure.pool import local
+    from felix.measure import local
     from felix.search import selection
 
     long = [r for r in records if r["predicted_s"] >= LONG_S]

@@ -6,7 +6,7 @@ Per workload and target, in one process and run:
 
 - *TVM*: applying the trace, the postprocessors, `PerStoreFeature`, one thread, per candidate
   (choosing and writing the decisions is not counted);
-- *formulas*: `sketch.formulas.exact` of a batch of the same candidates, and of a batch of
+- *formulas*: `space.formulas.exact` of a batch of the same candidates, and of a batch of
   `BATCH` rows made by repeating them, one thread, per candidate;
 - what makes the formulas of a sketch, with an empty cache.
 

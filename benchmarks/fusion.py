@@ -33,7 +33,7 @@ from benchmarks.support import common, ratios
 if TYPE_CHECKING:
     import torch
 
-    from felix.known_results import store
+    from felix.database import store
     from felix.network import groups, outcomes
 
 NETWORKS = ("vit_b32", "bert_base", "llama")
@@ -47,7 +47,7 @@ _VOCABULARY = 1024
 def main() -> int:
     """Measure what is missing, write the results and print the tables."""
     from felix import target
-    from felix.known_results import store
+    from felix.database import store
 
     args = _arguments()
     full = target.parse(args.target)

@@ -62,7 +62,7 @@ def main() -> int:
     if args.stock:
         for candidates in batches:
             results[candidates.name]["stock"] = stock_pass(candidates)
-        from felix.measure import timing
+        from felix.runner import timing
 
         warm = timing.TimingOptions(
             flush=False, max_repeats=3, min_repeats=1, min_repeat_ms=20, early_stop_ratio=1e9
@@ -88,8 +88,8 @@ def felix_pass(
 ) -> float:
     """All candidates through one pool; returns the seconds until it was ready."""
     from felix import workloads
-    from felix.measure.cuda import reference
-    from felix.measure.pool import local
+    from felix.builder.cuda import reference
+    from felix.measure import local
     from felix.target import cpu
 
     start = time.perf_counter()

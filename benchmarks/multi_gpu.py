@@ -46,7 +46,7 @@ from benchmarks.support.simulated import nodes
 
 if TYPE_CHECKING:
     import felix
-    from felix.measure.pool import local
+    from felix.measure import local
     from felix.tuning import options, results
 
 #: Parts of a candidate in the table: of the tuner's thread, then of the workers.
@@ -162,7 +162,7 @@ def _tasks(args: argparse.Namespace) -> list[felix.Task]:
 
 def _losing(devices: tuple[int, ...], seconds: float, task: felix.Task) -> local.LocalPool:
     """A pool whose last device is lost after so many seconds."""
-    from felix.measure.pool import local
+    from felix.measure import local
 
     pool = local.LocalPool(task, local.LocalOptions(devices=devices))
     name = f"runner-{len(devices) - 1}"

@@ -46,9 +46,9 @@ from benchmarks.conformance.ledger import Found
 from benchmarks.networks import public
 from benchmarks.support import common
 from felix import errors
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
-from felix.measure import payload
+from felix.builder import payload
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.network import agreement
 from felix.task import Task
 

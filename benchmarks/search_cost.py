@@ -107,7 +107,7 @@ def _search(text: str, seed: int, rounds: int) -> dict[str, Any]:
 def _opened(sketches: Sequence[Any]) -> list[Any]:
     """The sketches that a search of the task has, their first formulas made."""
     from felix import errors
-    from felix.sketch import diversity
+    from felix.space import diversity
 
     result = []
     for sketch in diversity.searched(sketches):

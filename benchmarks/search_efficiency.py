@@ -65,7 +65,7 @@ PRELOADED = (
     "xgboost",
     "torch",
     "felix.tuning.tune",
-    "felix.sketch.sketch",
+    "felix.space.sketch",
     "felix.search.gradient",
     "benchmarks.support.searches.tvm_search",
     "felix.tuning.online_model",

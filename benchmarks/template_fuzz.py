@@ -74,8 +74,8 @@ class _Opener:
 
 def open_pool(task: Any, builders: int) -> Any:
     """A pool that times each kernel shortly: what counts here is what it computes."""
-    from felix.measure import timing
-    from felix.measure.pool import local
+    from felix.measure import local
+    from felix.runner import timing
 
     short = timing.TimingOptions(
         min_repeats=2, max_repeats=3, min_total_s=0.0, max_total_s=0.02, early_stop_first_s=0.0

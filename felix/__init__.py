@@ -22,7 +22,7 @@ _MODULES = frozenset({"events", "frontend", "metaschedule", "records", "workload
 #: Public name -> module that defines it.
 _LAZY = {
     "NetworkResult": "felix.tuning.results",
-    "Sketch": "felix.sketch.sketch",
+    "Sketch": "felix.space.sketch",
     "Task": "felix.task",
     "TuneOptions": "felix.tuning.options",
     "TuneResult": "felix.tuning.results",
@@ -30,17 +30,18 @@ _LAZY = {
     "compile": "felix.tuning.tune",
     "extract_tasks": "felix.frontend",
     "optimize": "felix.network.optimize",
-    "sketches": "felix.sketch.sketch",
-    "trace_sketches": "felix.sketch.sketch",
+    "sketches": "felix.space.sketch",
+    "trace_sketches": "felix.space.sketch",
     "tune": "felix.tuning.tune",
 }
 
 if TYPE_CHECKING:
-    from felix import events, frontend, metaschedule, records, workloads
+    from felix import events, frontend, metaschedule, workloads
+    from felix.database import records
     from felix.frontend import extract_tasks
     from felix.network.backend.entry import backend_report
     from felix.network.optimize import optimize
-    from felix.sketch.sketch import Sketch, sketches, trace_sketches
+    from felix.space.sketch import Sketch, sketches, trace_sketches
     from felix.task import Task
     from felix.tuning.options import TuneOptions
     from felix.tuning.results import NetworkResult, TuneResult

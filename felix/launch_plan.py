@@ -1,6 +1,6 @@
 """What a call of a GPU program does: kernel launches in a fixed order, as data.
 
-A plan is read off TVM's host function (`felix.measure.cuda.building.launches`) or written by a
+A plan is read off TVM's host function (`felix.builder.cuda.launches`) or written by a
 template (`felix.templates`). The run worker plays it through the CUDA driver, so neither TVM's
 host code nor the template is needed where it runs.
 

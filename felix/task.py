@@ -136,7 +136,7 @@ class Task:
         """The same task whose products of float32 may be computed in TF32.
 
         It has another key. Its outputs may be further from the exact ones
-        (`felix.measure.checking.rounding`).
+        (`felix.runner.checking.rounding`).
         """
         return dataclasses.replace(self, mod=tvm.IRModule({"main": tf32.allow(self.func)}))
 

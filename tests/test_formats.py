@@ -14,8 +14,9 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from felix import records, target
+from felix import target
 from felix.cli import main
+from felix.database import records
 from server import app, commands, settings, states
 from server.database import database, models, schema
 from server.parsing import devices

@@ -19,8 +19,8 @@ from tests.support import share, touched, warm
 @pytest.mark.parametrize(
     ("path", "tests"),
     [
-        ("felix/measure/pool/local.py", "tests/felix/measure/pool/test_local.py"),
-        ("felix/measure/pool/locks.py", "tests/felix/measure/pool"),
+        ("felix/measure/local.py", "tests/felix/measure/test_local.py"),
+        ("felix/measure/locks.py", "tests/felix/measure"),
         ("felix/search/selection.py", "tests/felix/search/test_selection.py"),
         ("costmodel/models/segment_mlp.py", "tests/costmodel/test_models.py"),
         ("tests/felix/search/test_rounding.py", "tests/felix/search/test_rounding.py"),
@@ -37,10 +37,10 @@ def test_a_file_leads_to_its_nearest_tests(path: str, tests: str | None) -> None
 def test_a_file_is_not_named_beside_its_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = ["felix/measure/pool/local.py", "felix/measure/pool/locks.py", "README.md"]
+    paths = ["felix/measure/local.py", "felix/measure/locks.py", "README.md"]
     monkeypatch.setattr(touched, "changed", lambda revision: paths)
     touched.main()
-    assert capsys.readouterr().out.split() == ["tests/felix/measure/pool"]
+    assert capsys.readouterr().out.split() == ["tests/felix/measure"]
 
 
 def test_without_a_change_the_core_is_run(

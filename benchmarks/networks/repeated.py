@@ -140,7 +140,7 @@ def _optimize(case: Mapping[str, Any], batch: int, folder: pathlib.Path) -> dict
     import felix
     from benchmarks.networks import catalogue, tuned
     from felix import events
-    from felix.known_results import store
+    from felix.database import store
     from felix.network import groups, imported
 
     place = imported.device_of(felix.target.parse(case["target"]))

@@ -31,8 +31,8 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from benchmarks.networks import catalogue
 from benchmarks.support import common
+from felix.database import store
 from felix.frontend.programs import operators
-from felix.known_results import store
 from felix.network import executable, group_costs, groups, imported, optimize, optimized, outcomes
 from felix.network.contenders import contest
 

@@ -113,13 +113,13 @@ def _write_module(path: pathlib.Path, mod: Any, target: Any) -> None:
 def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """Check the winners, then time them and PyTorch in turns.
 
-    Felix's are compiled as they ship (`felix.measure.build`), the others by TVM alone.
+    Felix's are compiled as they ship (`felix.builder.build`), the others by TVM alone.
     """
     import tvm
 
     from felix import target, workloads
-    from felix.measure import build, task_program
-    from felix.measure.checking import reference
+    from felix.builder import build, task_program
+    from felix.runner.checking import reference
 
     task = workloads.parse(request["workload"])
     args = task_program.arguments(task.mod)
@@ -193,7 +193,7 @@ def _outputs(library: Any, args: Any, contents: Any) -> dict[int, Any]:
 
 def _in_turns(calls: Mapping[str, Call], flush: bool, cache_bytes: int) -> dict[str, list[float]]:
     """Latencies of every call in us, a few repeats at a time, in an order that alternates."""
-    from felix.measure.cpu import timing as cpu_timing
+    from felix.runner.cpu import timing as cpu_timing
 
     empty = cpu_timing.flusher(cache_bytes)
     times: dict[str, list[float]] = {tool: [] for tool in calls}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.support import random_workloads
 
 if TYPE_CHECKING:
-    from felix.measure import protocol
+    from felix.runner import protocol
     from felix.target import Hardware
     from felix.task import Task
     from felix.templates.generated import GeneratedProgram

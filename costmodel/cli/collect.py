@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from costmodel.collect import collector as collecting
     from costmodel.collect import proposals
     from costmodel.data import dataset as datasets
-    from felix.measure.pool import local
-    from felix.sketch.sketch import Sketch
+    from felix.measure import local
+    from felix.space.sketch import Sketch
     from felix.task import Task
 
 

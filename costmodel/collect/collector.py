@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from costmodel.collect import proposals
 from costmodel.data import dataset as datasets
 from felix import errors
-from felix.measure import protocol
+from felix.runner import protocol
 
 #: A workload that loses more candidates to errors of the infrastructure is given up for this run.
 MAX_LOST = 20

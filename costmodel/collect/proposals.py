@@ -25,8 +25,8 @@ from felix.search import interface, mutations
 
 if TYPE_CHECKING:
     from costmodel.data import dataset as datasets
-    from felix.measure import protocol
-    from felix.sketch.sketch import Sketch
+    from felix.runner import protocol
+    from felix.space.sketch import Sketch
     from felix.templates import generated
 
 #: A row of decisions, or several.

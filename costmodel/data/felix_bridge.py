@@ -20,10 +20,10 @@ from felix import errors
 from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
-    from felix.measure.pool import local
-    from felix.sketch.sketch import OnLeftOut, Sketch
-    from felix.sketch.template_sketch import TemplateSketch
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.measure import local
+    from felix.space.sketch import OnLeftOut, Sketch
+    from felix.space.template_sketch import TemplateSketch
+    from felix.space.trace_sketch import TraceSketch
     from felix.target import Hardware
     from felix.task import Task
 
@@ -101,7 +101,7 @@ class FelixFeaturizer:
     kind = FeatureKind.TRACE
 
     def __init__(self) -> None:
-        from felix.sketch import formula_cache
+        from felix.space import formula_cache
 
         self.version = features_version(self.kind)
         self.digest = formula_cache.code_digest()
@@ -137,7 +137,7 @@ class TemplateFeaturizer(FelixFeaturizer):
     kind = FeatureKind.TEMPLATE
 
     def __init__(self) -> None:
-        from felix.sketch import formula_cache
+        from felix.space import formula_cache
 
         super().__init__()
         self.digest = formula_cache.code_digest(formula_cache.TEMPLATE_SOURCES)
@@ -151,7 +151,7 @@ class TemplateFeaturizer(FelixFeaturizer):
 
 def sketches_of(task: Task, hardware: Hardware | None = None) -> list[TraceSketch]:
     """The trace sketches of a task, with formulas for the hardware (by default this machine's)."""
-    from felix.sketch import sketch
+    from felix.space import sketch
 
     return sketch.trace_sketches(task, hardware)
 
@@ -160,14 +160,14 @@ def template_sketches_of(
     task: Task, hardware: Hardware | None = None, on_left_out: OnLeftOut | None = None
 ) -> list[TemplateSketch]:
     """The template sketches of a task; `on_left_out` is told why there are none."""
-    from felix.sketch import sketch
+    from felix.space import sketch
 
     return sketch.of_templates(task, hardware, on_left_out)
 
 
 def with_decisions(sketches: Sequence[AnySketch]) -> list[AnySketch]:
     """Those that have legal decisions, which tuning opens."""
-    from felix.sketch import legality
+    from felix.space import legality
 
     return [sketch for sketch in sketches if legality.make_formulas(sketch) is None]
 
@@ -213,8 +213,8 @@ def pool_for(task: Task, builders: int) -> local.LocalPool:
     per cent of one. On a GPU several collectors share the device by its lock, and what compiles
     for long or runs for seconds is given up.
     """
-    from felix.measure import timing
-    from felix.measure.pool import local
+    from felix.measure import local
+    from felix.runner import timing
 
     if task.target.kind.name == "cuda":
         limits = local.LocalOptions(builders=builders, build_timeout_s=5.0, run_timeout_s=4.0)

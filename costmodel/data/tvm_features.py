@@ -21,7 +21,7 @@ from felix import errors
 from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.space.trace_sketch import TraceSketch
 
 #: Columns of `PerStoreFeature` for one store.
 N_FEATURES = 164

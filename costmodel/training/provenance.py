@@ -7,7 +7,8 @@ import importlib.metadata
 from pathlib import Path
 from typing import Any
 
-from felix import records, target
+from felix import target
+from felix.database import records
 from felix.processes import foreign
 from felix.target import cpu
 

@@ -3,7 +3,7 @@
 manifest.json      versions, device, task, best decisions, latencies, sha256 of each file
 kernel.so          the compiled library (kernel.ll, LLVM IR, where there is no linker)
 run.py             loads the library, checks it against TVM and numpy, times it
-calm.py            tells `run.py` when the cores are at full speed (`felix.measure.cpu.contention`)
+calm.py            tells `run.py` when the cores are at full speed (`felix.runner.cpu.contention`)
 oracle.py          the numpy reference, where the program is plain (`felix.tir.to_numpy`)
 workload.json      the unscheduled program as TVM reads it
 schedule.py        TVMScript of the scheduled program
@@ -35,12 +35,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import tvm
 
-from felix import errors, files, records, target
+from felix import errors, files, target
 from felix.artifact import convergence, generated, run_common, run_script
-from felix.measure import build, task_program
-from felix.measure.cpu import contention
-from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import nvrtc
+from felix.builder import build, task_program
+from felix.builder.cuda import build as cuda_build
+from felix.database import records
+from felix.runner.cpu import contention
+from felix.runner.cuda import nvrtc
 from felix.tir import to_numpy
 
 if TYPE_CHECKING:

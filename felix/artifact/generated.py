@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from felix import errors, launch_plan
 from felix.artifact import player
-from felix.measure.cuda import driver, tensors
-from felix.measure.cuda import reference as cuda_reference
-from felix.measure.cuda.building import build, nvrtc
+from felix.builder.cuda import build
+from felix.builder.cuda import reference as cuda_reference
+from felix.runner.cuda import driver, nvrtc, tensors
 from felix.templates.generated import GeneratedProgram
 
 if TYPE_CHECKING:

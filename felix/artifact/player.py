@@ -24,7 +24,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from felix import launch_plan
-    from felix.measure.cuda import driver
+    from felix.runner.cuda import driver
 
 #: The device is kept busy so long before it is timed, because an idle one has a lower clock.
 WARM_S = 0.3

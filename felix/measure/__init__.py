@@ -4,14 +4,14 @@ In: a candidate's program.
 Out: a checked latency, or why not.
 From: `tuning`, `network`, `costmodel`.
 
-`protocol` says what a measurement is, `pool.local.LocalPool` measures on this machine,
+`protocol` says what a measurement is, `local.LocalPool` measures on this machine,
 `cluster.pool.ClusterPool` on those of a cluster, `boards.pool.BoardPool` on boards,
 `testing.FunctionMeasurer` answers from a function.
 """
 
 from __future__ import annotations
 
-from felix.measure import protocol
+from felix.runner import protocol
 
 Measurement = protocol.Measurement
 Measurer = protocol.Measurer

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from felix.measure import protocol
+from felix.runner import protocol
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Buildable
+    from felix.builder.payload import Buildable
 
 
 class FunctionMeasurer(protocol.Measurer):

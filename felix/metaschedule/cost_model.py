@@ -25,11 +25,11 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from felix import errors, target
-from felix.measure import protocol
 from felix.metaschedule import trace_lookup
+from felix.runner import protocol
 from felix.search import cost_model as models
 from felix.search import scoring
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space.trace_sketch import TraceSketch
 from felix.task import Task
 from felix.tir import cost as tir_cost
 

@@ -22,7 +22,7 @@ from tvm.s_tir import meta_schedule as ms
 from felix import errors
 from felix.metaschedule import cost_model as ms_cost_model
 from felix.search import gradient, interface
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space.trace_sketch import TraceSketch
 
 _log = logging.getLogger("felix.metaschedule")
 

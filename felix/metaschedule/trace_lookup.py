@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from felix import errors
 from felix.metaschedule import trace_text
 from felix.search import interface, scoring
-from felix.sketch import coordinates
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space import coordinates
+from felix.space.trace_sketch import TraceSketch
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace

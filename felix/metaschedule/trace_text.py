@@ -19,7 +19,7 @@ from felix.tir.design_space import shared_memory
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
 
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.space.trace_sketch import TraceSketch
 
 #: Sketch number and decisions.
 Located = tuple[int, tuple[int, ...]]

@@ -17,7 +17,7 @@ import torch
 import tvm
 from tvm import relax, tirx
 
-from felix.measure.cuda.building import tvm_module
+from felix.builder.cuda import tvm_module
 from felix.network import executable, groups, imported
 from felix.network.passes import intermediates, prepacking
 from felix.task import Task

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from felix import target as targets
-from felix.known_results import store
-from felix.measure.cuda.building import embedded
+from felix.builder.cuda import embedded
+from felix.database import store
 from felix.network import (
     assembly,
     checking,

@@ -23,9 +23,9 @@ from tvm import relax, tirx
 from tvm.s_tir import dlight
 
 from felix import errors
-from felix.measure.cpu import preparation
-from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import launches
+from felix.builder import preparation
+from felix.builder.cuda import build as cuda_build
+from felix.builder.cuda import launches
 from felix.network.passes import intermediates, memory, prepacking
 from felix.target import cpu
 from felix.tir import unit_reductions

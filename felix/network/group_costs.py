@@ -8,10 +8,10 @@ import functools
 import tvm
 
 from felix import errors
+from felix.database import store
 from felix.frontend import Fusion, Grouping, Schedules, fusion_for
-from felix.known_results import store
-from felix.sketch import formula_cache, sketch
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space import formula_cache, sketch
+from felix.space.trace_sketch import TraceSketch
 from felix.task import Task
 
 #: Code that decides which sketches a task has, and what is said of them.

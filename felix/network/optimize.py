@@ -10,7 +10,7 @@
     callable <- check <- build <- assembly <- the fastest contender of each group
 
 Equal groups are one task, weighted by its calls, and `felix.tune` shares the time out among the
-tasks. What tuning gives is stored (`felix.known_results`): the same network again costs no
+tasks. What tuning gives is stored (`felix.database`): the same network again costs no
 measuring, and similar tasks start from what is known.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from felix import target as targets
-from felix.known_results import databases, store
+from felix.database import databases, store
 from felix.network import assembly, checking, group_costs, groups, imported, optimized, outcomes
 from felix.network import report as reports
 from felix.network.attentions import whole
@@ -74,7 +74,7 @@ def optimize(
         values: values of an ONNX file's inputs that are the same in every call, such as axes.
         out: folder of the tuning session; one beside the known results if left out, until the
             session ends. A session of the same tasks that was killed is resumed.
-        known_results: the file of known results (`felix.known_results.store`).
+        known_results: the file of known results (`felix.database.store`).
         database: folder of a MetaSchedule database: its schedules of the network's tasks are
             measured first.
         seed: everything random follows from it.

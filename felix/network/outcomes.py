@@ -10,14 +10,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from felix import errors
-from felix.known_results import databases, store
-from felix.known_results import outcome as known_outcomes
-from felix.known_results.outcome import KnownResult, Schedule, decided
-from felix.measure import payload, protocol
-from felix.sketch.sketch import Sketch
+from felix.builder import payload
+from felix.database import databases, session, store
+from felix.database import outcome as known_outcomes
+from felix.database.outcome import KnownResult, Schedule, decided
+from felix.runner import protocol
+from felix.space.sketch import Sketch
 from felix.task import Task
 from felix.tuning import options as tune_options
-from felix.tuning import results, session
+from felix.tuning import results
 from felix.tuning import tune as tuning
 
 

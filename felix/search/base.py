@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from felix import errors, events
 from felix.search import history, interface, scoring, selection
-from felix.sketch import coordinates
+from felix.space import coordinates
 
 #: Exact features of one candidate [R, F].
 Rows = NDArray[np.float32]

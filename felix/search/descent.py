@@ -36,7 +36,7 @@ from felix.autodiff import program as autodiff_program
 from felix.autodiff import torch_function, torch_threads
 from felix.features.kind import FeatureKind
 from felix.search import interface, scoring
-from felix.sketch import coordinates
+from felix.space import coordinates
 
 Array = NDArray[np.float64]
 

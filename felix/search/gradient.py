@@ -31,7 +31,7 @@ import numpy as np
 from felix import errors, events
 from felix.features.kind import FeatureKind
 from felix.search import base, descent, interface, mutations, rounding, scoring, selection
-from felix.sketch import coordinates
+from felix.space import coordinates
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from felix.features.kind import FeatureKind
 if TYPE_CHECKING:
     import torch
 
-    from felix.sketch.formulas import StructureFormulas as StructureFormulas
-    from felix.sketch.sketch import Sketch as Sketch
+    from felix.space.formulas import StructureFormulas as StructureFormulas
+    from felix.space.sketch import Sketch as Sketch
     from felix.symbolic.interpret import Instruction as Instruction
 
 Array = NDArray[np.float64]

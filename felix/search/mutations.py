@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from felix.sketch import coordinates, factorizations
-from felix.sketch.variables import Variable
+from felix.space import coordinates, factorizations
+from felix.space.variables import Variable
 
 
 class Moves:

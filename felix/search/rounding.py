@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.search import interface
-from felix.sketch import coordinates, factorizations
-from felix.sketch.variables import Variable
+from felix.space import coordinates, factorizations
+from felix.space.variables import Variable
 
 Array = NDArray[np.float64]
 

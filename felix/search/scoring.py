@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from felix import errors
 from felix.features.kind import FeatureKind
 from felix.search import build_time, interface
-from felix.sketch import coordinates, legality
+from felix.space import coordinates, legality
 
 Array = NDArray[np.float64]
 #: Decisions of a structure that TVM is tried on; the tile sizes of one may not suit it.

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from felix.features.kind import FeatureKind
 from felix.search import build_time, history, interface, scoring
-from felix.sketch import coordinates
+from felix.space import coordinates
 
 #: Candidates that `Pool.apart` looks at for each that it takes.
 LOOKED_AT = 32

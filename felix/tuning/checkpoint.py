@@ -1,4 +1,4 @@
-"""A run to and from its checkpoint: what `felix.tuning.session` stores after each round.
+"""A run to and from its checkpoint: what `felix.database.session` stores after each round.
 
 The state holds the searches, the allocation, the model and the time spent. Records are stored
 apart, as they come; those that the state does not know yet are replayed.
@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from felix import errors, records
+from felix import errors
+from felix.database import records, session
 from felix.search import allocate
-from felix.tuning import pacing, session
+from felix.tuning import pacing
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 from felix import errors, events
 from felix.features.kind import FeatureKind
 from felix.measure import limits
-from felix.sketch import legality, variables
-from felix.tuning import checkpoint, pacing
+from felix.space import legality, variables
+from felix.tuning import checkpoint, pacing, pending, task_search
 from felix.tuning import options as options_module
-from felix.tuning.opening import task_search
 from felix.tuning.task_run import TaskRun
-from felix.tuning.trials import pending
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
+    from felix.space.sketch import Sketch
 
 
 class Opener:

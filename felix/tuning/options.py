@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from felix import errors, events
-from felix.measure import protocol
-from felix.measure.pool import locks
+from felix.measure import locks
+from felix.runner import protocol
 from felix.search import strategies
 
 if TYPE_CHECKING:
+    from felix.database import session
     from felix.search import GradientOptions, base, cost_model, interface
-    from felix.sketch.sketch import Sketch
+    from felix.space.sketch import Sketch
     from felix.task import Task
-    from felix.tuning import session
 
 #: (sketches of a task, its cost models, seed) -> the task's search.
 MakeSearch: TypeAlias = "Callable[[Sequence[Sketch], interface.CostModels, int], base.BaseSearch]"
@@ -29,7 +29,7 @@ FirstSchedules: TypeAlias = (
 
 
 class Pool(Protocol):
-    """Where candidates of all tasks are measured (`felix.measure.pool.local.LocalPool`)."""
+    """Where candidates of all tasks are measured (`felix.measure.local.LocalPool`)."""
 
     @property
     def timing_lock(self) -> locks.ReadWriteLock:
@@ -88,7 +88,7 @@ class TuneOptions:
     #: How measurements correct the model; fine-tuning options train its weights instead, which
     #: takes seconds a round.
     learning: cost_model.LearningOptions | None = None
-    #: GPUs to measure on, where no `pool` is given: `felix.measure.pool.work.LocalOptions`.
+    #: GPUs to measure on, where no `pool` is given: `felix.measure.work.LocalOptions`.
     devices: tuple[int, ...] | Literal["all"] = (0,)
     #: Makes the pool from the first task; None: processes on this machine.
     pool: Callable[[Task], Pool] | None = None
@@ -108,7 +108,7 @@ class TuneOptions:
         """The pool of a run whose first task this is."""
         if self.pool is not None:
             return self.pool(task)
-        from felix.measure.pool import local
+        from felix.measure import local
 
         return local.LocalPool(task, local.LocalOptions(devices=self.devices))
 

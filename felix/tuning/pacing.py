@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from felix.measure.pool import locks
+from felix.measure import locks
 
 #: How often a wait calls `ComputeGuard.check`, in seconds.
 POLL_S = 0.2

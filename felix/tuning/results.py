@@ -15,18 +15,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from felix import errors, records
-from felix.measure import protocol
+from felix import errors
+from felix.database import records
+from felix.runner import protocol
 from felix.templates import generated
 from felix.tuning import pacing
 
 if TYPE_CHECKING:
     import tvm
 
-    from felix.sketch.sketch import Sketch
-    from felix.sketch.template_sketch import TemplateSketch
-    from felix.sketch.trace_sketch import TraceSketch
-    from felix.sketch.variables import Variable
+    from felix.space.sketch import Sketch
+    from felix.space.template_sketch import TemplateSketch
+    from felix.space.trace_sketch import TraceSketch
+    from felix.space.variables import Variable
     from felix.task import Task
     from felix.templates.generated import Program
 
@@ -129,7 +130,7 @@ class Best:
 
 def _template(sketch: Sketch) -> TemplateSketch | None:
     """The sketch, if it is a template's."""
-    from felix.sketch import template_sketch
+    from felix.space import template_sketch
 
     return sketch if isinstance(sketch, template_sketch.TemplateSketch) else None
 

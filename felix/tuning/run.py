@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from felix import events, target
 from felix.autodiff import torch_threads
+from felix.database import session
 from felix.search import allocate, interface
-from felix.tuning import checkpoint, opener, pacing, results, session
+from felix.space import ahead
+from felix.tuning import checkpoint, first_rounds, opener, pacing, pending, remeasure, results
 from felix.tuning import options as options_module
 from felix.tuning import task_run as task_run_module
-from felix.tuning.opening import ahead, first_rounds
 from felix.tuning.task_run import TaskRun
-from felix.tuning.trials import pending, remeasure
 
 
 class Run:

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from felix import errors, records
-from felix.measure import payload, protocol
+from felix import errors
+from felix.builder import payload
+from felix.database import records
+from felix.runner import protocol
 from felix.search import interface
 from felix.target import cpu
-from felix.tuning import pacing, results
-from felix.tuning.opening import task_search
+from felix.tuning import pacing, results, task_search
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
+    from felix.space.sketch import Sketch
     from felix.task import Task
     from felix.templates.generated import Program
 
@@ -279,7 +280,7 @@ def applied(sketch: Sketch, candidate: interface.Candidate) -> Applied:
 
 def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:
     """Whether decisions from elsewhere are ones of this sketch, and can be modelled."""
-    from felix.sketch import coordinates
+    from felix.space import coordinates
 
     if len(decisions) != len(sketch.variables):
         return False

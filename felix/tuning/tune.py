@@ -13,13 +13,13 @@ builds, checks and times them, and the cost model learns what came out:
                   +-------------------------------------------+
 
 At the end the fastest candidates are measured again, longer, and the fastest of those is the
-result (`felix.tuning.trials.remeasure`).
+result (`felix.tuning.remeasure`).
 
 The search of a round begins when half of the candidates of the last one are measured
 (`TuneOptions.lookahead`), so that builders and search work at the same time; with several devices
 more rounds are on their way. Rounds of several tasks on a GPU are searched side by side, in
 processes of their own (`felix.tuning.searching`). Every measurement is stored before anything
-learns of it; see `felix.tuning.session` for what a killed run leaves.
+learns of it; see `felix.database.session` for what a killed run leaves.
 
 The loop is `felix.tuning.loop`, its steps are in `felix.tuning.run`, results in
 `felix.tuning.results`.
@@ -34,9 +34,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overload
 
 from felix import errors, events
+from felix.database import session
 from felix.measure import limits
 from felix.task import Task
-from felix.tuning import loop, pacing, results, session
+from felix.tuning import loop, pacing, results
 from felix.tuning import options as options_module
 from felix.tuning import run as run_module
 from felix.tuning.searching import searcher
@@ -169,7 +170,7 @@ def compile(result: results.TuneResult) -> tvm.runtime.Module:
         MeasureError: it is for a GPU, and what compiles for that is not here; or a template
             generated it, and there is no GPU's driver here.
     """
-    from felix.measure import build
+    from felix.builder import build
 
     if not isinstance(result, results.TuneResult):
         raise errors.TuningError("compile takes the result of one task, e.g. network.results[0]")

@@ -41,7 +41,7 @@ from felix.tir.design_space import shared_memory
 from felix.verify import touched, tvm_schedule
 
 if TYPE_CHECKING:
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.space.trace_sketch import TraceSketch
 
 Kind = Literal["structure", "buffers", "features"]
 
@@ -166,7 +166,7 @@ def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = No
         seed: of the rows; the same seed checks the same rows.
         progress: called with (sketches done, sketches in all).
     """
-    from felix.sketch import sketch
+    from felix.space import sketch
 
     sketches = sketch.trace_sketches(task)
     reports = []

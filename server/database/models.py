@@ -139,7 +139,7 @@ class Task(fields.Task, Base):
         sa.Index("ix_tasks_family", "family"),
     )
 
-    #: `felix.known_results.outcome.family`: of the operator, whatever its extents
+    #: `felix.database.outcome.family`: of the operator, whatever its extents
     family: orm.Mapped[str | None]
     #: `felix.Task.to_json`
     program: orm.Mapped[str] = orm.mapped_column(deferred=True)
@@ -171,7 +171,7 @@ class Trial(fields.Trial, Base):
 
     #: the job's weighted best, where this trial lowered it
     curve_us: orm.Mapped[float | None]
-    #: the line of `felix.records`, from which a run goes on
+    #: the line of `felix.database.records`, from which a run goes on
     record: orm.Mapped[str] = orm.mapped_column(deferred=True)
     final_record: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix import errors, frontend, names, records, workloads
+from felix import errors, frontend, names, workloads
 from felix import target as targets
+from felix.database import outcome, records
 from felix.frontend import imported
-from felix.known_results import outcome
 from felix.measure import limits
 from felix.metaschedule import trace_text
 from felix.network import groups as network_groups

@@ -25,7 +25,7 @@ class NewTask:
     program: str
     #: `felix.Task.program_key`
     program_key: str | None = None
-    #: `felix.known_results.outcome.family`
+    #: `felix.database.outcome.family`
     family: str | None = None
 
 

@@ -26,7 +26,7 @@ from server import errors
 from server.database import columns, models
 from server.store import events, leases, rows
 
-#: The error class that is not the candidate's fault (`felix.measure.protocol`).
+#: The error class that is not the candidate's fault (`felix.runner.protocol`).
 INFRASTRUCTURE = "infrastructure"
 
 #: Rows fetched at a time where all are streamed.
@@ -237,7 +237,7 @@ def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
 
 
 def records(tx: orm.Session, job_id: int) -> list[str]:
-    """The records of all trials in order, then those of repeats, as lines of `felix.records`."""
+    """The records of all trials in order, then those of repeats, as lines of `felix.database.records`."""
     trial = models.Trial
     query = sa.select(trial.record, trial.final_record).where(trial.job_id == job_id)
     lines = tx.execute(query.order_by(trial.number)).all()

@@ -20,10 +20,10 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from felix import errors, files, frontend, names, records
+from felix import errors, files, frontend, names
 from felix.artifact import convergence, export
 from felix.cli import report
-from felix.known_results import store
+from felix.database import records, store
 from felix.network import elsewhere, groups, imported, optimize, outcomes
 from felix.network import report as network_report
 from felix.network.contenders import contest, shipping

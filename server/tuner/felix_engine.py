@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import felix
-from felix import errors, records, target
-from felix.known_results import outcome
+from felix import errors, target
+from felix.database import outcome, records
 from felix.measure import readings
 from felix.metaschedule import trace_text
 from felix.processes import policy
@@ -24,9 +24,9 @@ from server.store import networks, reuse, tuners
 from server.tuner import artifacts, engine, job_access, places, reports, run_records
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
-    from felix.sketch.trace_sketch import TraceSketch
-    from felix.tuning import session
+    from felix.database import session
+    from felix.space.sketch import Sketch
+    from felix.space.trace_sketch import TraceSketch
 
 
 #: Options of a job that go to `TuneOptions` as they are.
@@ -209,7 +209,7 @@ class EarlierJobs:
 
 
 def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
-    from felix.sketch.template_sketch import TemplateSketch
+    from felix.space.template_sketch import TemplateSketch
 
     return [sketch for sketch in sketches if not isinstance(sketch, TemplateSketch)]
 
@@ -239,7 +239,7 @@ def _sketch(task: Task, key: str) -> Sketch | None:
     Raises:
         UnsupportedSchedule: no sketch can be modelled.
     """
-    from felix.sketch import sketch as sketching
+    from felix.space import sketch as sketching
 
     for every in (sketching.of_templates, sketching.trace_sketches):
         found = next((sketch for sketch in every(task) if sketch.key == key), None)

@@ -9,9 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from felix import errors, target
-from felix.measure import readings
+from felix.measure import local, readings, work
 from felix.measure.cluster import pool as cluster_pool
-from felix.measure.pool import local, work
 from felix.processes import policy
 from felix.task import Task
 from server.parsing import devices

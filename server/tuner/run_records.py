@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import events, tensorfile
-from felix import records as felix_records
-from felix.tuning import session
+from felix.database import records as felix_records
+from felix.database import session
 from server.store import progress, trials
 from server.tuner import job_access
 

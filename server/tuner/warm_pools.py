@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from felix import errors, target, workloads
-from felix.measure import protocol, readings
-from felix.measure.cuda import reference
-from felix.measure.pool import local, staged
+from felix.builder.cuda import reference
+from felix.measure import local, readings, staged
+from felix.runner import protocol
 from felix.target import cpu
 
 if TYPE_CHECKING:
-    from felix.measure import payload
-    from felix.measure.pool import locks
+    from felix.builder import payload
+    from felix.measure import locks
     from felix.task import Task
 
 Future = concurrent.futures.Future[protocol.Measurement]

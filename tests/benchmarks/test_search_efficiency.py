@@ -21,9 +21,9 @@ from benchmarks.support import efficiency, ratios, subgraphs
 from benchmarks.support.searches import pieces, stock, tuned, vendor, winners
 from felix import workloads
 from felix.cli.comparison import torch_child
-from felix.measure import protocol, testing
-from felix.measure.calls import cuda_calls
-from felix.measure.pool import local
+from felix.measure import local, testing
+from felix.runner import protocol
+from felix.runner.calls import cuda_calls
 from felix.tuning import online_model
 from felix.workloads import catalogue
 from server.tuner import warm_pools as server_pools

@@ -17,7 +17,7 @@ from benchmarks import cluster_scaling, multi_gpu
 from benchmarks.support.searches import baselines
 from benchmarks.support.simulated import nodes, throughput
 from felix import events, target, workloads
-from felix.measure import payload
+from felix.builder import payload
 from felix.measure.cluster import pool
 from felix.tuning import options
 

@@ -17,9 +17,9 @@ from benchmarks import template_fuzz, tensor_cores
 from benchmarks.support import fuzzing, random_workloads, subgraphs
 from benchmarks.support.searches import first_choice, winners
 from felix import errors
-from felix.measure import protocol
-from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import local
+from felix.measure import local
+from felix.runner import protocol
+from felix.runner.cuda import nvrtc
 from felix.templates import spec
 from felix.workloads import catalogue
 from tests.support import share

@@ -15,9 +15,9 @@ from tvm import te
 
 from felix import errors
 from felix import target as target_module
-from felix.sketch import formulas
-from felix.sketch import sketch as sketching
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space import formulas
+from felix.space import sketch as sketching
+from felix.space.trace_sketch import TraceSketch
 from felix.task import Task
 from felix.tir import design_space, grammar
 from felix.verify import compare
@@ -164,7 +164,7 @@ class _Noting(logging.Handler):
 def logged(name: str) -> Iterator[list[str]]:
     """What a logger warns of meanwhile.
 
-    `felix.sketch.formulas` warns of forms that no rule was written for, which cost a sketch or
+    `felix.space.formulas` warns of forms that no rule was written for, which cost a sketch or
     a structure, with their tracebacks; `felix.frontend` of tasks that the import leaves out.
     """
     handler, logger = _Noting(), logging.getLogger(name)

@@ -19,7 +19,7 @@ from costmodel.collect import collector, descent, proposals
 from costmodel.collect import collector as collecting
 from costmodel.data import dataset, felix_bridge, workloads_cpu, workloads_gpu
 from felix import errors, workloads
-from felix.measure import protocol
+from felix.runner import protocol
 from felix.workloads import catalogue
 from tests.support.collect_fakes import Bench, FakeSketch, speed, workload
 

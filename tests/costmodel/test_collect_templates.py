@@ -16,7 +16,7 @@ from costmodel.data import dataset, felix_bridge, workloads_few_channels, worklo
 from costmodel.data import features as task_features
 from felix import errors
 from felix.features.kind import FeatureKind
-from felix.measure import protocol
+from felix.runner import protocol
 from felix.templates import spec
 from felix.workloads import catalogue
 from tests.support import share

@@ -13,7 +13,7 @@ import torch
 
 import felix
 from felix import workloads
-from felix.measure.pool import fork_server_main, local_workers, worker_main
+from felix.measure import fork_server_main, local_workers, worker_main
 from tests.support import walks
 
 

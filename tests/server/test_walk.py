@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from felix.measure.pool import fork_server_main, local_workers, worker_main
+from felix.measure import fork_server_main, local_workers, worker_main
 from felix.processes import policy
 from server.parsing import child
 from server.parsing import parser as parsing

@@ -96,8 +96,9 @@ def all_events(db: database.Database, job_id: int) -> list[rows.Event]:
 
 def tuned_zip(m: int = 32, latency_us: float = 3.0) -> bytes:
     """The zip of a job that tuned a gemm: its database, and a manifest that says nothing."""
-    from felix import records, workloads  # which load TVM
-    from felix.tuning.opening import task_search
+    from felix import workloads  # which load TVM
+    from felix.database import records  # which load TVM
+    from felix.tuning import task_search
 
     task = workloads.gemm(m, 32, 32, target="llvm -num-cores 2")
     sketch = task_search.sketches_of(task)[0]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
-from felix.measure import payload
+from felix.builder import payload
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.network.backend import entry, report
 from felix.task import Task
 from tests.support import networks

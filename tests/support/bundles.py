@@ -8,7 +8,7 @@ from typing import Any
 
 import tvm
 
-from felix import records
+from felix.database import records
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 

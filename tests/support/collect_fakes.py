@@ -15,8 +15,8 @@ import numpy as np
 from costmodel.collect import collector, proposals
 from costmodel.data import dataset
 from felix import errors
-from felix.measure import protocol
-from felix.sketch.variables import Variable
+from felix.runner import protocol
+from felix.space.variables import Variable
 
 TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 NAMES = ("trip_count", "float_ops")

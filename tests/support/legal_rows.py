@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.errors import UnsupportedSchedule
-from felix.sketch import legality, sampling
-from felix.sketch.trace_sketch import ROOT, TraceSketch
+from felix.space import legality, sampling
+from felix.space.trace_sketch import ROOT, TraceSketch
 from felix.verify import compare
 
 DRAWN, FIRST = 4096, 128

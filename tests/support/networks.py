@@ -13,12 +13,12 @@ from torch import nn
 
 import felix
 from felix import target as targets
-from felix.measure import protocol, testing
-from felix.measure.calls import cpu_calls
-from felix.measure.pool import locks
+from felix.measure import locks, testing
 from felix.network import executable, groups, imported
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
+from felix.runner import protocol
+from felix.runner.calls import cpu_calls
 from felix.search import gradient
 from felix.task import Task
 from felix.tuning import options

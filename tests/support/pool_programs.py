@@ -5,8 +5,8 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from felix.measure import timing
-from felix.measure.pool import local
+from felix.measure import local
+from felix.runner import timing
 from tests.support import tir_programs
 
 N = 64

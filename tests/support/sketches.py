@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from felix import workloads
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 
 
 def gemm(target: Any = "cuda", index: int = 0) -> sketching.Sketch:

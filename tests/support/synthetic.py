@@ -22,8 +22,8 @@ import torch
 from felix.autodiff import program as autodiff_program
 from felix.features.kind import FeatureKind
 from felix.search import descent, gradient
-from felix.sketch import factorizations
-from felix.sketch.variables import Variable
+from felix.space import factorizations
+from felix.space.variables import Variable
 from felix.symbolic import expr
 
 

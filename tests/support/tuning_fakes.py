@@ -19,14 +19,14 @@ from rich import console
 
 import felix
 from benchmarks.support.searches import baselines
-from felix import errors, records, workloads
+from felix import errors, workloads
 from felix.cli import report
-from felix.measure import protocol, testing
-from felix.measure.pool import locks
+from felix.database import records
+from felix.measure import locks, testing
+from felix.runner import protocol
 from felix.search import cost_model, gradient
 from felix.task import Task
-from felix.tuning import options, pacing, results
-from felix.tuning.opening import task_search
+from felix.tuning import options, pacing, results, task_search
 from tests.support import synthetic, waiting, warm
 
 UNSCHEDULED_US = 5000.0

@@ -40,7 +40,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = ("felix", "server", "costmodel", "tvm")
 #: What the process loads as it starts, and before it is the first program of ours.
 LIBRARIES = ("torch", "torch._dynamo", "tvm", "tvm.s_tir.meta_schedule", "scipy.stats")
-OURS = ("felix.cli.main", "felix.tuning.tune", "felix.measure.pool.local")
+OURS = ("felix.cli.main", "felix.tuning.tune", "felix.measure.local")
 #: The command line of a worker of pytest-xdist, by execnet.
 WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 #: Variables that programs and libraries read as they start; with other ones they start anew.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import tvm
 
-from felix.measure.checking import reference
+from felix.runner.checking import reference
 from felix.task import Task
 from felix.workloads import torch_forms
 

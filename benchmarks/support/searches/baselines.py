@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from felix.search import base, interface, mutations, scoring, selection
-from felix.sketch import sampling
+from felix.space import sampling
 
 #: Draws of n random samples before a space counts as exhausted.
 MAX_DRAWS = 4

@@ -15,7 +15,7 @@ from benchmarks.support.searches import winners
 
 if TYPE_CHECKING:
     from felix.search import interface
-    from felix.sketch.template_sketch import TemplateSketch
+    from felix.space.template_sketch import TemplateSketch
     from felix.task import Task
 
 #: Candidates of the search, of which the best predicted one is the choice.
@@ -25,7 +25,7 @@ CANDIDATES = 16
 def piece(request: dict[str, Any]) -> dict[str, Any]:
     """Results of the strategy "first": its latency, where there is a choice and it runs."""
     from felix import workloads
-    from felix.measure.pool import local
+    from felix.measure import local
 
     task = workloads.parse(request["workload"], target=request["target"])
     chosen = choose(task, request["seed"])
@@ -48,7 +48,7 @@ def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Candidate] 
     """
     from felix.features.kind import FeatureKind
     from felix.search import cost_model, gradient
-    from felix.sketch import sketch as sketching
+    from felix.space import sketch as sketching
 
     sketches = sketching.of_templates(task)
     if not sketches:

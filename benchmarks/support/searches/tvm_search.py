@@ -21,7 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from felix.metaschedule import trace_lookup
 from felix.search import base, interface
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space.trace_sketch import TraceSketch
 from felix.target import cpu
 from felix.tir import design_space
 

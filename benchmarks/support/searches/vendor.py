@@ -52,8 +52,8 @@ def tuned(task: Task, program: Program) -> Call:
     """A program of the task on the GPU, on the stream that PyTorch uses, too."""
     import tvm
 
-    from felix.measure import build, task_program
-    from felix.measure.checking import reference
+    from felix.builder import build, task_program
+    from felix.runner.checking import reference
 
     main = build.module_of_task(program, task)["main"]
     arrays = reference.inputs(task_program.arguments(task.mod), 0, positive=False)
@@ -70,7 +70,7 @@ def in_turns_us(
     """
     import torch
 
-    from felix.measure.calls import cuda_calls
+    from felix.runner.calls import cuda_calls
 
     each = {
         (layout, kind): call for layout, kinds in by_layout.items() for kind, call in kinds.items()
@@ -109,8 +109,8 @@ def program(
     operator: str, params: Mapping[str, Any], device: str
 ) -> tuple[Callable[..., Any], list[Any]]:
     """An operator as a PyTorch function, and inputs for it."""
+    from felix.builder import task_program
     from felix.cli.comparison import torch_child
-    from felix.measure import task_program
     from felix.workloads import catalogue, torch_forms
 
     form = torch_forms.form(operator, params)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from felix.measure.pool import local
+    from felix.measure import local
     from felix.task import Task
     from felix.templates.generated import Program
 
@@ -30,7 +30,7 @@ REBUILD_S, REBUILD_SOURCE_BYTES = 60.0, 1 << 30
 
 def write(piece: pathlib.Path, task: Task, programs: Sequence[Program]) -> None:
     """Write the programs that may be a search's winner, if any, beside its piece."""
-    from felix.measure import payload
+    from felix.builder import payload
 
     texts = [payload.of(program, task.target) for program in programs]
     piece.with_suffix(SUFFIX).write_text(json.dumps(texts))
@@ -52,7 +52,7 @@ def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[Program]]:
 
 def read_one(piece: pathlib.Path) -> list[Program]:
     """The programs that `write` wrote beside one piece."""
-    from felix.measure import payload
+    from felix.builder import payload
 
     read = [payload.read(text) for text in json.loads(piece.with_suffix(SUFFIX).read_text())]
     return [one.mod if isinstance(one, payload.TirProgram) else one for one in read]
@@ -60,7 +60,7 @@ def read_one(piece: pathlib.Path) -> list[Program]:
 
 def patient(task: Task) -> local.LocalPool:
     """A pool that builds whatever stock could build."""
-    from felix.measure.pool import local
+    from felix.measure import local
 
     options = local.LocalOptions(build_timeout_s=REBUILD_S, max_source_bytes=REBUILD_SOURCE_BYTES)
     return local.LocalPool(task, options)

@@ -17,9 +17,10 @@ from typing import Any
 import tvm
 
 from felix import target, version
-from felix.measure import payload, protocol
+from felix.builder import payload
 from felix.measure.cluster import messages, pool
-from felix.measure.description import Description
+from felix.runner import protocol
+from felix.runner.description import Description
 
 #: The GPU that devices are, and its target.
 TARGET = "h200"

@@ -17,9 +17,10 @@ from typing import Any
 
 from benchmarks.support.simulated import nodes, ray_head, throughput
 from felix import target, workloads
-from felix.measure import payload, protocol
+from felix.builder import payload
+from felix.measure import local
 from felix.measure.cluster import messages, node, pool, remote
-from felix.measure.pool import local
+from felix.runner import protocol
 
 #: Bytes of binaries: nothing to speak of, and those of a large cubin or library.
 BINARY_BYTES = (32, 300 << 10)

@@ -8,13 +8,13 @@ import json
 import pathlib
 from typing import Any
 
-from felix import errors, records
+from felix import errors
 from felix.artifact import export
 from felix.cli import report
-from felix.measure import protocol
+from felix.database import records, session
+from felix.runner import protocol
 from felix.task import Task
-from felix.tuning import pacing, results, session
-from felix.tuning.opening import task_search
+from felix.tuning import pacing, results, task_search
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from felix.features.kind import FeatureKind
 from felix.templates import spec as template_spec
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
+    from felix.space.sketch import Sketch
     from felix.task import Task
 
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     task = inputs.task(arguments.workload, arguments.target)
     if arguments.check is not None:
         return _check(task, arguments)
-    from felix.sketch import sketch as sketching
+    from felix.space import sketch as sketching
 
     sketches = sketching.sketches(task, on_left_out=_note)
     if arguments.sketch is not None:

@@ -57,7 +57,7 @@ def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Rep
     target = arguments.target or inputs.DEFAULT_TARGET
     how = {**of_inputs, "fusion": arguments.fusion, "allow_tf32": arguments.allow_tf32}
     with progress.tuning(arguments, pool=pool) as (chosen, on_event):
-        from felix.known_results import databases
+        from felix.database import databases
         from felix.network import elsewhere, optimize, outcomes
 
         asked = {
@@ -135,7 +135,7 @@ def run_queued(arguments: argparse.Namespace) -> int:
             "allow_tf32 of the backend): leave out --allow-tf32"
         )
     _check_default(arguments, "the queue")
-    from felix.known_results import store
+    from felix.database import store
     from felix.network import outcomes
     from felix.network.backend import queued
 
@@ -171,7 +171,7 @@ def _text(summary: Summary) -> str:
 
 def known(arguments: argparse.Namespace) -> int:
     """`felix known`: what is known of networks, as a MetaSchedule database; the exit code."""
-    from felix.known_results import databases, store
+    from felix.database import databases, store
 
     results = store.Store(arguments.known_results)
     if not results.path.exists():

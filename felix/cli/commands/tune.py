@@ -87,7 +87,7 @@ def _tune(
     pool = measuring.pool_of_boards(arguments) or measuring.pool_of_cluster(arguments.cluster)
     first = None
     if arguments.database is not None:
-        from felix.known_results import databases
+        from felix.database import databases
 
         first = databases.Database(arguments.database).schedules
     with progress.tuning(arguments, pool=pool, first_schedules=first) as (chosen, on_event):

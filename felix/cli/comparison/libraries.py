@@ -112,7 +112,7 @@ def _torch(task: Task, workload: str | None, library: str) -> LibraryTime:
 
 
 def _arguments(task: Task) -> list[dict[str, Any]]:
-    from felix.measure import task_program
+    from felix.builder import task_program
 
     return [dataclasses.asdict(argument) for argument in task_program.arguments(task.mod)]
 

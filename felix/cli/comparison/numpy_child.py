@@ -25,8 +25,8 @@ def _latency_us(source: str, fields: Sequence[Mapping[str, Any]]) -> float:
     import numpy as np
     import tvm
 
-    from felix.measure.calls import cpu_calls
-    from felix.measure.checking import reference
+    from felix.runner.calls import cpu_calls
+    from felix.runner.checking import reference
 
     scope: dict[str, Any] = {}
     exec(compile(source, "oracle.py", "exec"), scope)

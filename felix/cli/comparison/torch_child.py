@@ -15,7 +15,7 @@ import torch
 from felix.cli.comparison import libraries as times
 
 if TYPE_CHECKING:
-    from felix.measure.checking import reference
+    from felix.runner.checking import reference
     from felix.workloads.torch_forms.contractions import Form
 
 Call = Callable[..., torch.Tensor]
@@ -24,7 +24,7 @@ Call = Callable[..., torch.Tensor]
 def answer(request: Mapping[str, Any]) -> times.LibraryTime:
     """The time of the form of the request's operator, eager or compiled."""
     from felix import errors
-    from felix.measure.checking import reference
+    from felix.runner.checking import reference
     from felix.workloads import torch_forms
 
     device = request["device"]
@@ -58,7 +58,7 @@ def random_inputs(
     form: Form, arguments: Sequence[reference.Argument], device: str
 ) -> list[torch.Tensor]:
     """The inputs of the correctness check on a device, weights in PyTorch's memory order."""
-    from felix.measure.checking import reference
+    from felix.runner.checking import reference
     from felix.workloads import torch_forms
 
     arrays = reference.inputs(arguments, 0, positive=False)
@@ -80,12 +80,12 @@ def compiled(call: Call, device: str) -> Call:
 def median_us(call: Call, inputs: Sequence[torch.Tensor], device: str) -> float:
     """The median latency with cold inputs, in us."""
     if device == "cuda":
-        from felix.measure.calls import cuda_calls
+        from felix.runner.calls import cuda_calls
 
         return cuda_calls.median_us(lambda: call(*inputs))
     import tvm
 
-    from felix.measure.calls import cpu_calls
+    from felix.runner.calls import cpu_calls
 
     rows = [each.as_strided((each.numel(),), (1,)) for each in inputs]  # as they lie in memory
     flat = [tvm.runtime.from_dlpack(row) for row in rows]
@@ -98,7 +98,7 @@ def _alone_on(device: str) -> Iterator[None]:
     if device != "cuda":
         yield
         return
-    from felix.measure.pool import locks
+    from felix.measure import locks
 
     lock = locks.for_device(device)
     lock.acquire()

@@ -1,10 +1,10 @@
 """The measurer of a tuner whose devices are boards: built here, run there.
 
 Each board has a key of its own at the tracker, so that latencies of two boards do not mix: a
-second one is compared with the first, as a second GPU of a machine is (`stages.device_stage`).
+second one is compared with the first, as a second GPU of a machine is (`device_thread`).
 
 The stages know a board as two processes here: references are built for this machine's CPU and run
-by a confined run worker (`run_stage.RunWorker`); another process, which executes nothing of a
+by a confined run worker (`running.LocalRunner`); another process, which executes nothing of a
 candidate, sends candidates to the board and reads what they compute there.
 """
 
@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from felix import errors, target
-from felix.measure import payload as payloads
-from felix.measure import protocol
+from felix.builder import payload as payloads
+from felix.measure import local_workers, running, work
+from felix.measure import worker as pool_worker
 from felix.measure.boards import tracker as trackers
-from felix.measure.pool import local_workers, work
-from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import run_stage
+from felix.runner import protocol
 from felix.target import cpu
 from felix.task import Task
 
@@ -66,7 +65,7 @@ class BoardPool(local_workers.PoolOfWorkers):
 
     def _runs_of(
         self, board: Board, index: int, device: work.Device, options: work.LocalOptions
-    ) -> BoardRuns:
+    ) -> BoardRunner:
         here = self._processes.runner(
             f"reference-{index}",
             index,
@@ -76,7 +75,7 @@ class BoardPool(local_workers.PoolOfWorkers):
             [],
         )
         client = self._processes.board_client(f"board-{index}", index, device)
-        return BoardRuns(board, client, here, options, device, self._stopped)
+        return BoardRunner(board, client, here, options, device, self._stopped)
 
     def _end(self) -> None:
         self._stopped.set()
@@ -141,8 +140,8 @@ class Board:
     lease_s: float = 20.0
 
 
-class BoardRuns(run_stage.OneByOne):
-    """A `device_stage.Runs` on a board.
+class BoardRunner(running.OneByOne):
+    """A `device_thread.Runs` on a board.
 
     Args:
         board: where.
@@ -160,7 +159,7 @@ class BoardRuns(run_stage.OneByOne):
         self,
         board: Board,
         client: pool_worker.Worker,
-        here: run_stage.RunWorker,
+        here: running.LocalRunner,
         options: work.LocalOptions,
         device: work.Device,
         closed: threading.Event,
@@ -194,7 +193,7 @@ class BoardRuns(run_stage.OneByOne):
             run_s = time.monotonic() - start
             error, message = _ErrorClass(reply["error"]), f"running: {reply['message']}"
             return candidate.failed(error, message, run_s)
-        return run_stage.timed(candidate, state, reply, self._device)
+        return running.timed(candidate, state, reply, self._device)
 
     def await_return(self) -> bool:
         """Wait until the tracker has the board; False: the pool is closed before."""
@@ -246,5 +245,5 @@ class BoardRuns(run_stage.OneByOne):
         try:
             return self._client.call(request, self._options.run_timeout_s)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
-            kind = run_stage.classify(error, _ErrorClass.INFRASTRUCTURE)
+            kind = running.classify(error, _ErrorClass.INFRASTRUCTURE)
             return {"error": kind.value, "message": str(error)}

@@ -9,8 +9,8 @@
     run        {"client", "candidates": [{"task", "suffix", "thorough"}]} and the binaries
                -> {"results": [measurement or null]}
 
-Programs (`felix.measure.payload`) go to builders only. A device gets a task as a description
-(`felix.measure.description`) and the binary of its reference; without a suffix there is none. A
+Programs (`felix.builder.payload`) go to builders only. A device gets a task as a description
+(`felix.runner.description`) and the binary of its reference; without a suffix there is none. A
 task is named by the digest of both; a result of null says that the node does not know the task, or
 not any more. Nobody executes or unpickles what a message holds: programs are built by confined
 processes, binaries run in them.
@@ -27,7 +27,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from felix import errors
-from felix.measure import protocol
+from felix.runner import protocol
 
 if TYPE_CHECKING:
     import tvm
@@ -117,7 +117,7 @@ def description(fields: dict[str, Any]) -> str:
     if not isinstance(text, str):
         raise errors.MeasureError("a task came without a description")
     try:
-        from felix.measure import description as descriptions  # numpy, which servers do not load
+        from felix.runner import description as descriptions  # numpy, which servers do not load
 
         descriptions.Description.from_json(text)
     except ValueError as error:

@@ -20,11 +20,9 @@ from typing import Any
 import tvm
 
 from felix import errors, target, version
-from felix.measure import payload as payloads
-from felix.measure import readings
+from felix.builder import payload as payloads
+from felix.measure import building, inbox, local, local_workers, locks, readings, work
 from felix.measure.cluster import messages
-from felix.measure.pool import inbox, local, local_workers, locks, work
-from felix.measure.pool.stages import build_stage
 from felix.processes import child
 
 #: Tasks whose references a node keeps.
@@ -190,7 +188,7 @@ class Node:
         }
 
     @contextlib.contextmanager
-    def _builder(self) -> Iterator[tuple[build_stage.LocalBuilder, str]]:
+    def _builder(self) -> Iterator[tuple[building.LocalBuilder, str]]:
         """A builder that is free, and a name for what it makes."""
         builder = self._free.get()
         try:

@@ -2,7 +2,7 @@
 
 Nodes may come and go while it is open. A candidate whose node is lost goes to another one. A
 device that joins is compared with the one that began a task before it measures any of its
-candidates, as a second GPU of this machine is (`pool.stages.device_stage`).
+candidates, as a second GPU of this machine is (`pool.stages.device_thread`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from felix import errors
+from felix.measure import building, device_thread, noise_probe, rights, staged, work
 from felix.measure.cluster import messages, remote
-from felix.measure.pool import rights, staged, work
-from felix.measure.pool.stages import build_stage, device_stage, noise_probe
 from felix.processes import child
 from felix.task import Task
 
@@ -93,7 +92,7 @@ class ClusterPool(staged.StagedPool):
         self._known: set[str] = set()
         self._warned: set[str] = set()
         self._client = uuid.uuid4().hex
-        self._remotes: list[remote.RemoteRuns] = []
+        self._remotes: list[remote.RemoteRunner] = []
         self._probe = (
             noise_probe.NoiseProbe(self._device_kind) if self._options.noise_probe else None
         )
@@ -101,7 +100,7 @@ class ClusterPool(staged.StagedPool):
         self._work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-cluster-"))
         super().__init__(task.target.kind.name, rights.Folders.make(self._work_dir, None), ())
         self._stages = []
-        self._builds = build_stage.BuildStage((), self._references.built, self._settle)
+        self._builds = building.Builders((), self._references.built, self._settle)
         try:
             self._await_first()
         except errors.MeasureError:
@@ -178,11 +177,11 @@ class ClusterPool(staged.StagedPool):
             )
         if member.device is None or member.kind != self._kind:
             return
-        runs = remote.RemoteRuns(link, self._client)
+        runs = remote.RemoteRunner(link, self._client)
         self._remotes.append(runs)
         index = self._add_device(member.device)
         self._places[index] = member.name
-        stage = device_stage.DeviceStage(
+        stage = device_thread.DeviceThread(
             index, runs, self._queues, self._finish, self._arch, self._probe
         )
         self._stages.append(stage)

@@ -20,9 +20,9 @@ import ray
 import tvm
 
 from felix import errors, version
-from felix.measure import payload as payloads
+from felix.builder import payload as payloads
+from felix.measure import work
 from felix.measure.cluster import messages, node, pool, tls
-from felix.measure.pool import work
 
 NAMESPACE = "felix"
 #: Seconds that any request may take: builds, references and batches have limits of their own.

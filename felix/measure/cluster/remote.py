@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from felix import errors
-from felix.measure import protocol
+from felix.measure import inbox, work
 from felix.measure.cluster import messages
-from felix.measure.pool import inbox, work
+from felix.runner import protocol
 
 _ErrorClass = protocol.ErrorClass
 #: Candidates of a request: of a GPU they take 40 ms together, which hides what a network takes.
@@ -36,7 +36,7 @@ class Link(Protocol):
 
 
 class RemoteBuilder:
-    """A `build_stage.Builder` on another machine.
+    """A `building.Builder` on another machine.
 
     Args:
         link: to the node.
@@ -92,8 +92,8 @@ class RemoteBuilder:
         return str(path)
 
 
-class RemoteRuns:
-    """A `device_stage.Runs` on another machine.
+class RemoteRunner:
+    """A `device_thread.Runs` on another machine.
 
     Args:
         link: to the node.

@@ -17,10 +17,10 @@ from typing import Any, Literal, Self
 import ray
 
 from felix import errors, target
+from felix.measure import local
 from felix.measure.cluster import messages, node, ray_cluster, tls
-from felix.measure.cuda import devices as cuda_devices
-from felix.measure.pool import local
 from felix.processes import foreign
+from felix.runner.cuda import devices as cuda_devices
 from felix.target import cpu
 
 #: Seconds that this machine may take to become a node, and a node to be ready.

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import tvm
 
-from felix.known_results import store
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.database import store
 from felix.network import assembly, executable, groups, imported
 from felix.network.attentions import finding, rewiring
 from felix.network.attentions.finding import Attention
 from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender, Shipped
+from felix.runner.checking import reference
 from felix.task import Task
 from felix.torch_calls.form import TorchForm
 from felix.workloads import torch_forms

@@ -20,7 +20,7 @@ from torch._dynamo import convert_frame
 
 from felix import errors, frontend
 from felix import target as targets
-from felix.known_results import store
+from felix.database import store
 from felix.network import executable, group_costs, imported
 from felix.network.backend import part, partition, settings, tracing
 from felix.network.backend.report import GraphReport, PartReport, SizesReport

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from felix import errors
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.frontend import folding
 from felix.frontend.pytorch import calling
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
 from felix.network import agreement, assembly, executable, groups, optimized
 from felix.network.backend import partition, settings
 from felix.network.backend.report import PartReport

@@ -15,9 +15,9 @@ import tvm
 from tvm import relax
 
 from felix import errors
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
-from felix.measure import task_program
+from felix.builder import task_program
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.network import groups, optimize, outcomes
 from felix.network.contenders import contest, shipping
 from felix.task import Task

@@ -31,13 +31,14 @@ import torch
 import tvm
 from tvm import relax
 
-from felix import errors, files, launch_plan, records, target
+from felix import errors, files, launch_plan, target
 from felix.artifact import export as task_artifact
-from felix.measure import build
-from felix.measure.cuda import driver
+from felix.builder import build
+from felix.database import records
 from felix.network import executable, imported, report
 from felix.network.bundle import run_script
 from felix.network.contenders import shipping
+from felix.runner.cuda import driver
 from felix.torch_calls import functions
 from felix.torch_calls.form import form_from_json
 

@@ -22,13 +22,13 @@ import torch
 import tvm
 from tvm import relax
 
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
-from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool import locks
+from felix.database import store
+from felix.database.outcome import KnownResult
+from felix.measure import locks
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded
 from felix.network.contenders.shipping import Compared, Contender, Shipped
+from felix.runner.calls import cpu_calls, cuda_calls
 from felix.task import Task
 from felix.tir import cost
 from felix.torch_calls.form import TorchForm

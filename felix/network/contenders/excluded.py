@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import torch
 
 from felix import errors
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
 from felix.network import agreement, executable, imported
 from felix.network.contenders.shipping import Contender
+from felix.runner.checking import reference
 from felix.task import Task
 from felix.workloads import torch_forms
 

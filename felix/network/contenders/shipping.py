@@ -13,7 +13,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from felix.known_results.outcome import KnownResult
+from felix.database.outcome import KnownResult
 from felix.network import groups
 from felix.tuning import results
 

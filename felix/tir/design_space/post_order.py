@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FINISHING = "ParallelizeVectorizeUnroll"
 #: The rule that samples compute locations.
 _MOVING = "RandomComputeLocation"
-#: Schedules of a variant that has too many to be made, at most; few are used (`sketch.diversity`).
+#: Schedules of a variant that has too many to be made, at most; few are used (`space.diversity`).
 MAX_CHOSEN = 16
 
 _Schedules: TypeAlias = Sequence[tvm.s_tir.Schedule]

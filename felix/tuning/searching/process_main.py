@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from felix import errors
-from felix.measure import payload
-from felix.sketch import legality
+from felix.builder import payload
+from felix.space import legality
 from felix.task import Task
-from felix.tuning import options, task_run
-from felix.tuning.opening import task_search
+from felix.tuning import options, task_run, task_search
 from felix.tuning.searching import messages, processes
 
 if TYPE_CHECKING:
     from felix.search import interface
-    from felix.sketch.sketch import Sketch
+    from felix.space.sketch import Sketch
 
 
 class OpenTask:

@@ -16,7 +16,7 @@ from felix.tuning.searching import messages, processes
 
 if TYPE_CHECKING:
     from felix.search import interface
-    from felix.sketch.sketch import Sketch
+    from felix.space.sketch import Sketch
     from felix.tuning.run import Run
     from felix.tuning.task_run import Applied, TaskRun
 

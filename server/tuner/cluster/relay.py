@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from felix import errors, target
+from felix.measure import work
 from felix.measure.cluster import messages, pool
-from felix.measure.pool import work
 from felix.target import Hardware
 from server.parsing import devices
 from server.tuner.cluster import calls

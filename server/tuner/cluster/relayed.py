@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import errors
+from felix.measure import work
 from felix.measure.cluster import pool, remote
-from felix.measure.pool import work
 from server.tuner.cluster import calls
 
 #: Between two questions whether a node is back, in seconds.

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from felix import errors
-from felix.measure.pool import worker
+from felix.measure import worker
 from felix.processes import child, fork_server
 from server.tuner.process import messages, rights
 

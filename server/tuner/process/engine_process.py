@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from felix.measure import readings
-from felix.measure.pool import rights
+from felix.measure import readings, rights
 from felix.processes import policy
 from server import errors, states
 from server.store import networks, tuners

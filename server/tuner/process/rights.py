@@ -1,7 +1,7 @@
 """What an engine's process may do, and what it started in: a folder of its own.
 
 An engine reads what it computes with, and writes a scratch folder and the formula cache. Its
-measuring processes have the same rights at most, and give most of them up (`measure.pool.rights`).
+measuring processes have the same rights at most, and give most of them up (`measure.rights`).
 So an engine keeps the devices and files of a GPU's driver, which they need.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from felix import errors, files
-from felix.measure.pool import rights
+from felix.measure import rights
 from felix.processes import confine, fork_loop, policy
 from server import errors as service_errors
 
@@ -96,8 +96,8 @@ def _caches() -> list[str]:
 def _make_device_locks() -> None:
     """Make the locks of the GPUs in a process that ends: CUDA must not be begun before a fork."""
     # It brings numpy, which a tuner's process does not load.
-    from felix.measure.cuda import devices
-    from felix.measure.pool import locks
+    from felix.measure import locks
+    from felix.runner.cuda import devices
 
     def make() -> None:
         with contextlib.suppress(errors.MeasureError):  # the first pool says what is wrong

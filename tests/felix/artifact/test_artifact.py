@@ -17,11 +17,13 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 import felix
-from felix import errors, records, workloads
+from felix import errors, workloads
 from felix.artifact import convergence, export
-from felix.measure import build, protocol
-from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import nvrtc
+from felix.builder import build
+from felix.builder.cuda import build as cuda_build
+from felix.database import records
+from felix.runner import protocol
+from felix.runner.cuda import nvrtc
 from felix.task import Task
 from felix.tuning import options
 from tests.support import bundles, elves, in_place, run_py

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.support import fuzzing
 from felix import target, workloads
 from felix.artifact import export, run_script
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.task import Task
 from tests.support import bundles, run_py, share
 

@@ -14,8 +14,8 @@ import pytest
 
 from felix import errors, launch_plan
 from felix.artifact import export
-from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import nvrtc
+from felix.builder.cuda import build as cuda_build
+from felix.runner.cuda import nvrtc
 from felix.templates.generated import GeneratedProgram
 from tests.support import bundles, gpu, run_py
 from tests.support.cuda import fakes

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from felix import records, workloads
+from felix import workloads
 from felix.cli import interrupts, main
+from felix.database import records
 from tests.support import run_py, waiting
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -17,10 +17,10 @@ from felix import workloads
 from felix.cli import main, report
 from felix.cli.commands import tune
 from felix.cli.comparison import libraries, numpy_child, torch_child
-from felix.measure import protocol
-from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool import locks
+from felix.measure import locks
 from felix.processes import child
+from felix.runner import protocol
+from felix.runner.calls import cpu_calls, cuda_calls
 from felix.tuning import pacing, results
 from tests.support import tuning_fakes as fakes
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from felix import errors, records, sketches, workloads
+from felix import errors, sketches, workloads
+from felix.builder import payload
 from felix.cli import main, measuring
 from felix.cli.remote import connection
-from felix.known_results import outcome, store
-from felix.measure import payload
+from felix.database import outcome, records, store
 from felix.task import Task
 from felix.tuning import options
 from tests.support import live_service, networks

@@ -18,9 +18,9 @@ import sympy
 from tvm import te, topi
 
 from felix import errors, task, workloads
+from felix.builder.cuda import build
 from felix.features import iterators, spec
-from felix.measure.cuda.building import build
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 from felix.symbolic import index_expr, ir
 from felix.symbolic.expr import FloorDiv, FloorMod
 from felix.tir.design_space.variants import (

@@ -12,7 +12,7 @@ import torch
 
 from felix import task, workloads
 from felix.features import spec
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 from tests.support import legal_rows, share
 
 torch.set_num_threads(1)

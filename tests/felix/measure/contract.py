@@ -1,4 +1,4 @@
-"""What every measurer does (`felix.measure.protocol`); run over those that there are."""
+"""What every measurer does (`felix.runner.protocol`); run over those that there are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 from felix import errors
-from felix.measure import protocol
+from felix.runner import protocol
 from felix.task import Task
 from tests.support import pool_programs as programs
 

@@ -12,8 +12,7 @@ from tvm import te, tirx
 
 import felix
 from felix import errors, target, workloads
-from felix.measure import limits, readings
-from felix.measure.pool.stages import device_stage
+from felix.measure import device_thread, limits, readings
 from felix.task import Task
 from felix.tir import cost
 
@@ -73,7 +72,7 @@ def test_tuning_refuses_it_at_once() -> None:
 
 def test_a_history_forgets_after_an_hour() -> None:
     now = [1000.0]
-    made = device_stage.History(lambda: now[0])
+    made = device_thread.History(lambda: now[0])
     for failed in (False, True, False):
         made.add(failed)
     now[0] += 1800

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.task import Task
 from tests.support import backend
 

@@ -15,8 +15,8 @@ from tvm import tirx
 import felix
 from benchmarks.networks import catalogue
 from felix import frontend, target
-from felix.known_results import store
-from felix.measure.cuda.building import tvm_module
+from felix.builder.cuda import tvm_module
+from felix.database import store
 from felix.network import agreement, assembly, executable, group_costs, groups, imported
 from felix.network.passes import prepacking
 from felix.templates.generated import GeneratedProgram
@@ -63,7 +63,7 @@ def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch
         taking = tirx.PrimFunc([*func.params, workspace], func.body, attrs=func.attrs)
         return tvm.tirx.build(tvm.IRModule({names[-1]: taking}), full)
 
-    monkeypatch.setattr("felix.measure.cuda.building.tvm_module.module", compiled)
+    monkeypatch.setattr("felix.builder.cuda.tvm_module.module", compiled)
     kernels: list[str] = []
     program = generated_programs.plain()  # what it does is `compiled`'s
     mod = assembly.assemble(network.lowered, [(group, program)])

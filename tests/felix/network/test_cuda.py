@@ -15,7 +15,7 @@ from torch.fx.experimental import proxy_tensor
 import felix
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
-from felix.known_results import store
+from felix.database import store
 from felix.network import assembly, cuda_graph, executable, group_costs, groups, imported, outcomes
 from felix.network.backend import entry, partition, queued
 from felix.network.contenders import shipping

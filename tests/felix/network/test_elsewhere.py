@@ -14,12 +14,12 @@ from torch import nn
 
 from benchmarks.networks import onnx_files
 from felix import target, workloads
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
-from felix.measure import payload
+from felix.builder import payload
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.network import elsewhere, group_costs, groups, imported, outcomes
-from felix.sketch import sketch
-from felix.sketch.template_sketch import TemplateSketch
+from felix.space import sketch
+from felix.space.template_sketch import TemplateSketch
 from felix.task import Task
 from felix.tuning import options
 from tests.support import elves, networks, run_py

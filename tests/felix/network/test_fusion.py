@@ -12,12 +12,12 @@ from tvm import te
 
 import felix
 from felix import errors, frontend, workloads
+from felix.database import outcome, store
 from felix.frontend import Schedules
 from felix.frontend.programs.planning import merged, norms, planner
-from felix.known_results import outcome, store
 from felix.network import group_costs
 from felix.network.contenders.shipping import Contender
-from felix.sketch import sketch
+from felix.space import sketch
 from felix.task import Task
 from tests.support import networks, row_chains
 

@@ -13,10 +13,10 @@ from torch import nn
 
 import felix
 from felix import errors, events
-from felix.known_results import databases, store
-from felix.known_results import outcome as adapt
-from felix.measure import protocol
+from felix.database import databases, store
+from felix.database import outcome as adapt
 from felix.network.contenders.shipping import Contender
+from felix.runner import protocol
 from felix.task import Task
 from tests.support import networks, run_py
 from tests.support.modules import Called

@@ -18,7 +18,7 @@ from felix import frontend, target, workloads
 from felix.cli import main
 from felix.cli.commands import network as network_command
 from felix.cli.commands import tune as tune_command
-from felix.known_results import outcome, store
+from felix.database import outcome, store
 from felix.network import agreement, group_costs, groups, imported, optimize
 from felix.network.backend import part, partition, settings
 from felix.task import Task

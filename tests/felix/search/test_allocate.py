@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from felix import errors, workloads
+from felix.builder.cuda import build
 from felix.features.kind import FeatureKind
-from felix.measure.cuda.building import build
-from felix.measure.pool import local
+from felix.measure import local
 from felix.search import allocate, build_time, scoring, selection
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 from tests.support import share, synthetic
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from felix.search import rounding
-from felix.sketch import coordinates, factorizations
+from felix.space import coordinates, factorizations
 from tests.support import synthetic
 
 EXTENTS = [1, 2, 7, 11, 13, 43, 55, 64, 197, 512, 1000, 11008, 18944, 30522, 50257, 151936]

@@ -11,10 +11,10 @@ from tvm_ffi import structural
 
 import felix
 from felix import workloads
+from felix.builder.cuda import build
 from felix.errors import InvalidSchedule
-from felix.measure.cuda.building import build
-from felix.sketch import legality
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space import legality
+from felix.space.trace_sketch import TraceSketch
 from felix.task import Task
 from tests.support import share
 

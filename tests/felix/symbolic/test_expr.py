@@ -15,7 +15,7 @@ from tvm import te, tirx, topi
 import felix
 from felix.errors import UnsupportedSchedule
 from felix.features import iterators
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 from felix.symbolic import expr, index_expr, inverse, scalar
 from felix.symbolic.expr import FloorDiv, FloorMod, Minimum
 from felix.task import Task

@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 from felix import errors, target, workloads
-from felix.measure.pool import local
+from felix.measure import local
 from felix.target import cpu
 
 LONG = "x" * 10**6

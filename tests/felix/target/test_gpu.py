@@ -16,9 +16,8 @@ import tvm
 from costmodel.data import dataset, felix_bridge
 from felix import errors, sketches, target, workloads
 from felix.cli import main
-from felix.measure.cuda import devices
-from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import local
+from felix.measure import local
+from felix.runner.cuda import devices, nvrtc
 from felix.target import gpu
 
 MIB = 2**20

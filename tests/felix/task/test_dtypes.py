@@ -8,8 +8,8 @@ import pytest
 import tvm
 
 from felix import errors, workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.task import Task
 from felix.workloads import catalogue, torch_forms
 from tests.support import tir_programs, workload_values

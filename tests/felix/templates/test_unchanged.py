@@ -21,7 +21,7 @@ import torch
 from felix import errors, target, workloads
 from felix.features.kind import FeatureKind
 from felix.search import cost_model
-from felix.sketch.template_sketch import TemplateSketch
+from felix.space.template_sketch import TemplateSketch
 from felix.templates import registry
 from felix.templates.template import Template
 

@@ -12,7 +12,7 @@ import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from felix.measure.cpu import preparation
+from felix.builder import preparation
 from felix.tir import bfloat16
 
 N = 64

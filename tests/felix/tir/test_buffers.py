@@ -12,9 +12,9 @@ from tvm.ir.expr import TensorLoad
 from tvm_ffi import structural
 
 from felix import errors
-from felix.measure import task_program
-from felix.measure.checking import reference
-from felix.sketch import sketch as sketching
+from felix.builder import task_program
+from felix.runner.checking import reference
+from felix.space import sketch as sketching
 from felix.task import Task
 from felix.tir import bounds
 from tests.support import legal_rows, tir_programs

@@ -19,11 +19,13 @@ from tvm import s_tir, te, topi
 from tvm.s_tir import meta_schedule as ms
 
 import felix
-from felix import errors, records, target, workloads
-from felix.measure import protocol, task_program
-from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import nvrtc
-from felix.sketch import sketch as sketching
+from felix import errors, target, workloads
+from felix.builder import task_program
+from felix.builder.cuda import build as cuda_build
+from felix.database import records
+from felix.runner import protocol
+from felix.runner.cuda import nvrtc
+from felix.space import sketch as sketching
 from felix.task import Task
 from felix.tir import design_space
 from felix.tir.design_space import default_schedule, post_order, schedule_rules, variants

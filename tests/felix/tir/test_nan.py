@@ -7,8 +7,8 @@ import pytest
 import tvm
 from tvm import s_tir, te, tirx
 
-from felix.measure.cpu import preparation
-from felix.measure.cuda.building import nvrtc
+from felix.builder import preparation
+from felix.runner.cuda import nvrtc
 from felix.tir import nan
 
 N = 64

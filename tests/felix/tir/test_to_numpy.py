@@ -10,8 +10,8 @@ import tvm
 from tvm import te, topi
 
 from felix import workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.task import Task
 from felix.tir import to_numpy
 from tests.support import in_place, share, tir_programs

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from felix import records
-from felix.measure import protocol
-from felix.tuning import pacing, run
-from felix.tuning.trials import pending
+from felix.database import records
+from felix.runner import protocol
+from felix.tuning import pacing, pending, run
 from tests.support import share
 from tests.support import tuning_fakes as fakes
 

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from felix import workloads
-from felix.measure import protocol
-from felix.measure.pool import locks
+from felix.measure import locks
 from felix.metaschedule import trace_text
+from felix.runner import protocol
 from felix.search import interface
-from felix.sketch import diversity, formula_cache, legality
-from felix.tuning import pacing
-from felix.tuning.opening import ahead, first_rounds, task_search
-from felix.tuning.trials import pending
+from felix.space import ahead, diversity, formula_cache, legality
+from felix.tuning import first_rounds, pacing, pending, task_search
 from tests.support import tuning_fakes as fakes
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from felix import events
-from felix.measure import protocol
-from felix.measure.pool import locks
+from felix.measure import locks
+from felix.runner import protocol
 from felix.tuning import pacing
 from tests.support import tuning_fakes as fakes
 

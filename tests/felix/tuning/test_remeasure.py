@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from felix import events, records
-from felix.measure import payload, protocol, testing
-from felix.measure.pool import locks
+from felix import events
+from felix.builder import payload
+from felix.database import records
+from felix.measure import locks, testing
+from felix.runner import protocol
 from felix.search import interface
-from felix.tuning import options, pacing, task_run
-from felix.tuning.trials import remeasure
+from felix.tuning import options, pacing, remeasure, task_run
 from tests.support import tuning_fakes as fakes
 
 

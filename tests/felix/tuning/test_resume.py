@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from felix import errors, events, records
-from felix.measure import protocol
-from felix.tuning import session
+from felix import errors, events
+from felix.database import records, session
+from felix.runner import protocol
 from tests.support import tuning_fakes as fakes
 
 
@@ -38,7 +38,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: pathlib.Path) -> None:
 _VICTIM = """
 import pathlib, sys
 import felix
-from felix.tuning.opening import task_search
+from felix.tuning import task_search
 from tests.support import tuning_fakes as fakes
 task_search.sketches_of = fakes.sketches
 options = fakes.small(fakes.Pool(seconds=0.03))

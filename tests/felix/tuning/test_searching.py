@@ -19,15 +19,15 @@ import torch
 
 import felix
 from felix import errors, events, workloads
+from felix.builder import payload
 from felix.features import spec
 from felix.features.kind import FeatureKind
-from felix.measure import payload, protocol
-from felix.measure.pool import locks
+from felix.measure import locks
 from felix.processes import child
+from felix.runner import protocol
 from felix.search import descent, gradient
-from felix.tuning import online_model, pacing, results, task_run
+from felix.tuning import online_model, pacing, results, task_run, task_search
 from felix.tuning import options as options_module
-from felix.tuning.opening import task_search
 from felix.tuning.searching import messages, process_main, processes, searcher
 from tests.support import tuning_fakes as fakes
 from tests.support import waiting

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tvm import s_tir
 
-from felix import errors, events, records
+from felix import errors, events
 from felix.cli import progress, report
+from felix.database import records, session
 from felix.measure import limits
 from felix.search import descent, gradient
 from felix.task import Task
-from felix.tuning import session
 from tests.support import tuning_fakes as fakes
 
 BAD_WEIGHT = 3.0

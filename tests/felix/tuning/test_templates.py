@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import felix
-from felix import errors, events, records
+from felix import errors, events
 from felix.cli import report
 from felix.cli.commands import compile as compile_command
-from felix.measure import protocol
-from felix.sketch import sketch as sketching
+from felix.database import records, session
+from felix.runner import protocol
+from felix.space import sketch as sketching
 from felix.templates import registry, spec
 from felix.templates.generated import GeneratedProgram
-from felix.tuning import results, session
-from felix.tuning.opening import task_search
+from felix.tuning import results, task_search
 from tests.support import tuning_fakes as fakes
 from tests.support.templates import naive_gemm
 

@@ -16,10 +16,11 @@ import felix
 from benchmarks.support.searches import baselines
 from felix import errors, events, workloads
 from felix.cli import report
-from felix.measure import protocol
+from felix.database import session
+from felix.runner import protocol
 from felix.search import gradient, strategies
 from felix.tuning import options as options_module
-from felix.tuning import pacing, session
+from felix.tuning import pacing
 from tests.support import tuning_fakes as fakes
 
 

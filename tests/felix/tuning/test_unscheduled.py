@@ -16,9 +16,8 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from felix import errors, events, workloads
 from felix.cli import main, progress, report
-from felix.measure import protocol
-from felix.tuning import options, results
-from felix.tuning.trials import pending
+from felix.runner import protocol
+from felix.tuning import options, pending, results
 from tests.support import run_py, tir_programs
 from tests.support import tuning_fakes as fakes
 

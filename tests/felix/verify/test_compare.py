@@ -14,7 +14,7 @@ import pytest
 from tvm import te, topi
 
 from felix import workloads
-from felix.sketch import sketch as sketching
+from felix.space import sketch as sketching
 from felix.symbolic import ir, kernels
 from felix.task import Task
 from felix.verify import compare, touched, tvm_schedule

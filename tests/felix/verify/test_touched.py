@@ -12,8 +12,8 @@ import tvm
 from tvm import te, topi
 
 from felix import errors
-from felix.sketch import sketch as sketching
-from felix.sketch import trace_sketch
+from felix.space import sketch as sketching
+from felix.space import trace_sketch
 from felix.task import Task
 from felix.verify import compare, touched, tvm_schedule
 from tests.support import legal_rows, share

@@ -14,9 +14,10 @@ import pytest
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from felix import records, workloads
+from felix import workloads
+from felix.database import records
 from felix.metaschedule import trace_text
-from felix.tuning.opening import task_search
+from felix.tuning import task_search
 from server.parsing import databases
 from server.store import (
     artifacts,

@@ -12,11 +12,13 @@ import pytest
 
 from felix import errors as felix_errors
 from felix import events as engine_events
-from felix import records, target, workloads
-from felix.measure import payload, protocol
+from felix import target, workloads
+from felix.builder import payload
+from felix.database import records
 from felix.metaschedule import trace_text
-from felix.sketch import sketch as sketching
-from felix.sketch.sketch import Sketch
+from felix.runner import protocol
+from felix.space import sketch as sketching
+from felix.space.sketch import Sketch
 from felix.task import Task
 from server.database import database
 from server.store import events, jobs, leases, plot_points, progress, reuse, rows, trials

@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 
 from felix import errors as engine_errors
 from felix import workloads
-from felix.measure import protocol
+from felix.runner import protocol
 from felix.target import cpu
 from server import states
 from server.database import database

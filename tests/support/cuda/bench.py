@@ -10,11 +10,12 @@ import pytest
 import tvm
 
 from felix import launch_plan, target
-from felix.measure import build, description, timing
-from felix.measure import payload as payloads
-from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import runner as cuda_runner
-from felix.measure.cuda.building import nvrtc
+from felix.builder import build
+from felix.builder import payload as payloads
+from felix.runner import description, timing
+from felix.runner.cuda import driver as cuda_driver
+from felix.runner.cuda import nvrtc
+from felix.runner.cuda import runner as cuda_runner
 from tests.support.cuda import fakes
 
 N_THREADS = 64

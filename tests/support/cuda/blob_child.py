@@ -8,9 +8,9 @@ import pathlib
 
 import tvm
 
-from felix.measure import build, payload
-from felix.measure.cuda.building import build as cuda_build
-from felix.measure.cuda.building import embedded, tvm_module
+from felix.builder import build, payload
+from felix.builder.cuda import build as cuda_build
+from felix.builder.cuda import embedded, tvm_module
 from tests.support.cuda import generated_programs as programs
 
 

@@ -1,6 +1,6 @@
 """A CUDA driver whose device is this process: its memory is the host's, its kernels are functions.
 
-`Driver` stands for the library that `felix.measure.cuda.driver` loads. It keeps a clock of its
+`Driver` stands for the library that `felix.runner.cuda.driver` loads. It keeps a clock of its
 own, which kernels move, and writes down which calls were made. A kernel is a function of the
 addresses of its arguments; it returns an error code that shows at the next call, as that of a
 crash on a device does. Tensor maps and launches in clusters are refused where CUDA's documentation

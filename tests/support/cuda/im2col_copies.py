@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.launch_plan import TensorMap
-from felix.measure.cuda import driver
-from felix.measure.cuda.building import nvrtc
+from felix.runner.cuda import driver, nvrtc
 
 ARCH = "sm_90a"
 _BLOCK_THREADS = 128

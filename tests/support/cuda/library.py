@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from felix.measure.pool import local, locks, rights, work
+from felix.measure import local, locks, rights, work
 
 _SOURCE = r"""
 #define _GNU_SOURCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from felix.measure.pool import local
+from felix.measure import local
 from felix.task import Task
 
 #: Chance makes long sources, too.

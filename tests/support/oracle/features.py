@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.ir.expr import Call
 
 from felix.features import spec
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space.trace_sketch import TraceSketch
 from felix.target import Hardware, hardware
 from tests.support.oracle import allocations, analytic, code, expressions, pipelines, programs
 from tests.support.oracle.allocations import Site

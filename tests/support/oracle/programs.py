@@ -28,7 +28,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
 
-from felix.sketch.trace_sketch import TraceSketch
+from felix.space.trace_sketch import TraceSketch
 from tests.support.oracle import expressions
 
 UNROLL = "pragma_auto_unroll_max_step"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from felix.measure.checking import reference
+from felix.runner.checking import reference
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
 
 IMAGES, HEADS = 2, 3

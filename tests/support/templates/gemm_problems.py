@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from felix.measure.checking import reference
+from felix.runner.checking import reference
 from felix.templates.gemm.problem import (
     Epilogue,
     GemmProblem,

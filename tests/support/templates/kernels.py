@@ -12,8 +12,8 @@ import pytest
 
 from felix import errors, target
 from felix.launch_plan import Launch
-from felix.measure.checking import reference
-from felix.measure.cuda.building import nvrtc
+from felix.runner.checking import reference
+from felix.runner.cuda import nvrtc
 from felix.templates import spec
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem

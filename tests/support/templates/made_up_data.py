@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from costmodel.data import dataset, felix_bridge
-from felix.measure import protocol, testing
+from felix.measure import testing
+from felix.runner import protocol
 from felix.templates import spec
 
 TIME = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)

@@ -15,7 +15,7 @@ import sympy
 import tvm
 
 from felix import errors, launch_plan, workloads
-from felix.sketch import template_sketch
+from felix.space import template_sketch
 from felix.symbolic import expr
 from felix.target import Hardware, hardware
 from felix.task import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from felix.measure.pool import local
+from felix.measure import local
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Template

@@ -12,8 +12,8 @@ from tvm import te
 
 import felix
 from felix import workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support.templates import gemm_problems

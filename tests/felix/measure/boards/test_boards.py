@@ -12,10 +12,11 @@ import pytest
 import tvm
 
 from felix import errors, workloads
+from felix.builder import build
 from felix.cli import main
-from felix.measure import build, protocol
+from felix.measure import device_thread
 from felix.measure.boards import pool, tracker
-from felix.measure.pool.stages import device_stage
+from felix.runner import protocol
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
 from tests.support import cluster_machines, run_py, share, waiting, warm
@@ -51,7 +52,7 @@ def test_a_board_that_vanishes_loses_no_candidate(
     boards: board_fixture.Boards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MAX_DIFFERENCE", "MAX_PRIMARY_DIFFERENCE"):  # cores of a machine that is busy
-        monkeypatch.setattr(device_stage, name, 0.99)
+        monkeypatch.setattr(device_thread, name, 0.99)
     two = [boards.add("vanishes"), boards.add("stays")]
     with pool.BoardPool(contract.task(), two, programs.OPTIONS) as measurer:
         assert measurer.submit(GEMM).result(60).ok

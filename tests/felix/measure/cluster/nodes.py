@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from felix.measure import work
 from felix.measure.cluster import messages, node, pool
-from felix.measure.pool import work
 
 
 class Link:

@@ -12,11 +12,10 @@ import pytest
 import tvm
 
 from felix import errors, workloads
-from felix.measure import protocol
+from felix.measure import device_thread, local, work
 from felix.measure.cluster import messages, node, pool, remote
-from felix.measure.description import Description
-from felix.measure.pool import local, work
-from felix.measure.pool.stages import device_stage
+from felix.runner import protocol
+from felix.runner.description import Description
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.support import pool_programs as programs
@@ -30,7 +29,7 @@ GEMM = tvm.IRModule({"main": programs.gemm})
 def nobody_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """These devices are cores of a machine that does other work as well: they are not compared."""
     for name in ("MAX_DIFFERENCE", "MAX_PRIMARY_DIFFERENCE"):
-        monkeypatch.setattr(device_stage, name, 0.99)
+        monkeypatch.setattr(device_thread, name, 0.99)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from felix import workloads
+from felix.measure import work
 from felix.measure.cluster import pool
-from felix.measure.cuda.building import nvrtc
-from felix.measure.pool import work
+from felix.runner.cuda import nvrtc
 from felix.tir.design_space import default_schedule
 from tests.felix.measure.cluster import nodes
 from tests.support.cuda import library

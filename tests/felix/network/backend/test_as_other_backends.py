@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo import testing
 from torch._dynamo.backends import debugging
 
-from felix.known_results import store
+from felix.database import store
 from felix.network.backend import entry
 from tests.support import backend, networks
 

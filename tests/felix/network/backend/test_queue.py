@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from felix.cli import main
-from felix.known_results import store
+from felix.database import store
 from felix.network import outcomes
 from felix.network.backend import entry, queued
 from felix.network.contenders.shipping import Contender

@@ -14,7 +14,7 @@ from torch import nn
 
 import felix
 from felix import target
-from felix.known_results import store
+from felix.database import store
 from felix.network import cuda_graph, executable, groups, imported
 from felix.network.contenders import contest
 from felix.network.contenders.shipping import Contender
@@ -68,7 +68,7 @@ def test_improving_tunes_known_tasks(tmp_path: pathlib.Path) -> None:
 def test_pytorch_in_a_captured_graph(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from felix.measure.calls import cuda_calls
+    from felix.runner.calls import cuda_calls
 
     def in_turns_us(calls: Any, turns: int, burst: int, max_ratio: float) -> Any:
         return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from felix import errors
-from felix.known_results import store
-from felix.known_results.outcome import KnownResult
-from felix.measure import payload, task_program
-from felix.measure.calls import cpu_calls
+from felix.builder import payload, task_program
+from felix.database import store
+from felix.database.outcome import KnownResult
 from felix.network import groups
 from felix.network.contenders import contest, excluded, shipping
 from felix.network.contenders.shipping import Contender
+from felix.runner.calls import cpu_calls
 from felix.torch_calls import functions
 from tests.support import networks
 from tests.support.modules import Called

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from felix.measure.cuda.building import nvrtc
+from felix.runner.cuda import nvrtc
 from felix.templates.gemm import epilogue as gemm_epilogue
 from felix.templates.gemm.ampere import decisions, layout, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions

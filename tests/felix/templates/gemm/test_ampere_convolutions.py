@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from felix import workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem

@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from felix.measure.checking import reference
-from felix.measure.cuda.building import nvrtc
+from felix.runner.checking import reference
+from felix.runner.cuda import nvrtc
 from felix.templates.gemm.ampere import program
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.hopper import design as designs

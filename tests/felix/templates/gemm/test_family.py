@@ -14,19 +14,19 @@ from tvm import te, topi
 import felix
 from benchmarks.support import fuzzing
 from felix import target, workloads
+from felix.builder import task_program
 from felix.features.kind import FeatureKind
-from felix.measure import task_program
-from felix.measure.checking import reference
-from felix.measure.cuda.building import nvrtc
-from felix.sketch import sketch as sketching
-from felix.sketch.template_sketch import TemplateSketch
+from felix.runner.checking import reference
+from felix.runner.cuda import nvrtc
+from felix.space import sketch as sketching
+from felix.space.template_sketch import TemplateSketch
 from felix.templates import registry, spec
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Matching
-from felix.tuning.opening import task_search
+from felix.tuning import task_search
 from tests.support import share, tuning_fakes
 from tests.support.templates import host_gpu
 

@@ -12,7 +12,7 @@ import pytest
 
 import felix
 from felix import target, workloads
-from felix.measure.checking import reference
+from felix.runner.checking import reference
 from felix.templates import registry, spec
 from felix.templates.gemm.gemv import decisions, template
 from felix.templates.gemm.gemv.decisions import Decisions

@@ -8,8 +8,8 @@ import tvm
 from tvm import te, topi
 
 import felix
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.templates.gemm.norms.folding import Folded, NotFolded, fold
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise

@@ -12,7 +12,7 @@ import tvm
 from tvm import te, tirx, topi
 
 from felix import target, workloads
-from felix.measure import build
+from felix.builder import build
 from felix.task import Task
 from felix.templates import registry
 from felix.templates.registry import Generator

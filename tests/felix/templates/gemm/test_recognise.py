@@ -19,7 +19,7 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import workloads
-from felix.measure.cuda.building import nvrtc
+from felix.runner.cuda import nvrtc
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.tir import rounding

@@ -20,8 +20,8 @@ from tvm import te, tirx
 
 import felix
 from felix import target, workloads
-from felix.measure import task_program
-from felix.measure.checking import reference
+from felix.builder import task_program
+from felix.runner.checking import reference
 from felix.templates import registry
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions

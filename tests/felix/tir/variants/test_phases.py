@@ -11,8 +11,9 @@ import tvm
 from tvm import te, tirx, topi
 
 import felix
-from felix import records, workloads
-from felix.measure.cuda.building import build as cuda_build
+from felix import workloads
+from felix.builder.cuda import build as cuda_build
+from felix.database import records
 from felix.task import Task
 from felix.tir.design_space import blocks, variants
 from felix.tir.design_space.variants import phases, split_reductions

@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 import felix
 from felix import errors, workloads
-from felix.measure.cuda.building import build as cuda_build
+from felix.builder.cuda import build as cuda_build
 from felix.task import Task
 from felix.tir.design_space import blocks, schedule_rules, variants
 from tests.felix.tir.variants.variant_programs import CPU, GPU, Shape, searched, texts

@@ -13,8 +13,8 @@ import tvm
 
 import felix
 from felix import workloads
-from felix.measure.cuda.building import build as cuda_build
-from felix.sketch import sketch as sketching
+from felix.builder.cuda import build as cuda_build
+from felix.space import sketch as sketching
 from felix.templates import registry
 from felix.tir.design_space import variants
 from felix.tir.design_space.variants import padded_extents

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tvm
 
 import felix
-from felix.measure import task_program
-from felix.measure.checking import reference
-from felix.sketch import diversity
+from felix.builder import task_program
+from felix.runner.checking import reference
+from felix.space import diversity
 from felix.task import Task
 from felix.tir.design_space import variants
 

@@ -15,10 +15,9 @@ import pytest
 import tvm
 
 from felix import errors
-from felix.measure import protocol
+from felix.measure import device_thread, work
 from felix.measure.cluster import messages, pool
-from felix.measure.pool import work
-from felix.measure.pool.stages import device_stage
+from felix.runner import protocol
 from server.tuner import places
 from server.tuner.cluster import calls, relay, relayed
 from tests.felix.measure import contract
@@ -51,7 +50,7 @@ class Cluster(nodes.Cluster):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAX_DIFFERENCE", "MAX_PRIMARY_DIFFERENCE"):
-        monkeypatch.setattr(device_stage, name, 0.99)
+        monkeypatch.setattr(device_thread, name, 0.99)
     monkeypatch.setattr(relay, "WATCH_S", 0.05)
     monkeypatch.setattr(relayed, "_AGAIN_S", 0.05)
 

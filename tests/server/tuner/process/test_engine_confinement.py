@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from felix import files
-from felix.measure.cuda import devices
-from felix.measure.pool import rights as pool_rights
+from felix.measure import rights as pool_rights
 from felix.processes import confine, policy
+from felix.runner.cuda import devices
 from server import commands, errors, settings
 from server.database import database
 from server.store import blobs, events
@@ -177,7 +177,7 @@ def test_an_engine_writes_scratch_and_the_formula_cache(
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
     code = """
 import os, pathlib, tempfile
-from felix.sketch import formula_cache
+from felix.space import formula_cache
 with tempfile.TemporaryDirectory() as folder:
     pathlib.Path(folder, 'a').write_text('a')
     os.replace(pathlib.Path(folder, 'a'), pathlib.Path(tempfile.gettempdir(), 'b'))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from felix import launch_plan
-from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda.building import nvrtc
+from felix.runner.cuda import driver as cuda_driver
+from felix.runner.cuda import nvrtc
 from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from felix import errors, launch_plan
-from felix.measure.cuda.building import nvrtc
+from felix.runner.cuda import nvrtc
 from felix.templates.gemm.hopper import helpers
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.generated import GeneratedProgram

@@ -1,0 +1,223 @@
+"""What TVM compiles of a program for a CPU: NaN kept, exp written out, divisions guarded, bindings
+moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm_ffi import structural
+
+from felix.runner.checking import reference
+from felix.tir import bfloat16, bindings, grammar, nan
+
+# Changes of the TIR functions of a module, one by one.
+
+
+def changed(mod: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
+    """The module with every TIR function changed; itself where all stay what they are."""
+    old = {name: func for name, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)}
+    new = {name: change(func) for name, func in old.items()}
+    if all(new[name].same_as(func) for name, func in old.items()):
+        return mod
+    return tvm.IRModule({**mod.functions, **new}, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+# exp of float32 by a polynomial, so that a CPU computes a vector of them at a time.
+#
+# LLVM has no vector code for exp: it calls the C library's function for each element, which is
+# most of the time of a softmax. Before a program is compiled for a CPU, each exp is written out:
+#
+#     exp(x) = 2^n exp(r),    n = floor(x / ln 2 + 1/2),    r = x - n ln 2 in [-ln 2 / 2, ln 2 / 2]
+#
+# with ln 2 in two parts, so that r is exact to the last bits, and the polynomial of degree 7 of
+# Cephes' `expf` for exp(r). The error is below one unit in the last place; what would overflow
+# is infinite, what is too small is 0, and NaN stays NaN.
+
+#: 1 / ln 2, and ln 2 as a short number and what is left of it.
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+#: Of r^2 and higher powers of r, the highest first.
+_COEFFICIENTS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+#: Below and above, the result is 0 and infinite.
+_LEAST, _MOST = -104.0, 89.0
+_BIAS, _MANTISSA_BITS = 127, 23
+
+
+def written_out(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with every exp and sigmoid of float32 in its TIR functions written out."""
+    return changed(mod, _of_function)
+
+
+def _of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    body = structural.structural_map(func.body, ((tvm.ir.Call, _changed),))
+    return func.with_body(body)
+
+
+def _changed(call: tvm.ir.Call) -> tvm.ir.Expr:
+    name = getattr(call.op, "name", "")
+    if name not in ("tirx.exp", "tirx.sigmoid") or grammar.dtype(call) != "float32":
+        return call
+    (argument,) = call.args
+    if name == "tirx.exp":
+        return _exp(argument)
+    one = tirx.const(1.0, "float32")
+    return one / (one + _exp(-argument))
+
+
+def _exp(argument: tvm.ir.Expr) -> tvm.ir.Expr:
+    """exp of a scalar expression; computed once, however often it is used."""
+
+    def number(value: float) -> tvm.ir.Expr:
+        return tirx.const(value, "float32")
+
+    given = tirx.Var("exp_of", "float32")
+    x, n, r = (tirx.Var(f"exp_{name}", "float32") for name in ("x", "n", "r"))
+    power = tirx.Var("exp_power", "int32")
+    polynomial = number(_COEFFICIENTS[0])
+    for coefficient in _COEFFICIENTS[1:]:
+        polynomial = polynomial * r + number(coefficient)
+    half = power >> 1  # 2^n may be no float32 where exp(x) is one
+    scaled = (polynomial * (r * r) + r + number(1.0)) * _power_of_2(half)
+    result = tirx.Select(tirx.isnan(given), given, scaled * _power_of_2(power - half))
+    result = tirx.Let(power, tirx.Cast("int32", n), result)
+    result = tirx.Let(r, (x - n * number(_LN2_HIGH)) - n * number(_LN2_LOW), result)
+    result = tirx.Let(n, tirx.floor(x * number(_LOG2_E) + number(0.5)), result)
+    result = tirx.Let(x, tirx.max(tirx.min(given, number(_MOST)), number(_LEAST)), result)
+    return tirx.Let(given, argument, result)
+
+
+def _power_of_2(n: tvm.ir.Expr) -> tvm.ir.Expr:
+    return tirx.reinterpret("float32", (n + _BIAS) << _MANTISSA_BITS)
+
+
+# Division of integers that does not end the process.
+#
+# x86 traps where an integer is divided by 0, and where the least one is divided by -1. Before a
+# program is compiled for a CPU, such divisors become 1, and a quotient by -1 is the negative:
+#
+#     n / d  ->  n / (1 if d in (0, -1) else d) * (-1 if d == -1 else 1)
+#
+# So the least integer by -1 is itself, with remainder 0, as in PyTorch. It is a product, and
+# nothing is compared with the least integer: TVM's simplifier takes no int32 for that one, and
+# where a select has chosen d != -1 it drops the guard, though both branches are computed. A
+# quotient by 0 means nothing. Divisors that are constants, as those of indices are, stay.
+
+_KINDS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+def guarded(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with every division of integers in its TIR functions guarded."""
+    return changed(mod, lambda func: _division_of_function(func) if divisors(func) else func)
+
+
+def divisors(func: tirx.PrimFunc) -> list[tvm.ir.Expr]:
+    """What a program divides integers by, constants excepted."""
+    found: list[tvm.ir.Expr] = []
+
+    def note(operation: Any) -> None:
+        if _may_trap(operation):
+            found.append(operation.b)
+
+    structural.structural_walk(func.body, tuple((kind, note) for kind in _KINDS))
+    return found
+
+
+def _may_trap(operation: Any) -> bool:
+    is_integer = grammar.dtype(operation).startswith(("int", "uint"))
+    return is_integer and not isinstance(operation.b, tirx.IntImm)
+
+
+def _division_of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    rules = tuple((kind, _division_changed) for kind in _KINDS)
+    return func.with_body(structural.structural_map(func.body, rules))
+
+
+def _division_changed(operation: Any) -> tvm.ir.Expr:
+    """A division by what is neither 0 nor -1; its operands are computed once."""
+    if not _may_trap(operation):
+        return operation
+    dtype = grammar.dtype(operation)
+    n, d = tirx.Var("dividend", dtype), tirx.Var("divisor", dtype)
+    one, is_signed = tirx.const(1, dtype), dtype.startswith("int")
+    is_trap = d == tirx.const(0, dtype)
+    if is_signed:
+        is_trap = tirx.Or(is_trap, d == tirx.const(-1, dtype))
+    result = type(operation)(n, tirx.Select(is_trap, one, d))
+    if is_signed and isinstance(operation, tirx.Div | tirx.FloorDiv):
+        result = result * tirx.Select(d == tirx.const(-1, dtype), tirx.const(-1, dtype), one)
+    return tirx.Let(n, operation.a, tirx.Let(d, operation.b, result))
+
+
+# Sums of floats that stay as they are.
+#
+# TVM simplifies floats as if they were real numbers, (x + c) - c to x: what may cancel is bound.
+
+_SUMS = (tirx.Add, tirx.Sub)
+
+
+def _sums_kept(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    rules = tuple((kind, _sum_kept) for kind in _SUMS)
+    return func.with_body(structural.structural_map(func.body, rules))
+
+
+def _sum_kept(node: Any) -> tvm.ir.Expr:
+    operands, dtype = (node.a, node.b), grammar.dtype(node)
+    kinds = {type(node), *(type(each) for each in operands)}
+    may_cancel = tirx.Sub in kinds or tirx.FloatImm in kinds
+    if not may_cancel or not grammar.is_float(dtype):
+        return node
+    bound = [tirx.Var("sum", dtype) if isinstance(each, _SUMS) else each for each in operands]
+    result = type(node)(*bound)
+    for variable, value in zip(bound, operands, strict=True):
+        result = result if variable is value else tirx.Let(variable, value, result)
+    return result
+
+
+def prepared(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module as TVM compiles it; bindings come last, for the others make some."""
+    kept = changed(changed(changed(mod, bfloat16.written_out), nan.keeping), _sums_kept)
+    kept = changed(guarded(written_out(kept)), nan.compared)
+    return changed(kept, bindings.at_roots)
+
+
+#: `prepared` as a pass of TVM.
+PREPARED = tvm.transform.module_pass(
+    lambda mod, _: prepared(mod), opt_level=0, name="felix.PreparedForCPU"
+)
+
+
+# What a compiled program computes on this CPU, for inputs of a seed.
+#
+# TVM's code for CPUs converts float8 wrongly (0 becomes 2^-7), so references take float32 in its
+# place (`task_program.without_float8`).
+
+
+def run_of(func: Any, args: Sequence[reference.Argument]) -> reference.Run:
+    """A reference as a function from a seed and whether inputs are positive to its outputs."""
+
+    def run(seed: int, positive: bool) -> dict[int, reference.Array]:
+        arrays = reference.inputs(args, seed, positive=positive)
+        tensors = [tvm.runtime.tensor(_as_float32(array)) for array in arrays]
+        func(*tensors)
+        return {
+            i: tensors[i].numpy().astype(arrays[i].dtype, copy=False)
+            for i, arg in enumerate(args)
+            if arg.is_output
+        }
+
+    return run
+
+
+def _as_float32(array: reference.Array) -> reference.Array:
+    """Float8 as a reference takes it; other arrays as they are."""
+    return array.astype(np.float32) if array.dtype.name in grammar.STORAGE_DTYPES else array

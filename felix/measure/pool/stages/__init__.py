@@ -1,1 +1,0 @@
-"""The stages of a pool: build, wait for a device, check and time there."""

@@ -1,0 +1,128 @@
+"""What a measurement is and what a measurer promises.
+
+Units: latencies in microseconds (us), everything a person waits for in seconds (s).
+Every measurer implements `Measurer`; `felix.database.records` stores `Measurement`.
+
+Contract of a measurer:
+
+- A measurement is a latency or an error class, never a sentinel number.
+- `submit` returns at once; its future resolves whatever the candidate does. A candidate that
+  crashes, hangs or computes something else costs itself and no other candidate.
+- `submit` may be called from any thread; futures may resolve in any order. A future that has
+  not started can be cancelled.
+- A `thorough` submission is a burst of repeats whatever its rank, for the few candidates that
+  decide a run: submitted several times in turns, and pooled by `tuning.remeasure`.
+- `close` ends every process the measurer started and may be called twice.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    from felix.builder.payload import Buildable
+
+
+#: Suffix of expected outputs that a builder has computed.
+OUTPUTS = ".outputs"
+
+
+class ErrorClass(enum.StrEnum):
+    """Why a candidate has no latency."""
+
+    #: The compiler refused the candidate or died on it.
+    BUILD = "build"
+    #: The library could not be loaded, or the kernel crashed or raised.
+    LAUNCH = "launch"
+    #: Building or running took longer than allowed.
+    TIMEOUT = "timeout"
+    #: The kernel ran, and its output is not that of the unscheduled program.
+    WRONG_RESULT = "wrong_result"
+    #: Not the candidate's fault: a worker was killed from outside or could not start, something
+    #: is missing on this machine, the task's own tensors do not fit.
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The measurement of one candidate: `latency_us`, or `error` with `message`.
+
+    `build_s` and `run_s` are seconds spent on each step, errors included; a step that was not
+    reached took 0. Those of building are CPU seconds of the builder, so they do not depend on
+    what else the machine does; of a build that was cut or died, those it had used until then.
+    `spread` is the interquartile range over the median, None when the kernel was timed once.
+    `checked` says that the output was compared with the reference.
+    """
+
+    latency_us: float | None = None
+    latencies_us: tuple[float, ...] = ()
+    spread: float | None = None
+    error: ErrorClass | None = None
+    message: str = ""
+    build_s: float = 0.0
+    run_s: float = 0.0
+    checked: bool = False
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.latency_us is None) == (self.error is None):
+            raise ValueError("a measurement has either a latency or an error")
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a latency."""
+        return self.error is None
+
+    @classmethod
+    def timed(cls, latencies_us: Sequence[float], **fields: Any) -> Self:
+        """A successful measurement: median and relative interquartile range of the repeats."""
+        return cls(
+            latency_us=statistics.median(latencies_us),
+            latencies_us=tuple(latencies_us),
+            spread=relative_spread(latencies_us),
+            **fields,
+        )
+
+
+def relative_spread(values: Sequence[float]) -> float | None:
+    """Interquartile range over median; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / median if median > 0 else 0.0
+
+
+class Measurer(Protocol):
+    """Builds, checks and times candidates; see the module docstring for the contract.
+
+    What implements it inherits from it, and has `submit` and `close`.
+    """
+
+    @abc.abstractmethod
+    def submit(self, program: Buildable, thorough: bool = False) -> Future[Measurement]:
+        """Queue one scheduled module or generated program, or either as text: of several tasks on
+        a GPU, processes that search make programs (`payload.read` reads one).
+
+        Raises:
+            MeasureError: a program in CUDA C++ where candidates run on a CPU.
+        """
+
+    def measure(self, programs: Sequence[Buildable]) -> list[Measurement]:
+        """Measure all and wait; results in the order of `programs`."""
+        return [future.result() for future in [self.submit(program) for program in programs]]
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop and end all processes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

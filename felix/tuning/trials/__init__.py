@@ -1,1 +1,0 @@
-"""Candidates on their way, their records, and the fastest of them measured again."""
