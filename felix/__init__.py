@@ -17,8 +17,14 @@ from felix.version import __version__ as __version__
 #: which sympy's default of 1000 forgets most before they come again.
 os.environ.setdefault("SYMPY_CACHE_SIZE", "20000")
 
-#: Public modules.
-_MODULES = frozenset({"events", "frontend", "metaschedule", "records", "workloads"})
+#: Public name -> the module that it is.
+_MODULES = {
+    "events": "felix.events",
+    "frontend": "felix.frontend",
+    "metaschedule": "felix.metaschedule",
+    "records": "felix.database.records",
+    "workloads": "felix.workloads",
+}
 #: Public name -> module that defines it.
 _LAZY = {
     "NetworkResult": "felix.tuning.results",
@@ -55,7 +61,7 @@ __all__ = ["FelixError", "InvalidSchedule", "NetworkResult", "Sketch", "Task", "
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"felix.{name}")
+        return importlib.import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module 'felix' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

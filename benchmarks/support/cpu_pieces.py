@@ -65,7 +65,7 @@ def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     return {
         "wall_s": wall_s,
         "n_measured": len(result.records),
-        "n_ran": sum(r.measurement.ok for r in result.records),
+        "n_ran": sum(r.measured.ok for r in result.records),
     }
 
 

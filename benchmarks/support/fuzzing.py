@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.support import random_workloads
 
 if TYPE_CHECKING:
+    from felix.measure.measurer import Measurer
     from felix.runner import protocol
     from felix.target import Hardware
     from felix.task import Task
@@ -101,7 +102,7 @@ class Outcome:
 
 def fuzz(
     workloads: Iterator[random_workloads.Drawn],
-    measurer_of: Callable[[Task], protocol.Measurer],
+    measurer_of: Callable[[Task], Measurer],
     target: str,
     limits: Limits,
     rng: random.Random,

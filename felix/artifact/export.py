@@ -39,7 +39,7 @@ from felix import errors, files, target
 from felix.artifact import convergence, generated, run_common, run_script
 from felix.builder import build, task_program
 from felix.builder.cuda import build as cuda_build
-from felix.database import records
+from felix.database import metaschedule_files, records
 from felix.runner.cpu import contention
 from felix.runner.cuda import nvrtc
 from felix.tir import to_numpy
@@ -89,9 +89,9 @@ class Result(Protocol):
     @property
     def curve(self) -> Sequence[tuple[int, float, float]]: ...
     @property
-    def repeats(self) -> Sequence[records.Record]: ...
+    def repeats(self) -> Sequence[records.Trial]: ...
     @property
-    def records(self) -> Sequence[records.Record]: ...
+    def records(self) -> Sequence[records.Trial]: ...
     @property
     def unscheduled_us(self) -> float | None: ...
     @property
@@ -226,13 +226,13 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
         )
         return
     (folder / "schedule.py").write_text(_schedule_script(best.schedule.mod, task.target))
-    entry = records.DatabaseEntry(
+    entry = metaschedule_files.DatabaseEntry(
         mod=best.mod,
         trace=best.schedule.trace,
         latencies_us=(best.latency_us,),
         target=task.target,
     )
-    records.export_database(folder / "database", [entry])
+    metaschedule_files.export_database(folder / "database", [entry])
 
 
 def _schedule_script(mod: tvm.IRModule, built_for: tvm.target.Target) -> str:

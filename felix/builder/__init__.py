@@ -1,0 +1,8 @@
+"""Building: from a candidate's program to a file that another process runs.
+
+In: a candidate's program.
+Out: a library or cubins with launches, or why not.
+From: `measure`, `artifact`, `network`.
+"""
+
+from __future__ import annotations

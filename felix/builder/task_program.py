@@ -20,6 +20,7 @@ from tvm_ffi import structural
 from felix.builder import preparation
 from felix.runner.checking import reference, rounding
 from felix.runner.checking.reference import Argument
+from felix.runner.cpu import runner as cpu_runner
 from felix.tir import grammar, tf32
 
 #: Iterator type of a reduction axis of a block.
@@ -76,7 +77,7 @@ def on_cpu(
     mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]
 ) -> reference.Run:
     """The program on this CPU: from a seed and whether inputs are positive to its outputs."""
-    return preparation.run_of(tvm.tirx.build(for_cpu(mod), cpu_target(target))["main"], args)
+    return cpu_runner.run_of(tvm.tirx.build(for_cpu(mod), cpu_target(target))["main"], args)
 
 
 def for_cpu(mod: tvm.IRModule) -> tvm.IRModule:

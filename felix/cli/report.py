@@ -92,7 +92,7 @@ def _notes(tasks: Sequence[results.TuneResult], compared: Sequence[Compared]) ->
 
 
 def _cells(result: results.TuneResult, times: Compared, columns: Sequence[str]) -> list[str]:
-    failed = str(sum(not record.measurement.ok for record in result.records))
+    failed = str(sum(not record.measured.ok for record in result.records))
     head = [result.task.name, str(len(result.records)), failed]
     if result.best_or_none is None:
         return [*head, "none", "-", "-", *("-" for _ in columns)]
@@ -150,7 +150,7 @@ def _task_json(
         "flops": task.flops,
         "min_bytes": task.min_bytes,
         "trials": len(result.records),
-        "failed": sum(not record.measurement.ok for record in result.records),
+        "failed": sum(not record.measured.ok for record in result.records),
         "best": None
         if best is None
         else {

@@ -1,6 +1,8 @@
-"""What tuning found of tasks, kept for the next time: the same task, or a similar one.
+"""What was measured, on disk: the records of runs, their sessions, results that are known by now.
 
-In: results of tasks.
-Out: those of the same or similar tasks.
-From: `network`, `cli`.
+In: trials, a run's state, results of tasks.
+Out: those of an earlier run, of the same or of similar tasks.
+From: `tuning`, `network`, `cli`, `server`.
 """
+
+from __future__ import annotations

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from felix import errors
-from felix.database import outcome, records, store
+from felix.database import metaschedule_files, outcome, store
 from felix.metaschedule import trace_text
 from felix.space import sketch as sketching
 from felix.space.sketch import Sketch
@@ -28,7 +28,7 @@ def export(known: store.Store, folder: str | os.PathLike[str]) -> int:
         entry = _entry(Task.from_json(text, trusted=True), result)
         if entry is not None:
             entries.append(entry)
-    records.export_database(folder, entries)
+    metaschedule_files.export_database(folder, entries)
     return len(entries)
 
 
@@ -45,7 +45,7 @@ class Database:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._entries = records.import_database(folder)
+        self._entries = metaschedule_files.import_database(folder)
         self._by_target: dict[str, list[str | None]] = {}
 
     def schedules(self, task: Task, sketches: Sequence[Sketch]) -> list[tuple[str, Sequence[int]]]:
@@ -73,7 +73,7 @@ class Database:
         return self._by_target[text]
 
 
-def _entry(task: Task, result: outcome.KnownResult) -> records.DatabaseEntry | None:
+def _entry(task: Task, result: outcome.KnownResult) -> metaschedule_files.DatabaseEntry | None:
     if result.schedule is None or result.tuned_us is None:
         return None
     try:
@@ -82,7 +82,7 @@ def _entry(task: Task, result: outcome.KnownResult) -> records.DatabaseEntry | N
         return None
     for sketch in sketches:
         if sketch.key == result.schedule.sketch_key:
-            return records.DatabaseEntry(
+            return metaschedule_files.DatabaseEntry(
                 mod=sketch.mod,
                 trace=sketch.schedule(result.schedule.row).trace,
                 latencies_us=(result.tuned_us,),
@@ -91,7 +91,7 @@ def _entry(task: Task, result: outcome.KnownResult) -> records.DatabaseEntry | N
     return None
 
 
-def _key(entry: records.DatabaseEntry, task: Task) -> str | None:
+def _key(entry: metaschedule_files.DatabaseEntry, task: Task) -> str | None:
     """The key of an entry's program; None if it is none that Felix tunes."""
     try:
         return Task.from_prim_func(entry.mod["main"], task.target, clamp=True).program_key

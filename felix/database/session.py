@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, files
 from felix.database import records
+from felix.runner import protocol
 from felix.search import strategies
-from felix.tuning import results
 
 if TYPE_CHECKING:
     import torch
 
-    from felix.runner import protocol
     from felix.task import Task
 
 #: Version of the folder's layout.
@@ -39,7 +38,7 @@ FORMAT = 1
 #: The session's folder inside a run's output folder.
 FOLDER = "tuning"
 
-_Record = records.Record  # a journal's field has the module's name
+_Trial = records.Trial  # a journal's field has the module's name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +57,12 @@ class Identity:
 class Journal(Protocol):
     """What a run stores, and what an earlier one left; `Session` stores it in a folder."""
 
-    records: list[_Record]
+    records: list[_Trial]
     #: of the last checkpoint; None if there is none
     state: dict[str, Any] | None
     tensors: dict[str, torch.Tensor]
 
-    def append(self, record: _Record) -> None:
+    def append(self, trial: _Trial) -> None:
         """Write one record; it is safe when this returns."""
         ...
 
@@ -152,7 +151,7 @@ class Session:
         self, folder: pathlib.Path, tasks: Sequence[Task], identity: Identity, resume: bool
     ) -> None:
         self.folder = folder
-        self.records: list[records.Record] = []
+        self.records: list[records.Trial] = []
         self.state: dict[str, Any] | None = None
         self.tensors: dict[str, torch.Tensor] = {}
         with _output_errors(folder):
@@ -170,10 +169,10 @@ class Session:
                 os.close(self._lock)
                 raise
 
-    def append(self, record: records.Record) -> None:
+    def append(self, trial: records.Trial) -> None:
         """Write one record; it is safe when this returns."""
-        self._writer.append(record)
-        self.records.append(record)
+        self._writer.append(trial)
+        self.records.append(trial)
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the checkpoint."""
@@ -274,12 +273,23 @@ def stored_baselines(folder: pathlib.Path, n_tasks: int) -> list[protocol.Measur
         return [None] * n_tasks
     try:
         stored = [state["unscheduled"] for state in read_json(path)["jobs"]]
-        baselines = [None if each is None else results.stored_baseline(each) for each in stored]
+        baselines = [None if each is None else stored_baseline(each) for each in stored]
     except (KeyError, TypeError, AttributeError) as error:
         raise errors.RecordError(f"{path} is malformed: {error!r}") from error
     if len(baselines) != n_tasks:
         raise errors.RecordError(f"{path} is of another number of tasks")
     return baselines
+
+
+def stored_baseline(stored: Mapping[str, Any]) -> protocol.Measurement:
+    """The measurement of an unscheduled program, of a checkpoint."""
+    latency_us = stored["latency_us"]
+    return protocol.Measurement(
+        latency_us=latency_us,
+        error=protocol.ErrorClass.LAUNCH if latency_us is None else None,
+        message=stored["message"],
+        checked=bool(stored.get("checked", False)),  # older checkpoints do not say
+    )
 
 
 def _describe(tasks: Sequence[Task], identity: Identity) -> str:

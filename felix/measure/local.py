@@ -107,7 +107,7 @@ LocalOptions = work.LocalOptions
 
 
 class LocalPool(local_workers.PoolOfWorkers):
-    """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
+    """A `measurer.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Raises:
         MeasureError: the target needs a device that this machine does not have or give.

@@ -32,6 +32,7 @@ from felix.measure import (
     work,
 )
 from felix.measure import worker as pool_worker
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.task import Task
 
@@ -43,8 +44,8 @@ _REUSABLE_RATIO = 1.3
 _CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 
 
-class StagedPool(protocol.Measurer):
-    """A `protocol.Measurer` of one task; `for_task` serves others as well.
+class StagedPool(Measurer):
+    """A `measurer.Measurer` of one task; `for_task` serves others as well.
 
     A subclass makes `_builds` and `_stages` around `_references` and `_queues`, starts them, then
     sets `_task`. It names its processes in `_workers` and ends them in `_end`.
@@ -300,8 +301,8 @@ class StagedPool(protocol.Measurer):
                 item.on_primary.failure = "the pool was interrupted before it was made"
 
 
-class TaskView(protocol.Measurer):
-    """A `protocol.Measurer` for one more task of a pool; closing it leaves the pool open."""
+class TaskView(Measurer):
+    """A `measurer.Measurer` for one more task of a pool; closing it leaves the pool open."""
 
     def __init__(self, pool: StagedPool, task: work.PoolTask) -> None:
         self._pool = pool

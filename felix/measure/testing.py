@@ -6,13 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 
 if TYPE_CHECKING:
     from felix.builder.payload import Buildable
 
 
-class FunctionMeasurer(protocol.Measurer):
+class FunctionMeasurer(Measurer):
     """Answers each candidate with `latency_of(program)`; `submitted` has them in order."""
 
     def __init__(self, latency_of: Callable[[Buildable], float | protocol.ErrorClass]) -> None:

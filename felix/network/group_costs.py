@@ -16,7 +16,7 @@ from felix.task import Task
 
 #: Code that decides which sketches a task has, and what is said of them.
 SOURCES = (
-    "sketch",
+    "space",
     "symbolic",
     "templates",
     "tir",

@@ -158,7 +158,7 @@ def _is_passing(result: results.TuneResult) -> bool:
     """Whether a task has no schedule because of the machine, not of its candidates."""
     infrastructure = protocol.ErrorClass.INFRASTRUCTURE
     return bool(result.records) and all(
-        record.measurement.error == infrastructure for record in result.records
+        record.measured.error == infrastructure for record in result.records
     )
 
 
@@ -182,7 +182,7 @@ def _outcome(result: results.TuneResult) -> KnownResult | None:
         tuned_us=best.latency_us,
         program=payload.of(best.program, result.task.target),
         schedule=Schedule(
-            sketch_key=best.record.sketch_key,
+            sketch_key=best.trial.sketch_key,
             sketch_index=best.sketch_index,
             variant=best.variant,
             decisions=decided(best.variables, best.decisions),

@@ -1,33 +1,15 @@
-"""What a measurement is and what a measurer promises.
+"""What a measurement is: a latency, or why there is none; never a sentinel number.
 
 Units: latencies in microseconds (us), everything a person waits for in seconds (s).
-Every measurer implements `Measurer`; `felix.database.records` stores `Measurement`.
-
-Contract of a measurer:
-
-- A measurement is a latency or an error class, never a sentinel number.
-- `submit` returns at once; its future resolves whatever the candidate does. A candidate that
-  crashes, hangs or computes something else costs itself and no other candidate.
-- `submit` may be called from any thread; futures may resolve in any order. A future that has
-  not started can be cancelled.
-- A `thorough` submission is a burst of repeats whatever its rank, for the few candidates that
-  decide a run: submitted several times in turns, and pooled by `tuning.remeasure`.
-- `close` ends every process the measurer started and may be called twice.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import enum
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, Self
-
-if TYPE_CHECKING:
-    from felix.builder.payload import Buildable
-
+from typing import Any, Self
 
 #: Suffix of expected outputs that a builder has computed.
 OUTPUTS = ".outputs"
@@ -96,33 +78,3 @@ def relative_spread(values: Sequence[float]) -> float | None:
         return None
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return (high - low) / median if median > 0 else 0.0
-
-
-class Measurer(Protocol):
-    """Builds, checks and times candidates; see the module docstring for the contract.
-
-    What implements it inherits from it, and has `submit` and `close`.
-    """
-
-    @abc.abstractmethod
-    def submit(self, program: Buildable, thorough: bool = False) -> Future[Measurement]:
-        """Queue one scheduled module or generated program, or either as text: of several tasks on
-        a GPU, processes that search make programs (`payload.read` reads one).
-
-        Raises:
-            MeasureError: a program in CUDA C++ where candidates run on a CPU.
-        """
-
-    def measure(self, programs: Sequence[Buildable]) -> list[Measurement]:
-        """Measure all and wait; results in the order of `programs`."""
-        return [future.result() for future in [self.submit(program) for program in programs]]
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Stop and end all processes."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()

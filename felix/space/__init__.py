@@ -1,4 +1,4 @@
-"""Sketches: design spaces with their variables, coordinates, samples and formulas.
+"""The design space of a task: sketches with their variables, coordinates, samples and formulas.
 
 In: a task.
 Out: sketches: variables, samples, formulas, schedules.

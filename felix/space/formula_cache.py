@@ -26,13 +26,13 @@ Entry = tuple[
 
 _COMPILER = ("autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py")
 #: Modules and packages of `felix` that decide what a compiled formula of a trace is,
-SOURCES = ("symbolic", "features", "sketch/formulas.py", *_COMPILER)
+SOURCES = ("symbolic", "features", "space/formulas.py", *_COMPILER)
 #: and of a template.
 TEMPLATE_SOURCES = (
     "templates",
     "symbolic/expr.py",
-    "sketch/formulas.py",
-    "sketch/template_sketch.py",
+    "space/formulas.py",
+    "space/template_sketch.py",
     *_COMPILER,
 )
 

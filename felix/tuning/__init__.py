@@ -5,8 +5,8 @@ Out: results, a session.
 From: `network`, `cli`, `server`.
 
 A run (`run`) has tasks (`task_run`), each with its search (`options`), one cost model
-(`online_model`), candidates that are being measured (`pending`) and their records (`recorder`);
-it stores itself in a session (`session`, `checkpoint`), shares the machine with timing
+(`online_model`), and candidates that are being measured (`pending`);
+it stores itself (`checkpoint`) in a session (`felix.database`), shares the machine with timing
 (`pacing`), measures the best again (`remeasure`) and ends with results (`results`).
 """
 

@@ -64,7 +64,7 @@ def restore(
     """
     if not journal.records:
         return
-    known = {record.task_key for record in journal.records}
+    known = {trial.task_key for trial in journal.records}
     state = journal.state
     try:
         states = state["jobs"] if state is not None else [None] * len(parts.task_runs)
@@ -83,21 +83,19 @@ def restore(
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.RecordError(f"the checkpoint is malformed: {error!r}") from error
     _replay(parts, journal.records, n_learnt)
-    parts.clock.resume(max(earlier_s, *(record.elapsed_s for record in journal.records)))
+    parts.clock.resume(max(earlier_s, *(trial.elapsed_s for trial in journal.records)))
 
 
-def _replay(parts: Parts, stored: Sequence[records.Record], n_learnt: int) -> None:
+def _replay(parts: Parts, stored: Sequence[records.Trial], n_learnt: int) -> None:
     """Take all records in; those the model has not learnt are learnt next."""
     n_trials = 0
-    for record in stored:
-        task_run = next((run for run in parts.task_runs if run.is_origin_of(record)), None)
+    for trial in stored:
+        task_run = next((run for run in parts.task_runs if run.is_origin_of(trial)), None)
         if task_run is None:
             raise errors.RecordError("the records hold a task that is not tuned here")
-        task_run.replay(record)
-        n_trials += not record.repeat
-        if record.repeat or n_trials <= n_learnt:
+        task_run.replay(trial)
+        n_trials += not trial.repeat
+        if trial.repeat or n_trials <= n_learnt:
             continue
-        candidate = task_run.candidate(record)
-        parts.learner.remember(
-            task_run.search, task_run.index, candidate, record.measurement.latency_us
-        )
+        candidate = task_run.candidate(trial)
+        parts.learner.remember(task_run.search, task_run.index, candidate, trial.latency_us)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from felix import errors, events
 from felix.measure import locks
-from felix.runner import protocol
+from felix.measure.measurer import Measurer
 from felix.search import strategies
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Pool(Protocol):
         """Held shared while the tuner computes; timing holds it exclusively."""
         ...
 
-    def for_task(self, task: Task) -> protocol.Measurer:
+    def for_task(self, task: Task) -> Measurer:
         """The measurer of one task."""
         ...
 

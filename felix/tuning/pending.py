@@ -34,18 +34,17 @@ _Future = concurrent.futures.Future[protocol.Measurement]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class PendingTrial:
-    """A candidate that is being built or run."""
+class InFlight:
+    """A trial that is asked for, and the future of its measurement."""
 
+    trial: records.Trial
     task_run: TaskRun
-    candidate: interface.Candidate
     future: _Future
-    round: int
+    #: whether it is measured even if time is up: without it nothing would be known of its task
+    is_first: bool = False
     #: when its measurement was there, in the run's elapsed seconds; None until then
     completed_s: float | None = None
     is_recorded: bool = False
-    #: whether it is measured even if time is up: without it nothing would be known of its task
-    is_first: bool = False
 
 
 class PendingTrials:
@@ -69,7 +68,7 @@ class PendingTrials:
         self._breakdown = breakdown
         self._seconds = seconds
         #: by number, oldest first
-        self._trials: dict[int, PendingTrial] = {}
+        self._trials: dict[int, InFlight] = {}
         self._n_submitted = 0
         #: numbers of those that are measured or cancelled, in the order of that
         self._done: deque[int] = deque()
@@ -91,7 +90,7 @@ class PendingTrials:
     ) -> None:
         """Send a candidate of a task's current round to be measured."""
         future = task_run.measurer.submit(program)
-        trial = PendingTrial(task_run, candidate, future, task_run.n_rounds, is_first=is_first)
+        trial = InFlight(task_run.trial(candidate), task_run, future, is_first)
         number = self._n_submitted
         self._n_submitted += 1
         self._trials[number] = trial
@@ -105,7 +104,7 @@ class PendingTrials:
 
         future.add_done_callback(note)
 
-    def complete_one(self, record: Callable[[PendingTrial], None]) -> None:
+    def complete_one(self, record: Callable[[InFlight], None]) -> None:
         """Wait for a candidate, record it unless it was cancelled, and let go of it."""
         number = self._wait()
         trial = self._trials[number]
@@ -113,7 +112,7 @@ class PendingTrials:
             record(trial)
         del self._trials[number]
 
-    def abandon(self, record: Callable[[PendingTrial], None]) -> None:
+    def abandon(self, record: Callable[[InFlight], None]) -> None:
         """Record what is measured by now; let go of the rest."""
         for trial in self._trials.values():
             if not trial.future.cancel() and trial.future.done() and not trial.is_recorded:
@@ -122,7 +121,7 @@ class PendingTrials:
             self._trials.clear()
             self._done.clear()
 
-    def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
+    def take_measured(self, record: Callable[[InFlight], None]) -> None:
         """Record what is measured by now, without waiting."""
         while self._done:
             self.complete_one(record)
@@ -242,32 +241,20 @@ class Recorder:
         """Candidates measured."""
         return sum(len(task_run.records) for task_run in self._run.task_runs)
 
-    def trial(self, trial: PendingTrial) -> None:
-        """Record a candidate that is measured."""
-        task_run, candidate, measurement = trial.task_run, trial.candidate, trial.future.result()
-        sketch = task_run.sketches[candidate.sketch_index]
-        elapsed_s = trial.completed_s
-        if elapsed_s is None:
-            elapsed_s = self._run.clock.elapsed_s
-        record = records.Record(
-            task_key=task_run.task.key,
-            task_name=task_run.task.name,
-            sketch_index=sketch.index,
-            sketch_key=sketch.key,
-            decisions=candidate.decisions,
+    def trial(self, asked: InFlight) -> None:
+        """Record a trial that is measured."""
+        task_run, measurement = asked.task_run, asked.future.result()
+        trial = dataclasses.replace(
+            asked.trial,
             measurement=measurement,
-            predicted_us=candidate.predicted_us,
-            round=trial.round,
-            elapsed_s=elapsed_s,
+            elapsed_s=asked.completed_s or self._run.clock.elapsed_s,
             timestamp=time.time(),
-            versions=records.versions(),
-            variant=str(sketch.variant),
         )
-        self._store(record)
-        trial.is_recorded = True  # whatever happens now, it is not recorded again
-        is_best = task_run.add(record)
+        self._store(trial)
+        asked.is_recorded = True  # whatever happens now, it is not recorded again
+        is_best = task_run.add(trial)
         self._run.learner.remember(
-            task_run.search, task_run.index, candidate, measurement.latency_us
+            task_run.search, task_run.index, task_run.candidate(trial), measurement.latency_us
         )
         self._add_work(measurement)
         self._on_event(
@@ -281,16 +268,16 @@ class Recorder:
                 message=measurement.message,
                 best_us=task_run.best_us,
                 is_best=is_best,
-                elapsed_s=record.elapsed_s,
+                elapsed_s=trial.elapsed_s,
             )
         )
 
     def repeat(
-        self, task_run: TaskRun, record: records.Record, measurement: protocol.Measurement
+        self, task_run: TaskRun, trial: records.Trial, measurement: protocol.Measurement
     ) -> None:
-        """Record that a candidate was measured again: no trial, and nothing learns from it."""
+        """Record that a candidate was measured again: nothing learns from it."""
         repeat = dataclasses.replace(
-            record,
+            trial,
             measurement=measurement,
             elapsed_s=self._run.clock.elapsed_s,
             timestamp=time.time(),
@@ -300,9 +287,9 @@ class Recorder:
         task_run.add(repeat)
         self._add_work(measurement)
 
-    def _store(self, record: records.Record) -> None:
+    def _store(self, trial: records.Trial) -> None:
         if self._journal is not None:
-            self._journal.append(record)
+            self._journal.append(trial)
 
     def _add_work(self, measurement: protocol.Measurement) -> None:
         self._run.breakdown.add("build_work", measurement.build_s)

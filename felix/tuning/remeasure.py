@@ -5,8 +5,8 @@ favours whatever it timed in a good moment. So the fastest candidates of all tas
 timed again, in turns: a burst of repeats each, then the next burst of each, over seconds; and they
 are judged by the median of these alone. Where calls are so long that a few outlast what disturbs
 timing (`ENOUGH_S`), there are fewer turns. As long as a candidate that was not measured again
-looks faster than the winner of its task, it is measured again as well, for a few waves. These
-records say so (`Record.repeat`); they are no trials, and neither the search nor the model learns
+looks faster than the winner of its task, it is measured again as well, for a few waves. They
+say so (`Trial.repeat`); they are no trials, and neither the search nor the model learns
 from them.
 
 Where the unscheduled program was about as fast as the winner, or faster, the two are then timed in
@@ -123,7 +123,7 @@ class _InTurns:
     """
 
     def __init__(
-        self, task_run: TaskRun, contenders: Sequence[records.Record], programs: Sequence[Program]
+        self, task_run: TaskRun, contenders: Sequence[records.Trial], programs: Sequence[Program]
     ) -> None:
         self.task_run, self.contenders, self.programs = task_run, contenders, programs
         self._bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
@@ -160,19 +160,19 @@ def _is_close(task_run: TaskRun) -> bool:
     return baseline.latency_us <= MARGIN * best_us
 
 
-def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[records.Record]:
+def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[records.Trial]:
     """At first the n fastest; then those that look faster than the best measured again."""
-    ranked = sorted(task_run.effective.values(), key=lambda r: r.measurement.latency_us or 0.0)
+    ranked = sorted(task_run.effective.values(), key=lambda r: r.latency_us or 0.0)
     if not ranked or task_run.best_us is None:
         return []
     limit_us = MARGIN * task_run.best_us
     if done:
         remeasured = [r for r in ranked if r.key in done]
-        limit_us = (remeasured[0].measurement.latency_us or 0.0) if remeasured else limit_us
+        limit_us = (remeasured[0].latency_us or 0.0) if remeasured else limit_us
     return [
-        record
-        for record in ranked
-        if record.key not in done and (record.measurement.latency_us or 0.0) <= limit_us
+        trial
+        for trial in ranked
+        if trial.key not in done and (trial.latency_us or 0.0) <= limit_us
     ][:n]
 
 

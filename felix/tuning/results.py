@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from felix import errors
 from felix.database import records
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from felix.task import Task
     from felix.templates.generated import Program
 
-Record = records.Record
+Trial = records.Trial
 
 #: The unscheduled program ships where the fastest schedule takes longer by more than this share.
 #: Less is within what two measurements of one program differ by, and the schedule ships.
@@ -43,36 +43,36 @@ Curve = tuple[tuple[int, float, float], ...]
 class Best:
     """The fastest schedule or generated program whose output agreed with the reference."""
 
-    def __init__(self, record: records.Record, sketch: Sketch) -> None:
-        self.record = record
+    def __init__(self, trial: records.Trial, sketch: Sketch) -> None:
+        self.trial = trial
         self._sketch = sketch
 
     @property
     def latency_us(self) -> float:
         """Median measured latency."""
-        assert self.record.measurement.latency_us is not None
-        return self.record.measurement.latency_us
+        assert self.trial.latency_us is not None
+        return self.trial.latency_us
 
     @property
     def measurement(self) -> protocol.Measurement:
         """What measuring gave."""
-        return self.record.measurement
+        return self.trial.measured
 
     @property
     def sketch_index(self) -> int:
         """The `index` of its sketch, one of `felix.sketches(task)`."""
-        return self.record.sketch_index
+        return self.trial.sketch_index
 
     @property
     def variant(self) -> str:
         """Which program of the task the sketch schedules, "stock" for the task's own; or the name
         of the template."""
-        return self.record.variant
+        return self.trial.variant
 
     @property
     def decisions(self) -> tuple[int, ...]:
         """Values of the sketch's variables, in order."""
-        return self.record.decisions
+        return self.trial.decisions
 
     @property
     def variables(self) -> Sequence[Variable]:
@@ -192,17 +192,6 @@ class Unscheduled:
         return f"Unscheduled({self.latency_us:.2f} us)"
 
 
-def stored_baseline(stored: Mapping[str, Any]) -> protocol.Measurement:
-    """The measurement of an unscheduled program, of a checkpoint."""
-    latency_us = stored["latency_us"]
-    return protocol.Measurement(
-        latency_us=latency_us,
-        error=protocol.ErrorClass.LAUNCH if latency_us is None else None,
-        message=stored["message"],
-        checked=bool(stored.get("checked", False)),  # older checkpoints do not say
-    )
-
-
 def faster(
     task: Task, tuned: Best | None, unscheduled: protocol.Measurement | None
 ) -> Best | Unscheduled | None:
@@ -228,7 +217,7 @@ class TuneResult:
     """
 
     task: Task
-    records: tuple[records.Record, ...]
+    records: tuple[records.Trial, ...]
     curve: Curve
     #: what ships; None if neither a candidate nor the unscheduled program ran correctly
     best_or_none: Best | Unscheduled | None
@@ -237,7 +226,7 @@ class TuneResult:
     reason: str
     breakdown: pacing.Breakdown
     #: of the fastest candidates, measured again at the end
-    repeats: tuple[Record, ...] = ()
+    repeats: tuple[Trial, ...] = ()
     #: the fastest schedule: `best`, unless the unscheduled program is faster; None if none ran
     #: correctly
     tuned_or_none: Best | None = None
@@ -306,11 +295,9 @@ class TuneResult:
         if not self.records:
             why = self.reason if self.rejection is None else f"{self.reason}: {self.rejection}"
             return f"nothing was measured ({why})"
-        kinds = collections.Counter(str(r.measurement.error) for r in self.records)
+        kinds = collections.Counter(str(r.measured.error) for r in self.records)
         kind, count = kinds.most_common(1)[0]
-        message = next(
-            r.measurement.message for r in self.records if str(r.measurement.error) == kind
-        )
+        message = next(r.measured.message for r in self.records if str(r.measured.error) == kind)
         return (
             f"none of {len(self.records)} candidates ran correctly; "
             f"{count} had a {kind} error: {message}"
@@ -390,8 +377,8 @@ def network(
     )
 
 
-def network_curve(every: Sequence[records.Record], weights: Mapping[str, float]) -> Curve:
-    """Weighted sum of the best latencies after each record that lowered it.
+def network_curve(every: Sequence[records.Trial], weights: Mapping[str, float]) -> Curve:
+    """Weighted sum of the best latencies after each trial that lowered it.
 
     Args:
         every: records of all tasks in the order of measuring.
@@ -399,16 +386,16 @@ def network_curve(every: Sequence[records.Record], weights: Mapping[str, float])
     """
     best: dict[str, float] = {}
     curve = []
-    for number, record in enumerate(every, start=1):
-        latency_us = record.measurement.latency_us
-        if latency_us is None or not record.measurement.checked:
+    for number, trial in enumerate(every, start=1):
+        latency_us = trial.latency_us
+        if latency_us is None or not trial.measured.checked:
             continue
-        if best.get(record.task_key, math.inf) <= latency_us:
+        if best.get(trial.task_key, math.inf) <= latency_us:
             continue
-        best[record.task_key] = latency_us
+        best[trial.task_key] = latency_us
         if len(best) == len(weights):
             total = sum(weights[key] * value for key, value in best.items())
-            curve.append((number, record.elapsed_s, total))
+            curve.append((number, trial.elapsed_s, total))
     return tuple(curve)
 
 

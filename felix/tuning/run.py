@@ -382,6 +382,6 @@ class Run:
         """Whether any task has a schedule that runs."""
         return any(task_run.best is not None for task_run in self.task_runs)
 
-    def _record(self, trial: pending.PendingTrial) -> None:
+    def _record(self, trial: pending.InFlight) -> None:
         self._baselines.take()
         self._recorder.trial(trial)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import errors
 from felix.builder import payload
-from felix.database import records
+from felix.database import records, session
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.search import interface
 from felix.target import cpu
@@ -29,14 +30,14 @@ MAX_THREADS = 8
 class TaskRun(task_search.TaskSearch):
     """A task of the run, by its `index`: its search, and what is measured of it."""
 
-    def __init__(self, index: int, task: Task, measurer: protocol.Measurer) -> None:
+    def __init__(self, index: int, task: Task, measurer: Measurer) -> None:
         super().__init__(index, task)
         self.measurer = measurer
         #: trials, and the measurements of those that were measured again
-        self.records: list[records.Record] = []
-        self.repeats: list[records.Record] = []
-        #: the record that counts of each candidate (`records.effective_measurements`)
-        self.effective: dict[records.Key, records.Record] = {}
+        self.records: list[records.Trial] = []
+        self.repeats: list[records.Trial] = []
+        #: the trial that counts of each candidate (`records.effective_measurements`)
+        self.effective: dict[records.Key, records.Trial] = {}
         #: candidates by the hash of their program: other decisions may give the same one
         self._programs: dict[str, records.Key] = {}
         #: duplicates of a candidate's program, which wait for its measurement
@@ -44,7 +45,7 @@ class TaskRun(task_search.TaskSearch):
         #: whose measurement was lost with a worker or a device, once
         self._lost: set[interface.Key] = set()
         self._curve: list[tuple[int, float, float]] = []
-        self.best: records.Record | None = None
+        self.best: records.Trial | None = None
         self.n_rounds = 0
         #: best latency that the allocator does not know yet
         self.recent_us: float | None = None
@@ -61,7 +62,7 @@ class TaskRun(task_search.TaskSearch):
     @property
     def best_us(self) -> float | None:
         """Best latency so far."""
-        return None if self.best is None else self.best.measurement.latency_us
+        return None if self.best is None else self.best.latency_us
 
     def set_first(self, schedules: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Schedules to measure before what the search chooses; those of no sketch are left out."""
@@ -136,20 +137,20 @@ class TaskRun(task_search.TaskSearch):
             self._duplicates.setdefault(first, []).append(candidate)
         return True
 
-    def add(self, record: records.Record) -> bool:
-        """Take a record in: a trial, or one of a candidate that was measured again.
+    def add(self, trial: records.Trial) -> bool:
+        """Take in a trial that is measured, or a candidate that was measured again.
 
         Returns:
             Whether a trial is the new best.
         """
-        if record.repeat:
-            self.repeats.append(record)
-            records.add_effective(self.effective, record)
+        if trial.repeat:
+            self.repeats.append(trial)
+            records.add_effective(self.effective, trial)
             self.best = records.fastest(self.effective, is_remeasured=True)
             return False
-        measurement = record.measurement
-        self.records.append(record)
-        measured = self.candidate(record)
+        measurement = trial.measured
+        self.records.append(trial)
+        measured = self.candidate(trial)
         if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
             same = [measured, *self._duplicates.pop(measured.key, [])]
             self.search.tell([(each, measurement.latency_us) for each in same])
@@ -159,19 +160,19 @@ class TaskRun(task_search.TaskSearch):
         latency_us = measurement.latency_us
         if latency_us is None or not measurement.checked:
             return False
-        records.add_effective(self.effective, record)
+        records.add_effective(self.effective, trial)
         self.recent_us = min(latency_us, self.recent_us or latency_us)
         if self.best_us is not None and self.best_us <= latency_us:
             return False
-        self.best = record
-        self._curve.append((len(self.records), record.elapsed_s, latency_us))
+        self.best = trial
+        self._curve.append((len(self.records), trial.elapsed_s, latency_us))
         return True
 
-    def replay(self, record: records.Record) -> None:
-        """Take in a record of an earlier session."""
-        self.add(record)
-        if not record.repeat:
-            self.n_rounds = max(self.n_rounds, record.round + 1)
+    def replay(self, trial: records.Trial) -> None:
+        """Take in a trial of an earlier session."""
+        self.add(trial)
+        if not trial.repeat:
+            self.n_rounds = max(self.n_rounds, trial.round + 1)
 
     def end_round(self) -> None:
         """The candidates of a round are chosen and submitted."""
@@ -182,28 +183,43 @@ class TaskRun(task_search.TaskSearch):
         recent_us, self.recent_us = self.recent_us, None
         return recent_us
 
-    def program_of(self, record: records.Record) -> Program:
-        """What is measured of a record's candidate."""
-        return self._sketch_of(record).program(record.decisions)
+    def program_of(self, trial: records.Trial) -> Program:
+        """What is measured of a trial's candidate."""
+        return self._sketch_of(trial).program(trial.decisions)
 
-    def _sketch_of(self, record: records.Record) -> Sketch:
-        return self.sketches[self.positions[record.sketch_index]]
+    def _sketch_of(self, trial: records.Trial) -> Sketch:
+        return self.sketches[self.positions[trial.sketch_index]]
 
-    def candidate(self, record: records.Record) -> interface.Candidate:
-        """A record's candidate as the search counts its sketches."""
-        position = self.positions[record.sketch_index]
-        return interface.Candidate(position, record.decisions, record.predicted_us)
+    def trial(self, candidate: interface.Candidate) -> records.Trial:
+        """A candidate of the current round as a trial that is asked for."""
+        sketch = self.sketches[candidate.sketch_index]
+        return records.Trial(
+            task_key=self.task.key,
+            task_name=self.task.name,
+            sketch_index=sketch.index,
+            sketch_key=sketch.key,
+            decisions=candidate.decisions,
+            predicted_us=candidate.predicted_us,
+            round=self.n_rounds,
+            versions=records.versions(),
+            variant=str(sketch.variant),
+        )
 
-    def is_origin_of(self, record: records.Record) -> bool:
-        """Whether a stored record is of this task and its sketches are still the same.
+    def candidate(self, trial: records.Trial) -> interface.Candidate:
+        """A trial's candidate as the search counts its sketches."""
+        position = self.positions[trial.sketch_index]
+        return interface.Candidate(position, trial.decisions, trial.predicted_us)
+
+    def is_origin_of(self, trial: records.Trial) -> bool:
+        """Whether a stored trial is of this task and its sketches are still the same.
 
         Raises:
             RecordError: it is of this task, but its sketch is another one by now.
         """
-        if record.task_key != self.task.key:
+        if trial.task_key != self.task.key:
             return False
-        position = self.positions.get(record.sketch_index)
-        if position is None or self.sketches[position].key != record.sketch_key:
+        position = self.positions.get(trial.sketch_index)
+        if position is None or self.sketches[position].key != trial.sketch_key:
             raise errors.RecordError(
                 f"{self.task.name}: the records are of other sketches than this version makes"
             )
@@ -267,7 +283,7 @@ class TaskRun(task_search.TaskSearch):
             measured = self.search.history.measured
             self._programs = {p: key for p, key in programs.items() if key in measured}
         if state["unscheduled"] is not None:
-            self.baseline = results.stored_baseline(state["unscheduled"])
+            self.baseline = session.stored_baseline(state["unscheduled"])
 
 
 def applied(sketch: Sketch, candidate: interface.Candidate) -> Applied:

@@ -18,7 +18,7 @@ from typing import Any
 
 from felix import errors, frontend, names, workloads
 from felix import target as targets
-from felix.database import outcome, records
+from felix.database import metaschedule_files, outcome, records
 from felix.frontend import imported
 from felix.measure import limits
 from felix.metaschedule import trace_text
@@ -205,7 +205,9 @@ def read_database(content: bytes, name: str) -> dict[str, Any]:
         RecordError: it is malformed.
     """
     texts = json.loads(content)
-    entries = records.parse_database(texts["workloads"], texts["records"], MAX_WORKLOADS)
+    entries = metaschedule_files.parse_database(
+        texts["workloads"], texts["records"], MAX_WORKLOADS
+    )
     by_program: dict[str, _Program] = {}
     left_out: list[str] = []
     kinds = {str(entry.target.kind.name) for entry in entries}
@@ -250,7 +252,7 @@ class _Program:
 
 
 def _add(
-    entry: records.DatabaseEntry, by_program: dict[str, _Program], left_out: list[str]
+    entry: metaschedule_files.DatabaseEntry, by_program: dict[str, _Program], left_out: list[str]
 ) -> None:
     functions = list(entry.mod.functions.values())
     if len(functions) != 1:

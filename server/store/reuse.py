@@ -108,7 +108,7 @@ def similar(tx: orm.Session, job_id: int, limit: int = 20) -> list[rows.Job]:
 
 
 def known_schedules(tx: orm.Session, job_id: int, number: int) -> list[str]:
-    """Records (lines of `felix.database.records`) of the task that a task of this job starts from."""
+    """Records (`felix.database.records`) of the task that a task of this job starts from."""
     source = _source(tx, job_id, number)
     if source is None:
         return []

@@ -33,32 +33,38 @@ INFRASTRUCTURE = "infrastructure"
 BATCH = 1000
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NewTrial:
-    """A measured candidate; see `server.database.models.Trial`. `task` is the task's number."""
+def row(task: int, record: str) -> models.Trial:
+    """The row of a trial of a task, by its number; `append` writes it.
 
-    task: int
-    round: int
-    sketch_index: int
-    sketch_key: str
-    decisions: tuple[int, ...]
-    latency_us: float | None
-    error: str | None
-    message: str
-    checked: bool
-    spread: float | None
-    predicted_us: float | None
-    elapsed_s: float
-    build_s: float
-    run_s: float
-    device: str
-    record: str
+    Args:
+        task: its number in the job.
+        record: the trial as the engine has it, a line of `felix.database.records`.
+    """
+    fields = json.loads(record)
+    measured = fields["measurement"]
+    decisions = ",".join(map(str, fields["decisions"]))
+    schedule = f"{fields['sketch_key']}|{decisions}"
+    return models.Trial(
+        task=task,
+        schedule_hash=hashlib.sha256(schedule.encode()).hexdigest(),
+        record=record,
+        **{name: fields[name] for name in _OF_TRIAL},
+        **{name: measured[name] for name in _OF_MEASUREMENT},
+    )
 
-    @property
-    def schedule_hash(self) -> str:
-        """Equal for two candidates of a task with the same schedule."""
-        decisions = ",".join(map(str, self.decisions))
-        return hashlib.sha256(f"{self.sketch_key}|{decisions}".encode()).hexdigest()
+
+#: Columns that are fields of a record, and of its measurement.
+_OF_TRIAL = ("round", "sketch_index", "decisions", "predicted_us", "elapsed_s")
+_OF_MEASUREMENT = (
+    "latency_us",
+    "error",
+    "message",
+    "checked",
+    "spread",
+    "build_s",
+    "run_s",
+    "device",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,8 +94,8 @@ class Filter:
     best_only: bool = False
 
 
-def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
-    """Write a trial and its event.
+def append(tx: orm.Session, fence: leases.Fence, new: models.Trial) -> Written:
+    """Write a trial (`row`) and its event.
 
     Raises:
         LeaseLost: the job is another tuner's; nothing is written.
@@ -112,26 +118,17 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
         tx.flush()
         curve_us = weighted(tx, job.id, models.Task.best_us)
         job.best_us = curve_us
-    tx.add(
-        models.Trial(
-            job_id=job.id,
-            number=number,
-            schedule_hash=new.schedule_hash,
-            best_us=task.best_us,
-            is_best=is_best,
-            curve_us=curve_us,
-            measured_s=job.measured_s,
-            measured_at=columns.db_now(),
-            **_columns(new),
-        )
-    )
+    new.job_id, new.number = job.id, number
+    new.best_us, new.is_best, new.curve_us = task.best_us, is_best, curve_us
+    new.measured_s, new.measured_at = job.measured_s, columns.db_now()
+    tx.add(new)
     tx.flush()
     events.append(tx, job.id, events.Type.TRIAL, _payload(new, number, task, is_best, curve_us))
     _credit(tx, job.worker_id, new)
     return Written(number, True)
 
 
-def remeasure(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
+def remeasure(tx: orm.Session, fence: leases.Fence, new: models.Trial) -> None:
     """Write a longer measurement of a candidate that is a trial already.
 
     Raises:
@@ -237,7 +234,7 @@ def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
 
 
 def records(tx: orm.Session, job_id: int) -> list[str]:
-    """The records of all trials in order, then those of repeats, as lines of `felix.database.records`."""
+    """The records (`felix.database.records`) of all trials in order, then those of repeats."""
     trial = models.Trial
     query = sa.select(trial.record, trial.final_record).where(trial.job_id == job_id)
     lines = tx.execute(query.order_by(trial.number)).all()
@@ -254,7 +251,7 @@ def error_counts(tx: orm.Session, job_id: int) -> dict[str, int]:
 
 
 def _count(
-    job: models.Job, task: models.Task, new: NewTrial, earlier: models.Trial | None
+    job: models.Job, task: models.Task, new: models.Trial, earlier: models.Trial | None
 ) -> None:
     """Add a trial to the counts; one that overwrites was counted as failed."""
     failed = int(new.error is not None)
@@ -276,7 +273,7 @@ def _task(tx: orm.Session, job_id: int, number: int) -> models.Task:
     return task
 
 
-def _same(job_id: int, new: NewTrial) -> sa.Select[models.Trial]:
+def _same(job_id: int, new: models.Trial) -> sa.Select[models.Trial]:
     """The trial of the same schedule."""
     return sa.select(models.Trial).where(
         models.Trial.job_id == job_id,
@@ -327,15 +324,8 @@ def weighted(tx: orm.Session, job_id: int, column: Any) -> float | None:
     return None if n_missing else float(total)
 
 
-def _columns(new: NewTrial) -> dict[str, Any]:
-    """What a trial's row takes from the tuner as it is."""
-    values = {field.name: getattr(new, field.name) for field in dataclasses.fields(new)}
-    del values["sketch_key"]  # it is part of the schedule's hash
-    return values | {"decisions": list(new.decisions)}
-
-
 def _payload(
-    new: NewTrial, number: int, task: models.Task, is_best: bool, curve_us: float | None
+    new: models.Trial, number: int, task: models.Task, is_best: bool, curve_us: float | None
 ) -> dict[str, Any]:
     return {
         "trial": number,
@@ -350,7 +340,7 @@ def _payload(
     }
 
 
-def _credit(tx: orm.Session, worker_id: int | None, new: NewTrial) -> None:
+def _credit(tx: orm.Session, worker_id: int | None, new: models.Trial) -> None:
     worker = models.Worker
     n_infrastructure = int(new.error == INFRASTRUCTURE)
     tx.execute(

@@ -18,6 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from felix import errors as engine_errors
+from felix.database import records
+from felix.runner import protocol
 from server import errors, states
 from server.database import database
 from server.store import artifacts, blobs, events, jobs, leases, progress, reuse, rows, trials
@@ -37,6 +39,14 @@ def _load(tx: orm.Session, job_id: int) -> tuple[list[str], progress.Checkpoint 
     return trials.records(tx, job_id), progress.checkpoint(tx, job_id)
 
 
+def _add_trial(tx: orm.Session, fence: leases.Fence, task: int, record: str) -> trials.Written:
+    return trials.append(tx, fence, trials.row(task, record))
+
+
+def _add_remeasurement(tx: orm.Session, fence: leases.Fence, task: int, record: str) -> None:
+    trials.remeasure(tx, fence, trials.row(task, record))
+
+
 def _warn(tx: orm.Session, fence: leases.Fence, message: str) -> None:
     progress.append_event(tx, fence, events.Type.WARNING, {"message": message})
 
@@ -53,8 +63,8 @@ READS: Mapping[str, Callable[..., Any]] = MappingProxyType({
 #: those that write, under the job's fence;
 WRITES: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "begin": leases.begin,
-    "add_trial": trials.append,
-    "add_remeasurement": trials.remeasure,
+    "add_trial": _add_trial,
+    "add_remeasurement": _add_remeasurement,
     "save": progress.save,
     "started": progress.started,
     "opened": progress.opened,
@@ -158,21 +168,22 @@ class ClaimedJob(job_access.JobAccess):
             return self.read(lambda tx: READS[verb](tx, self.job.id, *arguments))
         return self.write(lambda tx: WRITES[verb](tx, self.fence, *arguments))
 
-    def add_trial(self, new: trials.NewTrial) -> trials.Written:
+    def add_trial(self, task: int, record: str) -> trials.Written:
         """Write a trial.
 
         Raises:
             LeaseLost
             MeasureError: this machine fails to measure anything.
         """
-        written = super().add_trial(new)
-        is_infrastructure = new.error == trials.INFRASTRUCTURE
+        measured = records.Trial.from_json(record).measured
+        written = super().add_trial(task, record)
+        is_infrastructure = measured.error is protocol.ErrorClass.INFRASTRUCTURE
         self._n_infrastructure = self._n_infrastructure + 1 if is_infrastructure else 0
         self._has_progress = self._has_progress or not is_infrastructure
         if self._n_infrastructure >= MAX_INFRASTRUCTURE:
             raise engine_errors.MeasureError(
                 f"the last {self._n_infrastructure} measurements failed and none was the "
-                f"candidate's fault: {new.message}"
+                f"candidate's fault: {measured.message}"
             )
         return written
 

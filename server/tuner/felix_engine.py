@@ -217,7 +217,7 @@ def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
 def _outcome(similar: reuse.SimilarTask) -> outcome.KnownResult | None:
     """What another task's record says, with what its decisions are; None if nobody knows them."""
     try:
-        record = records.Record.from_json(similar.record)
+        record = records.Trial.from_json(similar.record)
         task = Task.from_json(similar.program, similar.resolved_target, trusted=True)
         sketch = _sketch(task, record.sketch_key)
     except errors.FelixError:
@@ -230,7 +230,7 @@ def _outcome(similar: reuse.SimilarTask) -> outcome.KnownResult | None:
         variant=str(sketch.variant),
         decisions=outcome.decided(sketch.variables, record.decisions),
     )
-    return outcome.KnownResult(tuned_us=record.measurement.latency_us, schedule=schedule)
+    return outcome.KnownResult(tuned_us=record.latency_us, schedule=schedule)
 
 
 def _sketch(task: Task, key: str) -> Sketch | None:
@@ -251,7 +251,7 @@ def _sketch(task: Task, key: str) -> Sketch | None:
 def _recorded(line: str) -> tuple[str, Sequence[int]] | None:
     """Sketch key and decisions of a record; None if another version wrote it."""
     try:
-        record = records.Record.from_json(line)
+        record = records.Trial.from_json(line)
     except errors.RecordError:
         return None
     return record.sketch_key, record.decisions

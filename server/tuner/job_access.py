@@ -78,14 +78,18 @@ class JobAccess(abc.ABC):
         """Say for which device exactly the job is tuned."""
         self.do("begin", target_key, resolved_target)
 
-    def add_trial(self, new: trials.NewTrial) -> trials.Written:
-        """Write a trial; MeasureError if this machine fails to measure anything."""
-        written: trials.Written = self.do("add_trial", new)
+    def add_trial(self, task: int, record: str) -> trials.Written:
+        """Write a trial of a task, a line of `felix.database.records`.
+
+        Raises:
+            MeasureError: this machine fails to measure anything.
+        """
+        written: trials.Written = self.do("add_trial", task, record)
         return written
 
-    def add_remeasurement(self, new: trials.NewTrial) -> None:
+    def add_remeasurement(self, task: int, record: str) -> None:
         """Write a longer measurement of a candidate at the end of the run."""
-        self.do("add_remeasurement", new)
+        self.do("add_remeasurement", task, record)
 
     def save(
         self, checkpoint: progress.Checkpoint, elapsed_s: float, breakdown: Mapping[str, Any]

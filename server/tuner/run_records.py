@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from felix import events, tensorfile
 from felix.database import records as felix_records
 from felix.database import session
-from server.store import progress, trials
+from server.store import progress
 from server.tuner import job_access
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-_Record = felix_records.Record
+_Trial = felix_records.Trial
 
 
 class DatabaseSession:
@@ -128,7 +128,7 @@ class DatabaseSession:
         self._numbers = {task.key: number for number, task in enumerate(tasks)}
         self._identity = dataclasses.asdict(identity) | {"task_keys": list(identity.task_keys)}
         lines, checkpoint = claimed.load()
-        self.records: list[_Record] = [_Record.from_json(line) for line in lines]
+        self.records: list[_Trial] = [_Trial.from_json(line) for line in lines]
         self.state: dict[str, Any] | None = None
         self.tensors: dict[str, Any] = {}
         if checkpoint is not None:
@@ -138,18 +138,15 @@ class DatabaseSession:
             else:
                 warn("the checkpoint is of other versions: going on from the records alone")
 
-    def append(self, record: _Record) -> None:
-        """Write one record; it is safe when this returns.
+    def append(self, trial: _Trial) -> None:
+        """Write one trial; it is safe when this returns.
 
         Raises:
             LeaseLost
         """
-        new = self._trial(record)
-        if record.repeat:
-            self._claimed.add_remeasurement(new)
-        else:
-            self._claimed.add_trial(new)
-        self.records.append(record)
+        write = self._claimed.add_remeasurement if trial.repeat else self._claimed.add_trial
+        write(self._numbers[trial.task_key], trial.to_json())
+        self.records.append(trial)
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
         """Replace the checkpoint.
@@ -160,27 +157,6 @@ class DatabaseSession:
         content = {"identity": self._identity, "run": dict(state)}
         checkpoint = progress.Checkpoint(len(self.records), content, _write(tensors))
         self._claimed.save(checkpoint, float(state["elapsed_s"]), state["breakdown"])
-
-    def _trial(self, record: _Record) -> trials.NewTrial:
-        measurement = record.measurement
-        return trials.NewTrial(
-            task=self._numbers[record.task_key],
-            round=record.round,
-            sketch_index=record.sketch_index,
-            sketch_key=record.sketch_key,
-            decisions=record.decisions,
-            latency_us=measurement.latency_us,
-            error=None if measurement.error is None else str(measurement.error),
-            message=measurement.message,
-            checked=measurement.checked,
-            spread=measurement.spread,
-            predicted_us=record.predicted_us,
-            elapsed_s=record.elapsed_s,
-            build_s=measurement.build_s,
-            run_s=measurement.run_s,
-            device=measurement.device,
-            record=record.to_json(),
-        )
 
     def close(self) -> None:
         """Nothing to close: the lease is the tuner's."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from felix import errors, target, workloads
 from felix.builder.cuda import reference
 from felix.measure import local, readings, staged
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.target import cpu
 
@@ -142,7 +143,7 @@ class SharedPool:
         self._lost_since_s = self._lost_since_s or time.monotonic()
         return lost if time.monotonic() - self._lost_since_s > LOST_S else None
 
-    def for_task(self, task: Task) -> protocol.Measurer:
+    def for_task(self, task: Task) -> Measurer:
         """The measurer of one task."""
         self._n_tasks += 1
         return _TrackedMeasurer(self._pool.for_task(task), self._track)
@@ -179,10 +180,10 @@ class SharedPool:
             self._had_trouble = True  # the next job gets fresh processes
 
 
-class _TrackedMeasurer(protocol.Measurer):
+class _TrackedMeasurer(Measurer):
     """A measurer whose futures the pool knows."""
 
-    def __init__(self, measurer: protocol.Measurer, track: Callable[[Future], None]) -> None:
+    def __init__(self, measurer: Measurer, track: Callable[[Future], None]) -> None:
         self._measurer, self._track = measurer, track
 
     def submit(self, program: payload.Buildable, thorough: bool = False) -> Future:

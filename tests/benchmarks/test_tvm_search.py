@@ -100,5 +100,5 @@ def test_tunes_in_the_round_loop(task: felix.Task) -> None:
     )
     result = felix.tune(task, trials=8, options=chosen)
     assert len(result.records) == 8
-    assert result.best.latency_us == min(r.measurement.latency_us for r in result.records)
+    assert result.best.latency_us == min(r.latency_us for r in result.records)
     assert len({(r.sketch_index, r.decisions) for r in result.records}) == 8

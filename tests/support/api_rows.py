@@ -97,18 +97,18 @@ def all_events(db: database.Database, job_id: int) -> list[rows.Event]:
 def tuned_zip(m: int = 32, latency_us: float = 3.0) -> bytes:
     """The zip of a job that tuned a gemm: its database, and a manifest that says nothing."""
     from felix import workloads  # which load TVM
-    from felix.database import records  # which load TVM
+    from felix.database import metaschedule_files  # which load TVM
     from felix.tuning import task_search
 
     task = workloads.gemm(m, 32, 32, target="llvm -num-cores 2")
     sketch = task_search.sketches_of(task)[0]
     schedule = sketch.schedule(tuple(int(v) for v in sketch.sample(1, seed=1)[0]))
-    entry = records.DatabaseEntry(
+    entry = metaschedule_files.DatabaseEntry(
         mod=task.mod, trace=schedule.trace, latencies_us=(latency_us,), target=task.target
     )
     out = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(out, "w") as archive:
-        records.export_database(folder, [entry])
+        metaschedule_files.export_database(folder, [entry])
         for path in pathlib.Path(folder).iterdir():
             archive.write(path, f"felix-job-1/database/{path.name}")
         archive.writestr("felix-job-1/manifest.json", "{}")

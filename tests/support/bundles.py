@@ -34,7 +34,7 @@ class Result:
     task: Task
     best: Best
     curve: Sequence[tuple[int, float, float]] = ((1, 1.0, 3.0),)
-    records: Sequence[records.Record] = ()
+    records: Sequence[records.Trial] = ()
     repeats: tuple[()] = ()
     unscheduled_us: float | None = None
     tuned_or_none: Any = None

@@ -65,7 +65,7 @@ class Engine:
             if claimed.should_stop() or (number % 4 == 0 and claimed.should_yield()):
                 return engine.Outcome(reason="interrupted", failure=None, result=None)
             time.sleep(0.01)
-            claimed.add_trial(service_fakes.new_trial(number))
+            claimed.add_trial(0, service_fakes.line(number))
             if number % 4 == 3:
                 saved = progress.Checkpoint(number + 1, {"n": number + 1}, b"tensors")
                 claimed.save(saved, number + 1.0, {})

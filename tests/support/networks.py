@@ -14,6 +14,7 @@ from torch import nn
 import felix
 from felix import target as targets
 from felix.measure import locks, testing
+from felix.measure.measurer import Measurer
 from felix.network import executable, groups, imported
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
@@ -44,7 +45,7 @@ class Pool:
         self.n_measured = 0
         self._latency_of = latency_of or (lambda program, task: 10.0)
 
-    def for_task(self, task: Task) -> protocol.Measurer:
+    def for_task(self, task: Task) -> Measurer:
         def measure(program: Any) -> float | protocol.ErrorClass:
             if program.script() == task.mod.script():
                 return UNSCHEDULED_US

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import orm
 
 from server import errors
-from server.database import database
+from server.database import database, models
 from server.store import (
     artifacts,
     blobs,
@@ -201,27 +201,46 @@ def get(db: database.Database, job_id: int) -> rows.Job:
     return read(db, jobs.get, job_id)
 
 
-def new_trial(number: int, latency_us: float | None = 10.0, **changes: Any) -> trials.NewTrial:
-    """A trial whose decisions are `number`; without a latency it failed to build."""
-    fields: dict[str, Any] = {
-        "task": 0,
-        "round": number // 4,
-        "sketch_index": 0,
-        "sketch_key": "s",
-        "decisions": (number, 2),
+def line(number: int, latency_us: float | None = 10.0, **changes: Any) -> str:
+    """The record of a candidate whose decisions are `number`; without a latency it failed to
+    build. `changes` are of its fields and of its measurement's."""
+    measured: dict[str, Any] = {
         "latency_us": latency_us,
+        "latencies_us": [],
         "error": None if latency_us is not None else "build",
         "message": "",
         "checked": True,
         "spread": 0.1,
-        "predicted_us": 12.0,
-        "elapsed_s": number + 1.0,
         "build_s": 0.5,
         "run_s": 0.25,
         "device": "test",
-        "record": f"record {number}",
     }
-    return trials.NewTrial(**(fields | changes))
+    measured |= {name: changes.pop(name) for name in measured if name in changes}
+    fields: dict[str, Any] = {
+        "felix_record": 1,
+        "task_key": "k",
+        "task_name": "t",
+        "sketch_index": 0,
+        "sketch_key": "s",
+        "decisions": (number, 2),
+        "measurement": measured,
+        "predicted_us": 12.0,
+        "round": number // 4,
+        "elapsed_s": number + 1.0,
+        "timestamp": 0.0,
+        "versions": {},
+    }
+    return json.dumps(fields | changes)
+
+
+def new_trial(
+    number: int, latency_us: float | None = 10.0, task: int = 0, **changes: Any
+) -> models.Trial:
+    """The row of a trial that nobody has written yet (`line`), of a short record."""
+    record = changes.pop("record", f"record {number}")
+    row = trials.row(task, line(number, latency_us, **changes))
+    row.record = record
+    return row
 
 
 def report_device(db: database.Database, *seen: dict[str, Any]) -> None:
@@ -270,7 +289,7 @@ def claim_next(db: database.Database) -> claimed_job.ClaimedJob:
     return claimed_job.ClaimedJob(db, next_claim, monitor, threading.Event(), MemoryStore())
 
 
-def add(db: database.Database, fence: leases.Fence, new: trials.NewTrial) -> trials.Written:
+def add(db: database.Database, fence: leases.Fence, new: models.Trial) -> trials.Written:
     """Write a trial."""
     return write(db, trials.append, fence, new)
 
@@ -327,7 +346,7 @@ class Engine:
                 return engine.Outcome(reason="interrupted", failure=None, result=None)
             time.sleep(self.pause_s)
             self.measured.append((at.job.id, number))
-            at.add_trial(new_trial(number, self.latency_of(number)))
+            at.add_trial(0, line(number, self.latency_of(number)))
             if number % 4 == 3:
                 state = {"n": number + 1}
                 at.save(progress.Checkpoint(number + 1, state, None), number + 1.0, {})

@@ -69,8 +69,8 @@ def acknowledge(path: pathlib.Path) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     add_trial = claimed_job.ClaimedJob.add_trial
 
-    def noted(self: claimed_job.ClaimedJob, new: trials.NewTrial) -> trials.Written:
-        written = add_trial(self, new)
+    def noted(self: claimed_job.ClaimedJob, task: int, record: str) -> trials.Written:
+        written, new = add_trial(self, task, record), trials.row(task, record)
         line = f"{self.job.id} {written.number} {new.schedule_hash} {new.latency_us}\n"
         os.write(handle, line.encode())
         return written

@@ -23,6 +23,7 @@ from felix import errors, workloads
 from felix.cli import report
 from felix.database import records
 from felix.measure import locks, testing
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.search import cost_model, gradient
 from felix.task import Task
@@ -86,7 +87,7 @@ class Pool:
     n_devices: int = 1
     timing_lock: locks.ReadWriteLock = dataclasses.field(default_factory=locks.ReadWriteLock)
 
-    def for_task(self, task: Task) -> protocol.Measurer:
+    def for_task(self, task: Task) -> Measurer:
         def measure(mod: Any) -> float | protocol.ErrorClass:
             if isinstance(mod, Program):
                 self.measured.append(mod)
@@ -184,7 +185,7 @@ def tune(
 
 def record(
     decisions: tuple[int, ...], measurement: protocol.Measurement, **more: Any
-) -> records.Record:
+) -> records.Trial:
     """The record of a candidate of some task."""
     fields: dict[str, Any] = {
         "task_key": "key",
@@ -197,7 +198,7 @@ def record(
         "timestamp": 1.7e9,
         "versions": records.versions(),
     }
-    return records.Record(decisions=decisions, measurement=measurement, **(fields | more))
+    return records.Trial(decisions=decisions, measurement=measurement, **(fields | more))
 
 
 def report_text(
@@ -214,7 +215,7 @@ def keys(result: results.TuneResult) -> list[records.Key]:
     return [record.key for record in result.records]
 
 
-def killed(script: str, out: pathlib.Path) -> list[records.Record]:
+def killed(script: str, out: pathlib.Path) -> list[records.Trial]:
     """Run Python text that tunes in `out`, its argument; kill it after 20 trials; its records."""
     root = pathlib.Path(__file__).parents[2]
     victim = warm.Popen(

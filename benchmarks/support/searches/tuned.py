@@ -73,7 +73,7 @@ def _maker(name: str) -> Any:
 
 def mean_build_s(records: Sequence[Any]) -> float | None:
     """Seconds that building a candidate took on average; None if none was built."""
-    built_s = [record.measurement.build_s for record in records if record.measurement.build_s]
+    built_s = [record.measured.build_s for record in records if record.measured.build_s]
     return statistics.mean(built_s) if built_s else None
 
 
@@ -83,7 +83,7 @@ def remeasured(result: Any) -> list[tuple[int, float, float]]:
     for trial, record in enumerate(result.records, 1):
         first.setdefault((record.sketch_index, record.decisions), (trial, record.elapsed_s))
     return [
-        (*first[record.sketch_index, record.decisions], record.measurement.latency_us)
+        (*first[record.sketch_index, record.decisions], record.latency_us)
         for record in result.repeats
-        if record.measurement.ok
+        if record.measured.ok
     ]

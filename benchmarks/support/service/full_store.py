@@ -12,6 +12,8 @@ import tempfile
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from felix.database import records
+from felix.runner import protocol
 from server.database import database, models
 from server.store import artifacts, blobs, jobs, leases, progress, trials, tuners
 
@@ -127,27 +129,31 @@ def _new_worker() -> tuners.NewWorker:
     )
 
 
-def new_trial(number: int) -> trials.NewTrial:
-    """A trial of that number."""
+def new_trial(number: int) -> models.Trial:
+    """The row of a trial of that number."""
     latency_us = None if number % 4 == 3 else 100.0 / (number + 1)
-    return trials.NewTrial(
-        task=0,
-        round=number // 4,
-        sketch_index=0,
-        sketch_key="s",
-        decisions=(number, 2),
+    measurement = protocol.Measurement(
         latency_us=latency_us,
-        error=None if latency_us is not None else "build",
-        message="",
+        error=None if latency_us is not None else protocol.ErrorClass.BUILD,
         checked=True,
         spread=0.1,
-        predicted_us=None if latency_us is None else latency_us * 1.25,
-        elapsed_s=number + 1.0,
         build_s=0.5,
         run_s=0.25,
         device="test",
-        record=f"record {number}",
     )
+    trial = records.Trial(
+        task_key="k",
+        task_name="t",
+        sketch_index=0,
+        sketch_key="s",
+        decisions=(number, 2),
+        measurement=measurement,
+        predicted_us=None if latency_us is None else latency_us * 1.25,
+        round=number // 4,
+        elapsed_s=number + 1.0,
+        versions={},
+    )
+    return trials.row(0, trial.to_json())
 
 
 def _copy_job(tx: orm.Session, source_id: int, number: int) -> int:

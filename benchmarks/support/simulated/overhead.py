@@ -20,7 +20,7 @@ from felix import target, workloads
 from felix.builder import payload
 from felix.measure import local
 from felix.measure.cluster import messages, node, pool, remote
-from felix.runner import protocol
+from felix.measure.measurer import Measurer
 
 #: Bytes of binaries: nothing to speak of, and those of a large cubin or library.
 BINARY_BYTES = (32, 300 << 10)
@@ -104,7 +104,7 @@ def _whole(cluster: Any, kind: str, turns: int) -> dict[str, Any]:
     return {"workload": _WORKLOAD, **row, "added": statistics.median(added), "turns": added}
 
 
-def _ms(over: protocol.Measurer, programs: Sequence[Any]) -> float:
+def _ms(over: Measurer, programs: Sequence[Any]) -> float:
     start = time.perf_counter()
     measured = over.measure(programs)
     taken_ms = 1e3 * (time.perf_counter() - start) / len(programs)

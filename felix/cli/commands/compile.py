@@ -57,7 +57,7 @@ def _results(source: pathlib.Path) -> tuple[list[results.TuneResult], pathlib.Pa
     raise errors.RecordError(f"no tuning session and no artifact in {inside}")
 
 
-def _of_session(folder: pathlib.Path, stored: list[records.Record]) -> list[results.TuneResult]:
+def _of_session(folder: pathlib.Path, stored: list[records.Trial]) -> list[results.TuneResult]:
     tasks = session.stored_tasks(folder)
     baselines = session.stored_baselines(folder, len(tasks))
     return [
@@ -66,7 +66,7 @@ def _of_session(folder: pathlib.Path, stored: list[records.Record]) -> list[resu
     ]
 
 
-def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.TuneResult:
+def _of_artifact(folder: pathlib.Path, stored: list[records.Trial]) -> results.TuneResult:
     manifest = session.read_json(folder / "manifest.json")
     try:
         text = (folder / "workload.json").read_text()
@@ -85,7 +85,7 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
 
 
 def _result(
-    task: Task, stored: list[records.Record], baseline: protocol.Measurement | None
+    task: Task, stored: list[records.Trial], baseline: protocol.Measurement | None
 ) -> results.TuneResult:
     trials = tuple(r for r in stored if not r.repeat)
     best = records.fastest(

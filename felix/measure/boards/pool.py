@@ -28,7 +28,7 @@ from felix.task import Task
 
 
 class BoardPool(local_workers.PoolOfWorkers):
-    """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
+    """A `measurer.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Args:
         task: for the CPU of the boards.

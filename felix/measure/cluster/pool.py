@@ -75,7 +75,7 @@ class Cluster(Protocol):
 
 
 class ClusterPool(staged.StagedPool):
-    """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
+    """A `measurer.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Raises:
         NoDevice: no builder or no device of the target's kind came in time.

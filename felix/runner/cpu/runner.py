@@ -9,19 +9,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import tvm
 
 from felix import target
-from felix.builder import preparation
 from felix.runner import description as descriptions
 from felix.runner import protocol, timing
 from felix.runner.checking import reference
 from felix.runner.cpu import contention
 from felix.runner.cpu import timing as cpu_timing
 from felix.runner.description import Description
+from felix.tir import grammar
 
 #: Arrays of up to so many bytes in all are moved for each burst, and former places held.
 MOVED_BYTES, N_PLACES = 64 << 20, 8
@@ -92,9 +93,7 @@ class Runner:
         checked = None
         if binary:
             main = tvm.runtime.load_module(binary)["main"]
-            checked = reference.compute(
-                preparation.run_of(main, task.arguments), task.arguments, task.seed
-            )
+            checked = reference.compute(run_of(main, task.arguments), task.arguments, task.seed)
         self._guard(task).learn()
         descriptions.write_task(folder, task, checked)
         return {}
@@ -159,3 +158,24 @@ class Runner:
             self._places.clear()
             self._task = Prepared.read(folder, self._device)
         return self._task
+
+
+def run_of(func: Any, args: Sequence[reference.Argument]) -> reference.Run:
+    """A reference as a function from a seed and whether inputs are positive to its outputs."""
+
+    def run(seed: int, positive: bool) -> dict[int, reference.Array]:
+        arrays = reference.inputs(args, seed, positive=positive)
+        tensors = [tvm.runtime.tensor(_as_float32(array)) for array in arrays]
+        func(*tensors)
+        return {
+            i: tensors[i].numpy().astype(arrays[i].dtype, copy=False)
+            for i, arg in enumerate(args)
+            if arg.is_output
+        }
+
+    return run
+
+
+def _as_float32(array: reference.Array) -> reference.Array:
+    """Float8 as a reference takes it; other arrays as they are."""
+    return array.astype(np.float32) if array.dtype.name in grammar.STORAGE_DTYPES else array

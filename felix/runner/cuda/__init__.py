@@ -1,3 +1,1 @@
-"""Building for and timing on NVIDIA GPUs."""
-
-from __future__ import annotations
+"""Running and timing on NVIDIA GPUs."""

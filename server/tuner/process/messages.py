@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from felix import errors
-from server.store import progress, trials
+from server.store import progress
 from server.tuner import claimed_job
 
 #: A longer message ends its engine, in bytes.
@@ -82,8 +82,6 @@ def receive(connection: Connection) -> Message:
 def encoded(verb: str, arguments: Sequence[Any]) -> tuple[Sequence[Any], bytes]:
     """The arguments of a verb of `job_access.JobAccess` as JSON has them, and an attachment."""
     match verb, arguments:
-        case "add_trial" | "add_remeasurement", [new]:
-            return [dataclasses.asdict(new)], b""
         case "save", [checkpoint, *rest]:
             tensors = checkpoint.tensors
             fields = [checkpoint.n_records, checkpoint.state, tensors is not None]
@@ -106,8 +104,6 @@ def call(claimed: claimed_job.ClaimedJob, message: Message) -> Any:
 def _decoded(message: Message) -> Sequence[Any]:
     """What `encoded` was given."""
     match message.verb, message.arguments:
-        case "add_trial" | "add_remeasurement", [fields]:
-            return [trials.NewTrial(**{**fields, "decisions": tuple(fields["decisions"])})]
         case "save", [n_records, state, has_tensors, *rest]:
             tensors = message.attachment if has_tensors else None
             return [progress.Checkpoint(n_records, state, tensors), *rest]

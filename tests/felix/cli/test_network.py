@@ -14,7 +14,7 @@ from felix import errors, sketches, workloads
 from felix.builder import payload
 from felix.cli import main, measuring
 from felix.cli.remote import connection
-from felix.database import outcome, records, store
+from felix.database import metaschedule_files, outcome, store
 from felix.task import Task
 from felix.tuning import options
 from tests.support import live_service, networks
@@ -152,7 +152,7 @@ def test_known_results_become_a_database(
     out = str(tmp_path / "database")
     assert main.main(["known", out, "--known-results", str(known.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schedules": 1, "out": out}
-    (entry,) = records.import_database(out)
+    (entry,) = metaschedule_files.import_database(out)
     assert entry.latencies_us == pytest.approx([7.0])
 
 

@@ -12,7 +12,7 @@ from tvm import te, topi
 
 from felix import errors, sketches, workloads
 from felix.builder import payload
-from felix.database import databases, outcome, records, store
+from felix.database import databases, metaschedule_files, outcome, store
 from felix.task import Task
 from tests.support import warm
 
@@ -151,7 +151,7 @@ def test_databases_of_metaschedule(tmp_path: pathlib.Path) -> None:
     task = _gemm()
     known.add(task, _tuned(task, 7.0))
     assert databases.export(known, tmp_path / "database") == 1
-    (entry,) = records.import_database(tmp_path / "database")
+    (entry,) = metaschedule_files.import_database(tmp_path / "database")
     assert np.isclose(entry.latencies_us[0], 7.0)
     database = databases.Database(tmp_path / "database")
     (schedule,) = database.schedules(task, sketches(task))

@@ -16,13 +16,13 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 from felix import errors
-from felix.database import records
+from felix.database import metaschedule_files, records
 from felix.runner import protocol
 from tests.support import tuning_fakes as fakes
 from tests.support import warm
 
 
-def _record(number: int = 0, **changes: object) -> records.Record:
+def _record(number: int = 0, **changes: object) -> records.Trial:
     measured = protocol.Measurement.timed([3.0, 1.0, 2.0], checked=True, device="cpu")
     record = fakes.record((4, 8, number), measured, predicted_us=2.5)
     return dataclasses.replace(record, **changes)
@@ -55,7 +55,7 @@ def test_round_trip_of_latency_and_error(tmp_path: pathlib.Path) -> None:
         for record in written:
             writer.append(record)
     assert records.read(path) == written
-    assert records.read(path)[1].measurement.error is protocol.ErrorClass.TIMEOUT
+    assert records.read(path)[1].measured.error is protocol.ErrorClass.TIMEOUT
 
 
 def test_torn_last_line_is_skipped_then_cut(tmp_path: pathlib.Path) -> None:
@@ -107,7 +107,7 @@ def test_missing_file_and_unwritable_folder(tmp_path: pathlib.Path) -> None:
 
 _WRITER = """
 from tests.felix.tuning import test_records as t
-from felix.database import records
+from felix.database import metaschedule_files, records
 with records.Writer({path!r}) as writer:
     number = 0
     while True:
@@ -145,11 +145,11 @@ def test_stock_tvm_applies_an_exported_database(tmp_path: pathlib.Path) -> None:
     mod = _gemm()
     target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
     best = _tuned(mod, 4)
-    records.export_database(
+    metaschedule_files.export_database(
         tmp_path,
         [
-            records.DatabaseEntry(mod, _tuned(mod, 2).trace, (30.0, 31.0), target),
-            records.DatabaseEntry(mod, best.trace, (10.0,), target),
+            metaschedule_files.DatabaseEntry(mod, _tuned(mod, 2).trace, (30.0, 31.0), target),
+            metaschedule_files.DatabaseEntry(mod, best.trace, (10.0,), target),
         ],
     )
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
@@ -165,11 +165,11 @@ def test_database_round_trip_sorts_and_drops_failures(tmp_path: pathlib.Path) ->
     mod = _gemm()
     target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
     entries = [
-        records.DatabaseEntry(mod, _tuned(mod, factor).trace, latencies, target)
+        metaschedule_files.DatabaseEntry(mod, _tuned(mod, factor).trace, latencies, target)
         for factor, latencies in ((2, (30.0,)), (4, (10.0, 12.0)), (8, (1e16,)))
     ]
-    records.export_database(tmp_path, entries)
-    imported = records.import_database(tmp_path)
+    metaschedule_files.export_database(tmp_path, entries)
+    imported = metaschedule_files.import_database(tmp_path)
     assert [entry.latencies_us for entry in imported] == [
         pytest.approx((10.0, 12.0)),
         pytest.approx((30.0,)),
@@ -182,11 +182,11 @@ def test_database_round_trip_sorts_and_drops_failures(tmp_path: pathlib.Path) ->
 
 def test_bad_databases_are_record_errors(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.RecordError, match="missing"):
-        records.import_database(tmp_path)
+        metaschedule_files.import_database(tmp_path)
     for name in ("database_workload.json", "database_tuning_record.json"):
         (tmp_path / name).write_text("{oops\n")
     with pytest.raises(errors.RecordError, match="cannot read the database"):
-        records.import_database(tmp_path)
+        metaschedule_files.import_database(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.OutputError):
-        records.export_database(tmp_path / "file", [])
+        metaschedule_files.export_database(tmp_path / "file", [])

@@ -9,6 +9,7 @@ import pytest
 import tvm
 
 from felix import errors
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.task import Task
 from tests.support import pool_programs as programs
@@ -25,7 +26,7 @@ def _mod(function: Any) -> tvm.IRModule:
     return tvm.IRModule({"main": function})
 
 
-def good_candidates_have_latencies_and_are_checked(measurer: protocol.Measurer) -> None:
+def good_candidates_have_latencies_and_are_checked(measurer: Measurer) -> None:
     """Several at a time, in the order of the programs."""
     for measured in measurer.measure([_mod(programs.gemm)] * 3):
         assert measured.ok, measured.message
@@ -34,7 +35,7 @@ def good_candidates_have_latencies_and_are_checked(measurer: protocol.Measurer) 
         assert len(measured.latencies_us) >= 1
 
 
-def bad_candidates_cost_themselves_alone(measurer: protocol.Measurer) -> None:
+def bad_candidates_cost_themselves_alone(measurer: Measurer) -> None:
     """Each with its class of error and what is wrong, good ones between them."""
     wrong = {
         "other_sum": (_E.WRONG_RESULT, "output c"),
@@ -54,7 +55,7 @@ def bad_candidates_cost_themselves_alone(measurer: protocol.Measurer) -> None:
         assert measured.ok or (measured.message and measured.latency_us is None)
 
 
-def what_waits_can_be_cancelled(measurer: protocol.Measurer) -> None:
+def what_waits_can_be_cancelled(measurer: Measurer) -> None:
     """The last of many has not begun."""
     futures = [measurer.submit(_mod(programs.gemm)) for _ in range(12)]
     assert futures[-1].cancel()
@@ -63,14 +64,14 @@ def what_waits_can_be_cancelled(measurer: protocol.Measurer) -> None:
     assert all(each.result().ok for each in done if not each.cancelled())
 
 
-def thorough_submissions_are_long_bursts(measurer: protocol.Measurer) -> None:
+def thorough_submissions_are_long_bursts(measurer: Measurer) -> None:
     """Whatever the rank of the candidate."""
     first = measurer.submit(_mod(programs.gemm)).result(120)
     thorough = measurer.submit(_mod(programs.gemm), thorough=True).result(120)
     assert first.ok and thorough.ok and thorough.latencies_us
 
 
-def a_closed_measurer_takes_nothing(measurer: protocol.Measurer) -> None:
+def a_closed_measurer_takes_nothing(measurer: Measurer) -> None:
     """And may be closed twice; what runs becomes an error or ends."""
     future = measurer.submit(_mod(programs.gemm))
     measurer.close()

@@ -12,11 +12,12 @@ import pytest
 import tvm
 
 from felix import workloads
-from felix.builder import build, payload, preparation, task_program
+from felix.builder import build, payload, task_program
 from felix.builder.cuda import reference as cuda_reference
 from felix.runner import description
 from felix.runner.checking import reference
 from felix.runner.checking.reference import Argument
+from felix.runner.cpu import runner as cpu_runner
 from felix.runner.description import Description
 from felix.task import Task
 
@@ -158,7 +159,7 @@ def test_a_library_computes_what_the_program_does(text: str, tmp_path: pathlib.P
     described, library = _made(task, tmp_path)
     assert described.device == "cpu" and pathlib.Path(library).suffix in (".so", ".ll")
     main = tvm.runtime.load_module(library)["main"]
-    run = preparation.run_of(main, described.arguments)
+    run = cpu_runner.run_of(main, described.arguments)
     wanted = task_program.on_cpu(task.mod, task.target, described.arguments)(3, False)
     for index, output in run(3, False).items():
         np.testing.assert_array_equal(output, wanted[index])

@@ -22,7 +22,7 @@ import felix
 from felix import errors, target, workloads
 from felix.builder import task_program
 from felix.builder.cuda import build as cuda_build
-from felix.database import records
+from felix.database import metaschedule_files
 from felix.runner import protocol
 from felix.runner.cuda import nvrtc
 from felix.space import sketch as sketching
@@ -292,8 +292,8 @@ def test_a_program_that_tvm_cannot_schedule_is_refused_by_name() -> None:
 def test_a_database_has_what_ships(tmp_path: pathlib.Path) -> None:
     task = felix.workloads.parse("gemm:16,16,16", target="h200")
     ships = results.Unscheduled(task, protocol.Measurement(latency_us=2.0))
-    entry = records.DatabaseEntry(task.mod, ships.schedule.trace, (2.0,), task.target)
-    records.export_database(tmp_path, [entry])
+    entry = metaschedule_files.DatabaseEntry(task.mod, ships.schedule.trace, (2.0,), task.target)
+    metaschedule_files.export_database(tmp_path, [entry])
     database = ms.database.JSONDatabase(work_dir=str(tmp_path))
     applied = ms.tir_integration.compile_tir(database, task.mod, task.target)
     tvm.ir.assert_structural_equal(applied.mod["main"].body, ships.schedule.mod["main"].body)

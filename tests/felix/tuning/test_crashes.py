@@ -128,7 +128,7 @@ def test_a_crash_at_any_step_loses_nothing(
 def test_one_seed_gives_one_run(clock: fakes.Clock, tmp_path: pathlib.Path) -> None:
     first = _tuned(tmp_path / "first", clock)
     assert _told(first) == _told(_tuned(tmp_path / "second", clock))
-    found = {each.measurement.error for task in first.results for each in task.records}
+    found = {each.measured.error for task in first.results for each in task.records}
     assert found == {None, protocol.ErrorClass.BUILD, protocol.ErrorClass.WRONG_RESULT}
     rounds = [(each.round, each.elapsed_s) for each in first.results[0].records]
     assert rounds == sorted(rounds)

@@ -107,7 +107,7 @@ def test_formulas_are_made_ahead_beside_gpus_alone() -> None:
 def _best(n: int = 3) -> list[tuple[str, tuple[int, ...]]]:
     """The sketch keys and decisions of the fastest of a run."""
     result = fakes.tune(trials=24)
-    ranked = sorted(result.records, key=lambda r: r.measurement.latency_us or 0.0)
+    ranked = sorted(result.records, key=lambda r: r.latency_us or 0.0)
     return [(record.sketch_key, record.decisions) for record in ranked[:n]]
 
 
@@ -177,7 +177,7 @@ def _trials(number: int, seconds: float | None = None) -> tuple[pending.PendingT
     guard = pacing.ComputeGuard(locks.ReadWriteLock(), breakdown)
     trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, seconds)
     measurer = Measurer()
-    task_run: Any = types.SimpleNamespace(measurer=measurer, n_rounds=0)
+    task_run: Any = types.SimpleNamespace(measurer=measurer, trial=lambda candidate: candidate)
     for each in range(number):
         trials.submit(task_run, interface.Candidate(0, (each,)), None)  # type: ignore[arg-type]
     return trials, measurer
@@ -192,8 +192,8 @@ def test_trials_are_taken_in_the_order_of_their_measurements() -> None:
     taken: list[tuple[int, ...]] = []
     for number in (3, 1, 2):
         _resolve(measurer.futures[number])
-    trials.complete_one(lambda trial: taken.append(trial.candidate.decisions))
-    trials.take_measured(lambda trial: taken.append(trial.candidate.decisions))
+    trials.complete_one(lambda trial: taken.append(trial.trial.decisions))
+    trials.take_measured(lambda trial: taken.append(trial.trial.decisions))
     assert taken == [(3,), (1,), (2,)] and len(trials) == 1
 
 
@@ -202,7 +202,7 @@ def test_a_wait_ends_with_the_first_measurement() -> None:
     threading.Timer(0.01, _resolve, [measurer.futures[1]]).start()
     taken: list[Any] = []
     trials.complete_one(taken.append)
-    assert [trial.candidate.decisions for trial in taken] == [(1,)]
+    assert [trial.trial.decisions for trial in taken] == [(1,)]
     assert taken[0].completed_s is not None
 
 
@@ -218,7 +218,7 @@ def test_what_is_cancelled_is_let_go_of_unrecorded() -> None:
 def test_a_trial_whose_recording_was_interrupted_is_recorded_at_the_end() -> None:
     trials, measurer = _trials(2)
 
-    def interrupted(trial: pending.PendingTrial) -> None:
+    def interrupted(trial: pending.InFlight) -> None:
         raise KeyboardInterrupt
 
     _resolve(measurer.futures[0])
@@ -226,7 +226,7 @@ def test_a_trial_whose_recording_was_interrupted_is_recorded_at_the_end() -> Non
         trials.complete_one(interrupted)
     taken: list[Any] = []
     trials.abandon(taken.append)
-    assert [trial.candidate.decisions for trial in taken] == [(0,)] and len(trials) == 0
+    assert [trial.trial.decisions for trial in taken] == [(0,)] and len(trials) == 0
 
 
 def test_what_was_let_go_of_is_not_taken_when_it_is_measured() -> None:

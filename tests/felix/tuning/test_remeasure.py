@@ -59,7 +59,7 @@ def test_the_best_is_the_fastest_of_those_measured_again() -> None:
     assert len(pool.thorough) == options.TuneOptions().remeasure_turns * len(truth)
     assert result.best.latency_us == min(truth.values())
     assert result.curve[-1][2] == result.best.latency_us
-    lucky = min(r.measurement.latency_us or 0.0 for r in result.records)
+    lucky = min(r.latency_us or 0.0 for r in result.records)
     assert result.best.latency_us > lucky
 
 
@@ -67,8 +67,8 @@ def test_long_calls_get_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough is here a little more than what a burst of the slowest candidate takes."""
     pool = _Noisy()
     result = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 3})
-    slowest_us = max(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
-    fastest_us = min(repeat.measurement.latency_us or 0.0 for repeat in result.repeats)
+    slowest_us = max(repeat.latency_us or 0.0 for repeat in result.repeats)
+    fastest_us = min(repeat.latency_us or 0.0 for repeat in result.repeats)
     enough_us = 1.01 * slowest_us
     assert enough_us < 2 * fastest_us
     monkeypatch.setattr(remeasure, "ENOUGH_S", enough_us * 1e-6)
@@ -84,7 +84,7 @@ def test_without_measuring_again_luck_wins() -> None:
     pool = _Noisy()
     result = fakes.tune(trials=24, pool=pool, options={"n_remeasured": 0})
     assert result.repeats == () and pool.thorough == []
-    assert result.best.latency_us == min(r.measurement.latency_us or 0.0 for r in result.records)
+    assert result.best.latency_us == min(r.latency_us or 0.0 for r in result.records)
 
 
 def test_repeats_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
@@ -144,7 +144,7 @@ def test_a_duplicate_learns_the_measurement_of_the_first(monkeypatch: pytest.Mon
 
 
 def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None:
-    def record(key: int, latency_us: float | None, repeat: bool = False) -> records.Record:
+    def record(key: int, latency_us: float | None, repeat: bool = False) -> records.Trial:
         failed = _failed(protocol.ErrorClass.WRONG_RESULT)
         measured = _burst(latency_us) if latency_us else failed
         return fakes.record((key,), measured, repeat=repeat)
@@ -159,7 +159,7 @@ def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None
         record(3, None, True),
     ]
     effective = records.effective_measurements(every)
-    assert {k[1][0]: r.measurement.latency_us for k, r in effective.items()} == {1: 4.0, 2: 9.0}
+    assert {k[1][0]: r.latency_us for k, r in effective.items()} == {1: 4.0, 2: 9.0}
 
 
 def test_finalists_of_all_tasks_are_timed_in_the_same_turns() -> None:

@@ -229,7 +229,7 @@ def test_a_job_is_searched_in_processes(
     for result in network.results:
         keys = [record.key for record in result.records]
         assert len(set(keys)) == len(keys)
-        assert result.best.latency_us == min(r.measurement.latency_us for r in result.records)
+        assert result.best.latency_us == min(r.latency_us for r in result.records)
     kinds = collections.Counter(type(event).__name__ for event in emitted)
     assert kinds["Opening"] == kinds["Opened"] == 3 and kinds["Trial"] == 36
     begun = [event for event in emitted if isinstance(event, events.RoundStarted)]

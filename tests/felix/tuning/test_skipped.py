@@ -104,7 +104,7 @@ class Journal:
     """Stores everything in memory; a second run goes on from it."""
 
     def __init__(self) -> None:
-        self.records: list[records.Record] = []
+        self.records: list[records.Trial] = []
         self.state: dict[str, Any] | None = None
         self.tensors: dict[str, Any] = {}
         self.identities: list[session.Identity] = []
@@ -114,7 +114,7 @@ class Journal:
         self.identities.append(identity)
         return self
 
-    def append(self, record: records.Record) -> None:
+    def append(self, record: records.Trial) -> None:
         self.records.append(record)
 
     def save(self, state: Any, tensors: Any) -> None:

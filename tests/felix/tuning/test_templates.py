@@ -61,7 +61,7 @@ def test_the_fastest_kernel_of_a_template_is_the_result(tmp_path: pathlib.Path) 
     best = result.best
     assert isinstance(best, results.Best) and best.sketch_index == 2
     assert 4.0 <= best.latency_us <= 8.0
-    assert best.latency_us == min(r.measurement.latency_us or 0 for r in result.records)
+    assert best.latency_us == min(r.latency_us or 0 for r in result.records)
     assert best.variant == "naive-gemm"
     threads_i, threads_j, splits, unroll = best.decisions
     assert best.template_text == (
@@ -98,7 +98,7 @@ def test_both_kinds_are_corrected_by_their_own_measurements() -> None:
     column = spec.NAMES.index("analytic_us")
     formula_us = naive_gemm.sketch().formulas.raw(rows)[..., column].sum(axis=1)
     predicted_us = np.asarray([record.predicted_us for record in late])
-    measured_us = np.asarray([record.measurement.latency_us for record in late])
+    measured_us = np.asarray([record.latency_us for record in late])
     plain, corrected = (
         np.median(np.abs(np.log(each / measured_us))) for each in (formula_us, predicted_us)
     )
@@ -112,7 +112,7 @@ def test_failed_kernels_are_recorded_by_class() -> None:
 
     result = tune(fakes.Pool(latency))
     wrong = [r for r in result.records if r.variant == "naive-gemm"]
-    assert wrong and all(str(r.measurement.error) == "wrong_result" for r in wrong)
+    assert wrong and all(str(r.measured.error) == "wrong_result" for r in wrong)
     assert isinstance(result.best, results.Best) and result.best.variant == "stock"
     assert result.best.generated is None and result.best.template_text is None
     assert isinstance(result.best.program, fakes.Program)

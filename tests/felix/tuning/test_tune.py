@@ -35,7 +35,7 @@ def test_finds_a_fast_schedule_and_says_what_happened() -> None:
     assert result.reason == "trials"
     assert len(result.records) == 32 == len(pool.measured)
     assert len(set(fakes.keys(result))) == 32
-    assert result.best.latency_us == min(r.measurement.latency_us for r in result.records)
+    assert result.best.latency_us == min(r.latency_us for r in result.records)
     assert result.best.latency_us < 12.0
     assert result.speedup == pytest.approx(fakes.UNSCHEDULED_US / result.best.latency_us)
     assert result.best.schedule.mod == fakes.Program(
@@ -179,7 +179,7 @@ def test_infrastructure_errors_do_not_count_against_a_candidate() -> None:
         return fakes.latency_us(mod)
 
     result = fakes.tune(pool=fakes.Pool(latency_of), seed=1)
-    failed = [r for r in result.records if not r.measurement.ok]
+    failed = [r for r in result.records if not r.measured.ok]
     assert len(failed) == len(lost) > 1
     keys = fakes.keys(result)
     again = [r for r in failed if keys.count((r.sketch_index, r.decisions)) == 2]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.store import progress, trials
+from server.store import progress
 from server.tuner import claimed_job, job_access
 from server.tuner.process import engine_main, messages
+from tests.support import service_fakes
 
 #: What is no verb of the store: each side does it itself.
 OWN = {"do", "should_stop", "should_yield", "begin_step"}
@@ -28,18 +29,10 @@ def test_nothing_else_can_be_asked_for(verb: str) -> None:
         messages.call(claimed, messages.Message(verb, [], b""))
 
 
-def _trial() -> trials.NewTrial:
-    return trials.NewTrial(
-        task=0, round=1, sketch_index=2, sketch_key="key", decisions=(4, 8), latency_us=3.5,
-        error=None, message="", checked=True, spread=0.1, predicted_us=None, elapsed_s=1.0,
-        build_s=0.5, run_s=0.25, device="cpu", record="{}",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("verb", "arguments"),
     [
-        ("add_trial", [_trial()]),
+        ("add_trial", [0, service_fakes.line(3)]),
         ("save", [progress.Checkpoint(3, {"a": [1]}, b"tensors"), 2.0, {"search_s": 1.0}]),
         ("save", [progress.Checkpoint(3, {}, None), 2.0, {}]),
         ("opened", [0, 2, 0.5, {"0": [["tile", 4]]}]),

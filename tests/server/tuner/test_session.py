@@ -49,8 +49,8 @@ def stopped_after(at: claimed_job.ClaimedJob, n: int) -> None:
     """Run, and end after n trials as if the process had to."""
     add_trial = at.add_trial
 
-    def counted(new: trials.NewTrial) -> trials.Written:
-        written = add_trial(new)
+    def counted(task: int, record: str) -> trials.Written:
+        written = add_trial(task, record)
         if written.number >= n:
             at._leaving.set()
         return written
@@ -216,7 +216,7 @@ class _Claimed:
 
 
 def _record(task: Task, sketch: Sketch, row: Sequence[int]) -> str:
-    return records.Record(
+    return records.Trial(
         task_key=task.key,
         task_name=task.name,
         sketch_index=sketch.index,

@@ -155,11 +155,11 @@ def test_a_machine_that_measures_nothing_lets_go(
     at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = service_fakes.create(at.db, trials=1000)
-    broken = service_fakes.new_trial
+    line = service_fakes.line
     monkeypatch.setattr(
         service_fakes,
-        "new_trial",
-        lambda number, latency_us: broken(number, None, error="infrastructure"),
+        "line",
+        lambda number, latency_us: line(number, None, error="infrastructure"),
     )
     after = at.worked(job.id)
     assert (after.state, after.n_trials) == (State.QUEUED, 24)

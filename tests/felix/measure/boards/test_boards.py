@@ -16,6 +16,7 @@ from felix.builder import build
 from felix.cli import main
 from felix.measure import device_thread
 from felix.measure.boards import pool, tracker
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from tests.felix.measure import contract
 from tests.felix.measure.boards import board_fixture
@@ -43,7 +44,7 @@ def board(boards: board_fixture.Boards) -> pool.Board:
 
 
 @pytest.mark.parametrize("holds", share.of(contract.EVERY, 2))
-def test_contract(holds: Callable[[protocol.Measurer], None], board: pool.Board) -> None:
+def test_contract(holds: Callable[[Measurer], None], board: pool.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         holds(measurer)
 

@@ -14,6 +14,7 @@ import tvm
 from felix import errors, workloads
 from felix.measure import device_thread, local, work
 from felix.measure.cluster import messages, node, pool, remote
+from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.runner.description import Description
 from tests.felix.measure import contract
@@ -50,9 +51,7 @@ def over(cluster: nodes.Cluster) -> Iterator[pool.ClusterPool]:
 
 
 @pytest.mark.parametrize("where, holds", share.crossed(["local", "cluster"], contract.EVERY))
-def test_contract(
-    holds: Callable[[protocol.Measurer], None], where: str, cluster: nodes.Cluster
-) -> None:
+def test_contract(holds: Callable[[Measurer], None], where: str, cluster: nodes.Cluster) -> None:
     if where == "local":
         with local.LocalPool(contract.task(), programs.OPTIONS) as measurer:
             holds(measurer)
@@ -61,7 +60,7 @@ def test_contract(
             holds(over)
 
 
-def _results(measurer: protocol.Measurer, number: int) -> list[protocol.Measurement]:
+def _results(measurer: Measurer, number: int) -> list[protocol.Measurement]:
     return [each.result(60) for each in [measurer.submit(GEMM) for _ in range(number)]]
 
 

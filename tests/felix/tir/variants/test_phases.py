@@ -13,7 +13,7 @@ from tvm import te, tirx, topi
 import felix
 from felix import workloads
 from felix.builder.cuda import build as cuda_build
-from felix.database import records
+from felix.database import metaschedule_files
 from felix.task import Task
 from felix.tir.design_space import blocks, variants
 from felix.tir.design_space.variants import phases, split_reductions
@@ -168,9 +168,9 @@ def test_a_database_has_the_variants_own_program(tmp_path: pathlib.Path) -> None
     decisions = sketch.tvm_sample(1)
     assert decisions is not None
     schedule = sketch.schedule(decisions)
-    entry = records.DatabaseEntry(sketch.mod, schedule.trace, (1.0,), task.target)
-    records.export_database(tmp_path, [entry])
-    (stored,) = records.import_database(tmp_path)
+    entry = metaschedule_files.DatabaseEntry(sketch.mod, schedule.trace, (1.0,), task.target)
+    metaschedule_files.export_database(tmp_path, [entry])
+    (stored,) = metaschedule_files.import_database(tmp_path)
     built = tvm.s_tir.Schedule(stored.mod)
     stored.trace.apply_to_schedule(built, remove_postproc=False)
     check_same(task, built.mod)
