@@ -116,14 +116,15 @@ async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
     services: dependencies.Services = app.state.services
     settings = services.settings
     services.parser.warm()
-    reaping = upkeep.Reaper(services.unrestricted_db, settings.reap_s, settings.max_attempts)
-    cleaning = upkeep.Janitor(
-        services.unrestricted_db, services.blobs, settings.clean_s, settings.retention_days
+    db = services.unrestricted_db
+    reap = functools.partial(upkeep.reap, db, settings.max_attempts)
+    clean = functools.partial(upkeep.clean, db, services.blobs, settings.retention_days)
+    upkeeping = (
+        upkeep.Loop("reap", reap, settings.reap_s),
+        upkeep.Loop("clean", clean, settings.clean_s),
     )
     sending = notifications.Sender(settings.webhook_allow_private)
-    delivering = notifications.Deliverer(
-        services.unrestricted_db, sending, settings.webhook_poll_s
-    )
+    delivering = notifications.Deliverer(db, sending, settings.webhook_poll_s)
     loops = [asyncio.create_task(each.run()) for each in (services.notifier, delivering)]
     try:
         yield
@@ -132,6 +133,6 @@ async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
         for task in loops:
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
-        reaping.close()
-        cleaning.close()
-        services.unrestricted_db.close()
+        for each in upkeeping:
+            each.close()
+        db.close()

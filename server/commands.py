@@ -20,7 +20,6 @@ from server.store import blobs, keys
 from server.tuner import tuner
 from server.tuner.cluster import link
 from server.tuner.process import engine_process
-from server.tuner.process import limits as job_limits
 
 _log = logging.getLogger(__name__)
 
@@ -102,10 +101,7 @@ def run_tuner(
     with _database(chosen) as db:
         schema.check(db)
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
-        limits = job_limits.Limits.of(chosen)
-        engine = engine_process.EngineProcess(
-            limits, chosen.log_json, chosen.gpu_confinement, cluster=_cluster(chosen, db)
-        )
+        engine = engine_process.EngineProcess(chosen, cluster=_cluster(chosen, db))
         process = tuner.Tuner(db, store, engine, chosen, name)
         if with_parent:
             leave_with_parent(process.leaving)

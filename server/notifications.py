@@ -254,14 +254,8 @@ class Deliverer:
                 with anyio.move_on_after(self._every_s):
                     await self._sent.wait()
 
-    async def send_due(self) -> int:
-        """Send what is due now, the oldest of each webhook; how many there were."""
-        async with anyio.create_task_group() as group:
-            count = await self._start_due(group)
-        return count
-
     async def _start_due(self, group: abc.TaskGroup) -> int:
-        """Begin to send as many as may be under way."""
+        """Begin to send what is due, as much as may be under way; how many there were."""
         n_free = AT_ONCE - self._n_sending
         if n_free == 0 or not await anyio.to_thread.run_sync(self._any_due):
             return 0

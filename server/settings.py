@@ -173,15 +173,10 @@ class Settings(pydantic_settings.BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[pydantic_settings.BaseSettings],
-        init_settings: pydantic_settings.PydanticBaseSettingsSource,
-        env_settings: pydantic_settings.PydanticBaseSettingsSource,
-        dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
-        file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+        cls, *_: Any, **named: Any
     ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
         """Only the arguments: see `from_environment`."""
-        return (init_settings,)
+        return (named["init_settings"],)
 
 
 def _message(error: pydantic.ValidationError) -> str:

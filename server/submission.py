@@ -62,23 +62,18 @@ class Submission:
 
 def from_json(body: request_bodies.NewJob, idempotency_key: str | None) -> Submission:
     """The submission of a JSON body."""
-    idempotency = _idempotency(idempotency_key, body, "")
     requested = body.workload
+    workload: dict[str, Any]
     if isinstance(requested, request_bodies.OperatorWorkload):
-        operator = parsing.Workload(
-            kind="operator",
-            name=requested.name,
-            params=requested.params,
-            allow_tf32=body.allow_tf32,
-        )
+        workload = {"kind": "operator", "params": requested.params}
         stored: dict[str, Any] = {"params": requested.params}
-        return Submission(body, operator, stored | _tf32(body), idempotency)
-    content = requested.program.encode()
-    program = parsing.Workload(
-        kind="tir", name=requested.name, content=content, allow_tf32=body.allow_tf32
-    )
-    stored = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-    return Submission(body, program, stored | _tf32(body), idempotency)
+    else:
+        content = requested.program.encode()
+        workload = {"kind": "tir", "content": content}
+        stored = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+    parsed = parsing.Workload(name=requested.name, allow_tf32=body.allow_tf32, **workload)
+    idempotency = _idempotency(idempotency_key, body, "")
+    return Submission(body, parsed, stored | _tf32(body), idempotency)
 
 
 def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submission:
@@ -289,7 +284,8 @@ def _parse_and_make(
                 artifacts.keep_content(tx, services.blobs, upload.sha256, upload.path)
                 artifacts.attach(tx, made.job.id, _input(upload))
                 if upload.body.is_network:
-                    networks.create(tx, made.job.id, _network(upload.name, parsed))
+                    name = pathlib.PurePath(upload.name).stem
+                    networks.create(tx, made.job.id, name, parsed.groups)
             caller.audit(tx, "job.create", f"job {made.job.id}", op=new.op, target=new.target)
             if submission.body.reuse:
                 alive = store_tuners.alive_keys(tx, services.settings.stale_s)
@@ -343,11 +339,6 @@ def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) 
 def default_strategy(target_key: str) -> str:
     """The strategy of a job for a target with such a key that names none."""
     return strategies.DEFAULTS[target_key.partition("/")[0]]
-
-
-def _network(file_name: str, parsed: parsing.Parsed) -> networks.New:
-    """The network of a model's file, named after it."""
-    return networks.New(name=pathlib.PurePath(file_name).stem, groups=parsed.groups)
 
 
 def _input(upload: uploads.Upload) -> artifacts.NewArtifact:

@@ -1,14 +1,14 @@
 """Loops that keep the store in order: jobs of lost tuners, files that are kept no longer.
 
-The reaper runs in every tuner and API server, the janitor in every API server. Several at once do
-no harm: rows being reaped are skipped by the others, a job's row is locked while its files are
-removed.
+Every tuner and API server reaps, every API server cleans. Several at once do no harm: rows being
+reaped are skipped by the others, a job's row is locked while its files are removed.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import sqlalchemy as sa
 
@@ -36,28 +36,6 @@ def reap(db: database.Database, max_attempts: int) -> list[leases.Reaped]:
     return reaped
 
 
-class Reaper:
-    """The thread; `close` ends it."""
-
-    def __init__(self, db: database.Database, every_s: float, max_attempts: int) -> None:
-        self._db, self._every_s, self._max_attempts = db, every_s, max_attempts
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._every_s):
-            try:
-                reap(self._db, self._max_attempts)
-            except sa.exc.SQLAlchemyError as error:
-                _log.warning("reaping failed: %s", error, extra={"action": "reap_failed"})
-
-
 def clean(db: database.Database, store: blobs.BlobStore, default_days: int | None) -> list[int]:
     """Remove the files of jobs that ended too long ago, and contents that no file names any more.
 
@@ -72,32 +50,31 @@ def clean(db: database.Database, store: blobs.BlobStore, default_days: int | Non
     for job_id in job_ids:
         with db.write() as tx:
             removed = artifacts.remove_files(tx, job_id)
-        for sha256 in sorted(removed.contents):
+        for sha256 in sorted(set(removed)):
             with db.write() as tx:
                 artifacts.remove_content(tx, store, sha256)
         _log.info(
             "%d files of job %d are removed",
-            len(removed.names),
+            len(removed),
             job_id,
             extra={"action": "files_removed", "job": job_id},
         )
     return job_ids
 
 
-class Janitor:
-    """The thread; `close` ends it."""
+class Loop:
+    """A thread that does something again and again; `close` ends it.
 
-    def __init__(
-        self,
-        db: database.Database,
-        store: blobs.BlobStore,
-        every_s: float,
-        default_days: int | None,
-    ) -> None:
-        self._db, self._store = db, store
-        self._every_s, self._default_days = every_s, default_days
+    Args:
+        verb: what it does, `reap` or `clean`, in a word for logs.
+        work: does it once. What the database or the blob store refuses is logged and tried again.
+        every_s: between two times.
+    """
+
+    def __init__(self, verb: str, work: Callable[[], object], every_s: float) -> None:
+        self._verb, self._work, self._every_s = verb, work, every_s
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=verb, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -108,6 +85,7 @@ class Janitor:
     def _run(self) -> None:
         while not self._closed.wait(self._every_s):
             try:
-                clean(self._db, self._store, self._default_days)
+                self._work()
             except (sa.exc.SQLAlchemyError, engine_errors.FelixError) as error:
-                _log.warning("cleaning failed: %s", error, extra={"action": "clean_failed"})
+                failed = {"action": f"{self._verb}_failed"}
+                _log.warning("cannot %s: %s", self._verb, error, extra=failed)

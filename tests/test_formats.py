@@ -20,9 +20,9 @@ from felix.database import records
 from server import app, commands, settings, states
 from server.database import database, models, schema
 from server.parsing import devices
-from server.store import blobs, control, jobs, trials
+from server.store import blobs, control, jobs
 from server.tuner import felix_engine, tuner
-from tests.support import run_py
+from tests.support import run_py, service_fakes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
@@ -111,6 +111,10 @@ def service(stored: pathlib.Path) -> settings.Settings:
     return made
 
 
+class EngineHere(service_fakes.InItsTuner, felix_engine.FelixEngine):
+    """The engine in the process of its tuner."""
+
+
 def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:
     _, key = commands.create_key(service, "reader", ["read"], {})
     headers = {"Authorization": f"Bearer {key}"}
@@ -143,15 +147,15 @@ def test_a_paused_job_of_a_stored_database_goes_on(
     with contextlib.closing(database.Database(service.database)) as db:
         schema.check(db)
         with db.write() as tx:
-            before = list(trials.stream(tx, 2))
+            before = service_fakes.trials_of(tx, 2)
             tx.execute(sa.update(models.Job).where(models.Job.id == 2).values(trials=12))
             control.resume(tx, 2)
         store = blobs.open_store(service.blobs)
-        process = tuner.Tuner(db, store, felix_engine.FelixEngine(), service, "today")
+        process = tuner.Tuner(db, store, EngineHere(), service, "today")
         with contextlib.closing(process):
             assert process.work_once()
         with db.read() as tx:
-            job, after = jobs.get(tx, 2), list(trials.stream(tx, 2))
+            job, after = jobs.get(tx, 2), service_fakes.trials_of(tx, 2)
     assert (job.state, job.n_trials, len(before)) == (states.State.SUCCEEDED, 12, 8)
     assert [(t.decisions, t.latency_us) for t in after[:8]] == [
         (t.decisions, t.latency_us) for t in before

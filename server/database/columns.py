@@ -14,8 +14,6 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext import compiler
 from sqlalchemy.sql import functions
 
-from server import states
-
 
 class UtcDateTime(sa.types.TypeDecorator[datetime.datetime]):
     """An aware time in UTC; SQLite keeps it as text that sorts by time."""
@@ -56,21 +54,6 @@ class CleanText(sa.types.TypeDecorator[str]):
         if value is None:
             return None
         return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
-class JobState(sa.types.TypeDecorator[states.State]):
-    """A job's state as text."""
-
-    impl = sa.String(16)
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """To the database."""
-        return None if value is None else str(value)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> states.State | None:
-        """From the database."""
-        return None if value is None else states.State(value)
 
 
 class db_now(functions.FunctionElement[datetime.datetime]):

@@ -15,10 +15,13 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server import states
-from server.database import columns
 
 #: The project of keys and jobs that name none.
 DEFAULT_PROJECT = "default"
+
+
+def _values(kind: type[states.State]) -> list[str]:
+    return [each.value for each in kind]
 
 
 def owned_by_project() -> orm.MappedColumn[str]:
@@ -94,7 +97,8 @@ class Job:
     name: orm.Mapped[str]
     note: orm.Mapped[str] = orm.mapped_column(default="")
     state: orm.Mapped[states.State] = orm.mapped_column(
-        columns.JobState(), default=states.State.QUEUED
+        sa.Enum(states.State, native_enum=False, length=16, values_callable=_values),
+        default=states.State.QUEUED,
     )
     priority: orm.Mapped[int] = orm.mapped_column(default=0)
     #: operator, onnx or tir; the operator's name or the file's; the submitted workload, whole

@@ -12,7 +12,6 @@ import alembic.command
 import alembic.config
 import alembic.runtime.migration
 import alembic.script
-import sqlalchemy as sa
 
 import migrations
 from server import errors
@@ -68,11 +67,7 @@ def check(db: database.Database) -> None:
 
 def upgrade(db: database.Database, revision: str = "head") -> None:
     """Bring a database to a revision, in one transaction."""
-    with db.engine.execution_options(felix_write=True).begin() as connection:
-        _upgrade(connection, revision)
-
-
-def _upgrade(connection: sa.Connection, revision: str) -> None:
     made = config()
-    made.attributes["connection"] = connection
-    alembic.command.upgrade(made, revision)
+    with db.engine.execution_options(felix_write=True).begin() as connection:
+        made.attributes["connection"] = connection
+        alembic.command.upgrade(made, revision)

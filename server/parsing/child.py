@@ -6,7 +6,6 @@ The fork server imports this module, and with it TVM, once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import logging
@@ -14,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
 from felix import errors, frontend, names, workloads
 from felix import target as targets
@@ -80,23 +79,25 @@ def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     if not tasks:
         raise errors.WorkloadError(_nothing(groups))
     return {
-        "tasks": [
-            {
-                "name": task.name,
-                "weight": task.weight,
-                "flops": float(task.flops),
-                "min_bytes": float(task.min_bytes),
-                "program_key": task.program_key,
-                "family": outcome.family(task),
-                "program": task.to_json(),
-            }
-            for task in tasks
-        ],
+        "tasks": [_described(task, family=outcome.family(task)) for task in tasks],
         "target_key": devices.key_of(request["target"]),
         "notes": notes.lines,
         "versions": records.versions(),
         "groups": groups,
     }
+
+
+def _described(task: Task, **others: Any) -> dict[str, Any]:
+    """A task as the parser hands it on (`server.store.jobs.NewTask`), with other fields."""
+    fields = {
+        "name": task.name,
+        "weight": task.weight,
+        "flops": float(task.flops),
+        "min_bytes": float(task.min_bytes),
+        "program_key": task.program_key,
+        "program": task.to_json(),
+    }
+    return fields | others
 
 
 def _tasks(request: dict[str, Any], content: bytes) -> tuple[list[Task], list[dict[str, Any]]]:
@@ -196,6 +197,10 @@ MAX_WORKLOADS = 64
 MAX_SCHEDULES = 64
 
 
+#: A workload and its schedules, the fastest first.
+_Program: TypeAlias = tuple[Task, list[dict[str, Any]]]
+
+
 def read_database(content: bytes, name: str) -> dict[str, Any]:
     """Tasks with their schedules, as JSON.
 
@@ -220,35 +225,17 @@ def read_database(content: bytes, name: str) -> dict[str, Any]:
     if not by_program:
         why = f": {left_out[0]}" if left_out else ""
         raise errors.WorkloadError(f"the database has no record that Felix can use{why}")
-    kind, programs = kinds.pop(), by_program.values()
+    kind = kinds.pop()
     return {
-        "tasks": [program.to_json(number, name) for number, program in enumerate(programs)],
+        "tasks": [
+            _described(task, name=f"{name} {number}", weight=1.0, schedules=schedules)
+            for number, (task, schedules) in enumerate(by_program.values())
+        ],
         "target": kind,
         "target_key": devices.key_of(kind),
         "n_records": len(entries),
         "notes": sorted(set(left_out))[:20],
     }
-
-
-@dataclasses.dataclass(slots=True)
-class _Program:
-    """A workload and its schedules, the fastest first."""
-
-    task: Task
-    schedules: list[dict[str, Any]]
-
-    def to_json(self, number: int, name: str) -> dict[str, Any]:
-        """As the parser hands it on."""
-        task = self.task
-        return {
-            "name": f"{name} {number}",
-            "weight": 1.0,
-            "flops": float(task.flops),
-            "min_bytes": float(task.min_bytes),
-            "program": task.to_json(),
-            "program_key": task.program_key,
-            "schedules": self.schedules,
-        }
 
 
 def _add(
@@ -263,11 +250,9 @@ def _add(
     except errors.FelixError as error:
         left_out.append(str(error)[:200])
         return
-    program = by_program.setdefault(task.program_key, _Program(task, []))
-    if len(program.schedules) >= MAX_SCHEDULES:
+    _, schedules = by_program.setdefault(task.program_key, (task, []))
+    if len(schedules) >= MAX_SCHEDULES:
         return
     signature, decisions = trace_text.read(entry.trace.simplified(True))
     latency_us = sum(entry.latencies_us) / len(entry.latencies_us)
-    program.schedules.append(
-        {"signature": signature, "decisions": decisions, "latency_us": latency_us}
-    )
+    schedules.append({"signature": signature, "decisions": decisions, "latency_us": latency_us})

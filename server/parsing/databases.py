@@ -35,13 +35,13 @@ class Database:
     records: str
 
 
-def unpack(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
+def unpack(file: IO[bytes]) -> list[Database]:
     """The databases in a zip, by folder: pairs of the two files.
 
     Raises:
         InvalidRequest: it is no zip, has no database, or its text is longer than the limit.
     """
-    databases = unpack_any(file, limit_bytes)
+    databases = unpack_any(file)
     if not databases:
         raise errors.InvalidRequest(
             f"the zip needs the files {WORKLOADS} and {RECORDS} of a MetaSchedule database"
@@ -49,7 +49,7 @@ def unpack(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
     return databases
 
 
-def unpack_any(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
+def unpack_any(file: IO[bytes]) -> list[Database]:
     """As `unpack`, of a zip that need not have any: generated kernels have no trace to store.
 
     Raises:
@@ -61,7 +61,7 @@ def unpack_any(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
             folders = sorted(name.removesuffix(RECORDS) for name in names if _is_records(name))
             pairs = [(folder + WORKLOADS, folder + RECORDS) for folder in folders]
             complete = [pair for pair in pairs if pair[0] in names]
-            left, databases = limit_bytes, []
+            left, databases = MAX_BYTES, []
             for pair in complete:
                 texts = []
                 for name in pair:

@@ -7,7 +7,6 @@ stored, compressed, so this takes as long as copying the file.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import pathlib
@@ -15,7 +14,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from sqlalchemy import orm
@@ -111,19 +110,13 @@ def rewrite(
         central = []
         for entry in entries:
             name = f"{folder}/{entry.filename.removeprefix(f'{top}/')}".encode()
+            stored: Iterable[bytes] = _stored(raw, entry)
             if entry is manifest:
                 text = (json.dumps(content, indent=2) + "\n").encode()
-                central.append(_write(to, name, _Part.of(text, entry)))
-            else:
-                part = _Part(
-                    entry.compress_type,
-                    entry.CRC,
-                    entry.compress_size,
-                    entry.file_size,
-                    entry.external_attr,
-                )
-                _seek(raw, entry)
-                central.append(_write(to, name, part, raw))
+                entry.compress_type, entry.CRC = zipfile.ZIP_STORED, zlib.crc32(text)
+                entry.compress_size = entry.file_size = len(text)
+                stored = [text]
+            central.append(_write(to, name, entry, stored))
         begin = to.tell()
         to.writelines(central)
         end = to.tell()
@@ -131,51 +124,27 @@ def rewrite(
         to.write(_END.pack(b"PK\5\6", 0, 0, n, n, end - begin, begin, 0))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
-    """A file of a zip, compressed; `content` is empty where it is copied."""
-
-    method: int
-    crc: int
-    compressed_bytes: int
-    size_bytes: int
-    attributes: int
-    content: bytes = b""
-
-    @classmethod
-    def of(cls, content: bytes, like: zipfile.ZipInfo) -> _Part:
-        """An uncompressed file with the attributes of another."""
-        crc = zlib.crc32(content)
-        return cls(
-            zipfile.ZIP_STORED, crc, len(content), len(content), like.external_attr, content
-        )
-
-
-def _write(to: IO[bytes], name: bytes, part: _Part, raw: IO[bytes] | None = None) -> bytes:
-    """Write a file, its content from `raw` if there is one; its record for the directory."""
+def _write(to: IO[bytes], name: bytes, entry: zipfile.ZipInfo, stored: Iterable[bytes]) -> bytes:
+    """Write a file with this content, as it is stored; its record for the directory."""
     place = to.tell()
     date = 33  # 1980-01-01, as all our zips have: equal contents make equal zips
-    sizes = (part.crc, part.compressed_bytes, part.size_bytes)
-    common = (_VERSION, _UTF8, part.method, 0, date, *sizes, len(name), 0)
-    to.write(_LOCAL.pack(b"PK\3\4", *common) + name + part.content)
-    if raw is not None:
-        _copy(raw, to, part.compressed_bytes)
-    return (
-        _CENTRAL.pack(b"PK\1\2", _UNIX | _VERSION, *common, 0, 0, 0, part.attributes, place) + name
-    )
+    sizes = (entry.CRC, entry.compress_size, entry.file_size)
+    common = (_VERSION, _UTF8, entry.compress_type, 0, date, *sizes, len(name), 0)
+    to.write(_LOCAL.pack(b"PK\3\4", *common) + name)
+    to.writelines(stored)
+    about = (0, 0, 0, entry.external_attr, place)
+    return _CENTRAL.pack(b"PK\1\2", _UNIX | _VERSION, *common, *about) + name
 
 
-def _seek(raw: IO[bytes], entry: zipfile.ZipInfo) -> None:
-    """Go to where the compressed content of a file begins."""
+def _stored(raw: IO[bytes], entry: zipfile.ZipInfo) -> Iterator[bytes]:
+    """The content of a file as it is stored, in chunks."""
     raw.seek(entry.header_offset)
     head = _LOCAL.unpack(raw.read(_LOCAL.size))
     raw.seek(head[-2] + head[-1], 1)
-
-
-def _copy(raw: IO[bytes], to: IO[bytes], n_bytes: int) -> None:
-    while n_bytes:
-        chunk = raw.read(min(n_bytes, blobs.CHUNK_BYTES))
+    left = entry.compress_size
+    while left:
+        chunk = raw.read(min(left, blobs.CHUNK_BYTES))
         if not chunk:
             raise ValueError("a file of it is shorter than it says")
-        to.write(chunk)
-        n_bytes -= len(chunk)
+        yield chunk
+        left -= len(chunk)

@@ -16,7 +16,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import columns, models, visibility
-from server.store import blobs, events, leases, rows
+from server.store import blobs, events, leases, rows, statements
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,7 @@ def attach(tx: orm.Session, job_id: int, new: NewArtifact) -> rows.Artifact:
     where = (models.Artifact.job_id == job_id, models.Artifact.name == new.name)
     tx.execute(sa.delete(models.Artifact).where(*where))
     row = models.Artifact(job_id=job_id, created_at=columns.db_now(), **dataclasses.asdict(new))
-    tx.add(row)
-    tx.flush()
-    tx.refresh(row)
+    statements.add(tx, row)
     payload = {"name": new.name, "sha256": new.sha256, "size_bytes": new.size_bytes}
     events.append(tx, job_id, events.Type.ARTIFACT, payload)
     return rows.Artifact.of(row)
@@ -66,12 +64,9 @@ def store_code(
         LeaseLost
     """
     leases.lock_job(tx, fence)
-    tx.execute(
-        sa.update(models.Task)
-        .where(models.Task.job_id == fence.job_id, models.Task.number == task)
-        .values(schedule=schedule, source=source, assembly=assembly or None)
-        .execution_options(synchronize_session=False)
-    )
+    where = (models.Task.job_id == fence.job_id, models.Task.number == task)
+    code = {"schedule": schedule, "source": source, "assembly": assembly or None}
+    statements.update(tx, models.Task, *where, **code)
 
 
 def of_job(tx: orm.Session, job_id: int) -> list[rows.Artifact]:
@@ -122,15 +117,6 @@ KEEP_TAG = "keep"
 _DAY_S = 86_400.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Removed:
-    """The files of a job that were removed."""
-
-    job_id: int
-    names: tuple[str, ...]
-    contents: frozenset[str]
-
-
 def expired_jobs(tx: orm.Session, default_days: int | None, limit: int = 100) -> list[int]:
     """Ended jobs whose files are older than their project keeps them, oldest first.
 
@@ -155,30 +141,27 @@ def expired_jobs(tx: orm.Session, default_days: int | None, limit: int = 100) ->
     return sorted(job_ids)[:limit]
 
 
-def remove_files(tx: orm.Session, job_id: int) -> Removed:
+def remove_files(tx: orm.Session, job_id: int) -> list[str]:
     """Remove the files of an ended job, with an event that names them; contents stay for now.
+
+    Returns:
+        The sha256 of each file's content.
 
     Raises:
         NotFound: there is no such job.
     """
     job, artifact = events.lock_job(tx, job_id), models.Artifact
     if job.finished_at is None:  # it was retried meanwhile
-        return Removed(job_id, (), frozenset())
+        return []
     query = sa.select(artifact.name, artifact.sha256, artifact.size_bytes)
     files = tx.execute(query.where(artifact.job_id == job_id).order_by(artifact.name)).all()
     if not files:  # another process was first
-        return Removed(job_id, (), frozenset())
-    tx.execute(
-        sa.delete(artifact)
-        .where(artifact.job_id == job_id)
-        .execution_options(synchronize_session=False)
-    )
-    removed = Removed(
-        job_id, tuple(name for name, _, _ in files), frozenset(sha256 for _, sha256, _ in files)
-    )
-    payload = {"names": list(removed.names), "size_bytes": sum(size for _, _, size in files)}
+        return []
+    statements.delete(tx, artifact, artifact.job_id == job_id)
+    names, contents, sizes = zip(*files, strict=True)
+    payload = {"names": list(names), "size_bytes": sum(sizes)}
     events.append(tx, job_id, events.Type.REMOVED, payload)
-    return removed
+    return list(contents)
 
 
 def lock_content(tx: orm.Session, sha256: str) -> None:

@@ -15,7 +15,7 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from felix import files
 from server import errors, folders
@@ -85,7 +85,7 @@ def open_store(url: str, s3_endpoint: str | None = None) -> BlobStore:
     return LocalStore(pathlib.Path(urllib.parse.unquote(parts.path)))
 
 
-class LocalStore:
+class LocalStore(BlobStore):
     """Files named by their sha256 in a folder."""
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -133,7 +133,7 @@ class LocalStore:
         return self.folder / sha256[:2] / sha256[2:]
 
 
-class S3Store:
+class S3Store(BlobStore):
     """Objects named by their sha256 in a bucket, under a prefix."""
 
     def __init__(self, bucket: str, prefix: str = "", endpoint: str | None = None) -> None:
@@ -219,9 +219,3 @@ def _copy(path: pathlib.Path, to: Any) -> Stored:
 def _hash(path: pathlib.Path) -> Stored:
     with open(os.devnull, "wb") as nowhere:
         return _copy(path, nowhere)
-
-
-if TYPE_CHECKING:
-
-    def _conform(local: LocalStore, s3: S3Store) -> tuple[BlobStore, BlobStore]:
-        return local, s3

@@ -14,7 +14,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models, visibility
-from server.store import events, jobs, rows
+from server.store import events, jobs, rows, statements
 
 _S = states.State
 
@@ -108,12 +108,8 @@ def change(
     fields = {"name": name, "note": note, "priority": priority}
     changes: dict[str, Any] = {field: v for field, v in fields.items() if v is not None}
     if changes:
-        statement = sa.update(models.Job).where(models.Job.id == job.id)
-        tx.execute(
-            statement.values(**changes, updated_at=columns.db_now()).execution_options(
-                synchronize_session=False
-            )
-        )
+        values = changes | {"updated_at": columns.db_now()}
+        statements.update(tx, models.Job, models.Job.id == job.id, **values)
     if tags is not None:
         tx.execute(sa.delete(models.JobTag).where(models.JobTag.job_id == job_id))
         tx.add_all(models.JobTag(job_id=job_id, tag=tag) for tag in sorted(set(tags)))

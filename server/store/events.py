@@ -16,7 +16,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models
-from server.store import rows, webhooks
+from server.store import rows, statements, webhooks
 
 
 class Type(enum.StrEnum):
@@ -79,19 +79,6 @@ def append(
     seq = tx.execute(taken).scalar()
     if seq is None:
         raise errors.NotFound(f"there is no job {job_id}")
-    insert(tx, job_id, seq, kind, payload, move)
-    return int(seq)
-
-
-def insert(
-    tx: orm.Session,
-    job_id: int,
-    seq: int,
-    kind: Type,
-    payload: Mapping[str, Any],
-    move: tuple[states.State | None, states.State] | None = None,
-) -> None:
-    """Write an event under a sequence number that this transaction has taken."""
     before, after = (None, None) if move is None else move
     tx.execute(
         sa.insert(models.Event).values(
@@ -106,6 +93,7 @@ def insert(
     )
     if after is not None:
         webhooks.notify(tx, job_id, seq, after)
+    return seq
 
 
 def after(
@@ -163,7 +151,6 @@ def change_state(
     if to not in states.MAY_BE_LEASED:
         values |= {"lease_token": None, "lease_expires_at": None, "worker_id": None}
     values["finished_at"] = columns.db_now() if to in states.ENDED else None
-    statement = sa.update(models.Job).where(models.Job.id == job.id).values(**values)
-    tx.execute(statement.execution_options(synchronize_session=False))
+    statements.update(tx, models.Job, models.Job.id == job.id, **values)
     append(tx, job.id, Type.STATE, payload or {}, (before, to))
     tx.refresh(job)

@@ -14,7 +14,7 @@ import json
 import math
 import types
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -113,12 +113,16 @@ class Filter:
     program: str | None = None
 
 
+#: What the next page begins after.
+After = TypeVar("After", int, Cursor)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Page:
+class Page(Generic[After]):
     """Some jobs; `next` is the `after` of the next page, None on the last."""
 
     jobs: tuple[rows.Job, ...]
-    next: int | None
+    next: After | None
 
 
 class Sort(enum.StrEnum):
@@ -141,14 +145,6 @@ class Sort(enum.StrEnum):
         return float if self in (Sort.LATENCY, Sort.SPEEDUP) else int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SortedPage:
-    """Some jobs in an order; `next` is the `after` of the next page, None on the last."""
-
-    jobs: tuple[rows.Job, ...]
-    next: Cursor | None
-
-
 #: States in the order of a table: what works, what waits, what ended.
 _STATE_RANKS: Mapping[states.State, int] = types.MappingProxyType(
     {state: rank for rank, state in enumerate(states.State)}
@@ -161,7 +157,7 @@ def page(
     limit: int = 50,
     after: int | None = None,
     oldest_first: bool = False,
-) -> Page:
+) -> Page[int]:
     """Jobs by number, newest first; `after` is the last number of the page before."""
     number = models.Job.id
     query = _filtered(sa.select(models.Job), chosen or Filter())
@@ -180,7 +176,7 @@ def sorted_page(
     descending: bool,
     limit: int,
     after: Cursor | None = None,
-) -> SortedPage:
+) -> Page[Cursor]:
     """Jobs in the order of `sort`; unknown values come last, equal ones newest first."""
     value = _sorted_by(sort)
     query = _filtered(sa.select(models.Job, value), chosen)
@@ -188,16 +184,15 @@ def sorted_page(
     listed = tx.execute(query.limit(limit + 1)).all()
     listed_rows = jobs.as_rows(tx, [job for job, _ in listed[:limit]])
     if len(listed) <= limit:
-        return SortedPage(tuple(listed_rows), None)
+        return Page(tuple(listed_rows), None)
     last, last_value = listed[limit - 1]
-    return SortedPage(tuple(listed_rows), Cursor(last_value, last.id))
+    return Page(tuple(listed_rows), Cursor(last_value, last.id))
 
 
 def counts(tx: orm.Session) -> dict[states.State, int]:
     """How many jobs are in each state."""
     grouped = tx.execute(sa.select(models.Job.state, sa.func.count()).group_by(models.Job.state))
-    by_state = {states.State(state): int(count) for state, count in grouped}
-    return {state: by_state.get(state, 0) for state in states.State}
+    return dict.fromkeys(states.State, 0) | {state: count for state, count in grouped}
 
 
 def _sorted_by(sort: Sort) -> sa.ColumnElement[Any]:
@@ -206,9 +201,7 @@ def _sorted_by(sort: Sort) -> sa.ColumnElement[Any]:
     expressions: dict[Sort, sa.ColumnElement[Any]] = {
         Sort.NUMBER: job.id.expression,
         Sort.NAME: sa.func.lower(job.name),
-        Sort.STATE: sa.case(
-            *((job.state == str(state), rank) for state, rank in _STATE_RANKS.items())
-        ),
+        Sort.STATE: sa.case(*((job.state == state, rank) for state, rank in _STATE_RANKS.items())),
         Sort.OWNER: owner.scalar_subquery(),
         Sort.PRIORITY: job.priority.expression,
         Sort.TRIALS: job.n_trials.expression,
@@ -221,7 +214,7 @@ def _sorted_by(sort: Sort) -> sa.ColumnElement[Any]:
 def _filtered(query: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
     job = models.Job
     if chosen.states:
-        query = query.where(job.state.in_([str(state) for state in chosen.states]))
+        query = query.where(job.state.in_(chosen.states))
     for column, value in (
         (job.kind, chosen.kind),
         (job.op, chosen.op),
@@ -230,9 +223,8 @@ def _filtered(query: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
     ):
         if value is not None:
             query = query.where(column == value)
-    if chosen.target_key is not None:  # with all devices of that kind
-        below = job.target_key.startswith(f"{chosen.target_key}/", autoescape=True)
-        query = query.where(sa.or_(job.target_key == chosen.target_key, below))
+    if chosen.target_key is not None:
+        query = query.where(jobs.is_for(chosen.target_key))
     if chosen.program is not None:
         task = models.Task
         is_of_program = sa.or_(task.program_key == chosen.program, task.task_key == chosen.program)

@@ -11,7 +11,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models
-from server.store import events, projects, rows
+from server.store import events, projects, rows, statements
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,7 @@ def get(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound: there is none of that number.
     """
-    job = tx.get(models.Job, job_id, populate_existing=True)
-    if job is None:
-        raise errors.NotFound(f"there is no job {job_id}")
+    job = statements.get(tx, models.Job, job_id, f"there is no job {job_id}")
     return as_rows(tx, [job])[0]
 
 
@@ -180,7 +178,7 @@ def projects_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, str]:
 def states_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, states.State]:
     """The state of each of these jobs that exists."""
     query = sa.select(models.Job.id, models.Job.state).where(models.Job.id.in_(job_ids))
-    return {number: states.State(state) for number, state in tx.execute(query)}
+    return {number: state for number, state in tx.execute(query)}
 
 
 def tasks(tx: orm.Session, job_id: int) -> list[rows.Task]:
@@ -215,6 +213,12 @@ def programs(tx: orm.Session, job_id: int) -> list[str]:
     """The tensor programs of a job as `felix.Task.to_json`, in order."""
     query = sa.select(models.Task.program).where(models.Task.job_id == job_id)
     return list(tx.scalars(query.order_by(models.Task.number)))
+
+
+def is_for(target_key: str) -> sa.ColumnElement[bool]:
+    """Selects jobs for a target of this key, or for a certain device of its kind."""
+    key = models.Job.target_key
+    return sa.or_(key == target_key, key.startswith(f"{target_key}/", autoescape=True))
 
 
 def as_rows(tx: orm.Session, jobs: Sequence[models.Job]) -> list[rows.Job]:
@@ -255,12 +259,9 @@ def check_quota(
         raise errors.QuotaExceeded(
             f"{trials} trials are more than the {quota.max_trials} this key may ask for"
         )
-    active = tx.scalar(
-        sa.select(sa.func.count())
-        .select_from(models.Job)
-        .where(models.Job.key_id == key_id, models.Job.state.in_(map(str, states.ACTIVE)))
-    )
-    if (active or 0) >= quota.max_running_jobs:
+    is_active = models.Job.state.in_(states.ACTIVE)
+    active = statements.count(tx, models.Job, models.Job.key_id == key_id, is_active)
+    if active >= quota.max_running_jobs:
         raise errors.QuotaExceeded(
             f"this key has {active} jobs that are not finished, and may have "
             f"{quota.max_running_jobs}: wait, pause or cancel some"

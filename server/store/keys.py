@@ -19,7 +19,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import columns, models
-from server.store import projects, rows
+from server.store import projects, rows, statements
 
 PREFIX = "felix"
 _KIND = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -76,10 +76,7 @@ def create(tx: orm.Session, new: NewKey) -> Made:
         expires_at=None if expires_s is None else columns.db_now(expires_s),
         **fields,
     )
-    tx.add(row)
-    tx.flush()
-    tx.refresh(row)
-    return Made(rows.Key.of(row), f"{PREFIX}_{public}_{secret}")
+    return Made(rows.Key.of(statements.add(tx, row)), f"{PREFIX}_{public}_{secret}")
 
 
 def find(tx: orm.Session, text: str) -> rows.Key:
@@ -90,11 +87,7 @@ def find(tx: orm.Session, text: str) -> rows.Key:
     """
     prefix, _, rest = text.partition("_")
     public, _, secret = rest.partition("_")
-    query = sa.select(models.Key).where(
-        models.Key.public == public,
-        models.Key.revoked_at.is_(None),
-        sa.or_(models.Key.expires_at.is_(None), models.Key.expires_at > columns.db_now()),
-    )
+    query = sa.select(models.Key).where(models.Key.public == public, *_is_valid())
     row = tx.scalar(query) if prefix == PREFIX and secret else None
     secret_sha256 = "" if row is None else row.secret_sha256
     if not hmac.compare_digest(_hash(secret), secret_sha256) or row is None:
@@ -106,12 +99,8 @@ def note_use(tx: orm.Session, key_id: int) -> None:
     """Record that a key was used, if that was not recorded lately."""
     key = models.Key
     lately = columns.db_now(-USE_NOTED_S)
-    tx.execute(
-        sa.update(key)
-        .where(key.id == key_id, sa.or_(key.last_used_at.is_(None), key.last_used_at < lately))
-        .values(last_used_at=columns.db_now())
-        .execution_options(synchronize_session=False)
-    )
+    is_old = sa.or_(key.last_used_at.is_(None), key.last_used_at < lately)
+    statements.update(tx, key, key.id == key_id, is_old, last_used_at=columns.db_now())
 
 
 def every(tx: orm.Session) -> list[rows.Key]:
@@ -134,10 +123,7 @@ def get(tx: orm.Session, key_id: int) -> rows.Key:
     Raises:
         NotFound
     """
-    row = tx.get(models.Key, key_id, populate_existing=True)
-    if row is None:
-        raise errors.NotFound(f"there is no key {key_id}")
-    return rows.Key.of(row)
+    return rows.Key.of(statements.get(tx, models.Key, key_id, f"there is no key {key_id}"))
 
 
 def revoke(tx: orm.Session, key_id: int) -> rows.Key:
@@ -148,8 +134,7 @@ def revoke(tx: orm.Session, key_id: int) -> rows.Key:
     """
     get(tx, key_id)
     where = (models.Key.id == key_id, models.Key.revoked_at.is_(None))
-    ended = sa.update(models.Key).where(*where).values(revoked_at=columns.db_now())
-    tx.execute(ended.execution_options(synchronize_session=False))
+    statements.update(tx, models.Key, *where, revoked_at=columns.db_now())
     tx.execute(sa.delete(models.Login).where(models.Login.key_id == key_id))
     return get(tx, key_id)
 
@@ -165,10 +150,7 @@ def log_in(tx: orm.Session, key_id: int, valid_s: float) -> tuple[str, rows.Logi
         created_at=columns.db_now(),
         expires_at=columns.db_now(valid_s),
     )
-    tx.add(row)
-    tx.flush()
-    tx.refresh(row)
-    return token, rows.Login.of(row)
+    return token, rows.Login.of(statements.add(tx, row))
 
 
 def login(tx: orm.Session, token: str) -> tuple[rows.Login, rows.Key]:
@@ -183,8 +165,7 @@ def login(tx: orm.Session, token: str) -> tuple[rows.Login, rows.Key]:
         .where(
             models.Login.token_sha256 == _hash(token),
             models.Login.expires_at > columns.db_now(),
-            models.Key.revoked_at.is_(None),
-            sa.or_(models.Key.expires_at.is_(None), models.Key.expires_at > columns.db_now()),
+            *_is_valid(),
         )
     ).one_or_none()
     if login_and_key is None:
@@ -251,6 +232,13 @@ def _check_kinds(new: NewKey) -> None:
                 f"{kind!r} is no kind of device: write it as `felix worker` says it, "
                 "in small letters, digits, dots and dashes (h200, znver4)"
             )
+
+
+def _is_valid() -> tuple[sa.ColumnElement[bool], ...]:
+    """Selects keys that are neither revoked nor expired."""
+    key = models.Key
+    not_expired = sa.or_(key.expires_at.is_(None), key.expires_at > columns.db_now())
+    return key.revoked_at.is_(None), not_expired
 
 
 def _hash(secret: str) -> str:

@@ -17,7 +17,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models
-from server.store import events, jobs, rows, turns
+from server.store import events, jobs, rows, statements, turns
 
 _S = states.State
 
@@ -226,9 +226,5 @@ def _end_lease(
 
 
 def _update(tx: orm.Session, job_id: int, values: Mapping[str, Any]) -> None:
-    statement = sa.update(models.Job).where(models.Job.id == job_id)
-    tx.execute(
-        statement.values(**values, updated_at=columns.db_now()).execution_options(
-            synchronize_session=False
-        )
-    )
+    changes = {**values, "updated_at": columns.db_now()}
+    statements.update(tx, models.Job, models.Job.id == job_id, **changes)

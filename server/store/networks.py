@@ -18,7 +18,7 @@ from sqlalchemy import orm
 
 from felix import names
 from server.database import models
-from server.store import events, leases, rows
+from server.store import events, leases, rows, statements
 
 #: Groups of a network at most.
 MAX_GROUPS = 10_000
@@ -133,14 +133,6 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class New:
-    """The network that a job is to put together."""
-
-    name: str
-    groups: tuple[Group, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """What a built network is; `checked` makes one of what an engine's process says."""
 
@@ -161,9 +153,9 @@ def checked(content: Any) -> Built:
     return _BUILT.validate_python(content)
 
 
-def create(tx: orm.Session, job_id: int, new: New) -> None:
+def create(tx: orm.Session, job_id: int, name: str, groups: Sequence[Group]) -> None:
     """Note the network that a new job is to put together."""
-    tx.add(models.Network(job_id=job_id, name=new.name, groups=_json(new.groups)))
+    tx.add(models.Network(job_id=job_id, name=name, groups=_json(groups)))
     tx.flush()
 
 
@@ -222,9 +214,7 @@ def _change(
     tx: orm.Session, fence: leases.Fence, values: Mapping[str, Any], payload: Mapping[str, Any]
 ) -> None:
     leases.lock_job(tx, fence)
-    row = models.Network
-    statement = sa.update(row).where(row.job_id == fence.job_id).values(**values)
-    tx.execute(statement.execution_options(synchronize_session=False))
+    statements.update(tx, models.Network, models.Network.job_id == fence.job_id, **values)
     events.append(tx, fence.job_id, events.Type.NETWORK, payload)
 
 

@@ -6,12 +6,13 @@ candidates again may change the best without a new trial.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -22,10 +23,6 @@ from server.store import rows
 
 #: number, task, elapsed_s, measured_s, latency_us
 Point = tuple[int, int, float, float, float]
-
-#: The fields of a `CurvePoint` and of a `Predicted`; the queries leave out rows without them.
-_CurvePoint = tuple[int, float, float, float]
-_Predicted = tuple[int, int, int, float, float]
 
 #: trials, elapsed_s, measured_s, best_us
 _End = tuple[int, float, float, float | None]
@@ -78,21 +75,18 @@ def curves(
     """
     trial = models.Trial
     value = trial.curve_us if task is None else trial.latency_us
-    query = sa.select(trial.job_id, trial.number, trial.elapsed_s, trial.measured_s, value)
-    query = query.where(trial.job_id.in_(job_ids))
+    point = (trial.number, trial.elapsed_s, trial.measured_s, value)
+    query: Any = sa.select(trial.job_id, *point).where(trial.job_id.in_(job_ids))
     if task is None:
         query = query.where(trial.curve_us.is_not(None))
     else:
         query = query.where(trial.task == task, trial.is_best.is_(True))
     ends = _ends(tx, job_ids, task)
     by_job: dict[int, list[rows.CurvePoint]] = {number: [] for number in job_ids}
-    for job_id, *point in tx.execute(query.order_by(trial.job_id, trial.number)):
-        by_job[job_id].append(rows.CurvePoint(*cast(_CurvePoint, tuple(point))))
-    for job_id, points in by_job.items():
-        n_trials, elapsed_s, measured_s, best_us = ends[job_id]
-        if points and (n_trials > points[-1].trial or best_us != points[-1].best_us):
-            now_us = points[-1].best_us if best_us is None else best_us
-            points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
+    for job_id, *values in tx.execute(query.order_by(trial.job_id, trial.number)):
+        by_job[job_id].append(rows.CurvePoint(*values))
+    for job_id, curve_points in by_job.items():
+        _add_end(curve_points, ends[job_id])
     return by_job
 
 
@@ -103,21 +97,16 @@ def task_curves(tx: orm.Session, job_id: int) -> dict[int, list[rows.CurvePoint]
         NotFound: there is no such job.
     """
     trial, task = models.Trial, models.Task
-    n_trials, elapsed_s, measured_s, _ = _end(tx, job_id)
-    query = sa.select(
-        trial.task, trial.number, trial.elapsed_s, trial.measured_s, trial.latency_us
-    ).where(trial.job_id == job_id, trial.is_best.is_(True))
+    n_trials, elapsed_s, measured_s, _ = _ends(tx, [job_id], None)[job_id]
+    point = (trial.number, trial.elapsed_s, trial.measured_s, trial.latency_us)
+    query: Any = sa.select(trial.task, *point)
+    query = query.where(trial.job_id == job_id, trial.is_best.is_(True))
     by_task: dict[int, list[rows.CurvePoint]] = {}
-    for number, *point in tx.execute(query.order_by(trial.number)):
-        by_task.setdefault(number, []).append(rows.CurvePoint(*cast(_CurvePoint, tuple(point))))
-    bests = tx.execute(sa.select(task.number, task.best_us).where(task.job_id == job_id))
-    for number, best_us in bests:
-        curve_points = by_task.get(number, [])
-        if not curve_points:
-            continue
-        now_us = curve_points[-1].best_us if best_us is None else best_us
-        if curve_points[-1].trial < n_trials or now_us != curve_points[-1].best_us:
-            curve_points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
+    for number, *values in tx.execute(query.order_by(trial.number)):
+        by_task.setdefault(number, []).append(rows.CurvePoint(*values))
+    bests = sa.select(task.number, task.best_us).where(task.job_id == job_id)
+    for number, best_us in tx.execute(bests):
+        _add_end(by_task.get(number, []), (n_trials, elapsed_s, measured_s, best_us))
     return by_task
 
 
@@ -133,12 +122,9 @@ def network_curve(tx: orm.Session, job_id: int) -> list[rows.CurvePoint]:
     task = models.Task
     query = sa.select(task.number, task.weight, task.unscheduled_us).where(task.job_id == job_id)
     curves_by_task = task_curves(tx, job_id)
-    weights: dict[int, float] = {}
-    unscheduled_us: dict[int, float] = {}
-    for number, weight, default_us in tx.execute(query):
-        weights[number] = weight
-        if default_us is not None:
-            unscheduled_us[number] = default_us
+    tasks = tx.execute(query).all()
+    weights = {number: weight for number, weight, _ in tasks}
+    unscheduled_us = {number: us for number, _, us in tasks if us is not None}
     latest_us = dict(unscheduled_us)
     moves = [(at, number) for number, points in curves_by_task.items() for at in points]
     moves.sort(key=lambda move: move[0].trial)
@@ -155,13 +141,13 @@ def predicted(
 ) -> list[rows.Predicted]:
     """Predicted and measured latencies of the newest `limit` trials, oldest first."""
     trial = models.Trial
-    query = sa.select(
-        trial.number, trial.task, trial.round, trial.predicted_us, trial.latency_us
-    ).where(trial.job_id == job_id, trial.predicted_us.is_not(None), trial.latency_us.is_not(None))
+    pair = (trial.predicted_us, trial.latency_us)
+    query: Any = sa.select(trial.number, trial.task, trial.round, *pair)
+    query = query.where(trial.job_id == job_id, *(each.is_not(None) for each in pair))
     if task is not None:
         query = query.where(trial.task == task)
     newest = tx.execute(query.order_by(trial.number.desc()).limit(limit)).all()
-    return [rows.Predicted(*cast(_Predicted, tuple(row))) for row in reversed(newest)]
+    return [rows.Predicted(*row) for row in reversed(newest)]
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -188,20 +174,24 @@ def _falls(points: Sequence[rows.CurvePoint]) -> list[rows.CurvePoint]:
     return [*points[:1], *changed]
 
 
-def _end(tx: orm.Session, job_id: int) -> _End:
-    return _ends(tx, [job_id], None)[job_id]
+def _add_end(points: list[rows.CurvePoint], end: _End) -> None:
+    """Add where a curve is now, if it has begun and does not end there."""
+    if not points:
+        return
+    n_trials, elapsed_s, measured_s, best_us = end
+    now_us = points[-1].best_us if best_us is None else best_us
+    if points[-1].trial < n_trials or now_us != points[-1].best_us:
+        points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
 
 
 def _ends(tx: orm.Session, job_ids: Sequence[int], task: int | None) -> dict[int, _End]:
     """Where each job (or one task of it) is now."""
     job = models.Job
-    best = job.best_us
-    query = sa.select(job.id, job.n_trials, job.elapsed_s, job.measured_s, best)
+    best_us = job.best_us if task is None else models.Task.best_us
+    query = sa.select(job.id, job.n_trials, job.elapsed_s, job.measured_s, best_us)
     if task is not None:
         same = sa.and_(models.Task.job_id == job.id, models.Task.number == task)
-        query = sa.select(
-            job.id, job.n_trials, job.elapsed_s, job.measured_s, models.Task.best_us
-        ).outerjoin(models.Task, same)
+        query = query.outerjoin(models.Task, same)
     current = tx.execute(query.where(job.id.in_(job_ids)))
     ends = {row[0]: (row[1], row[2], row[3], row[4]) for row in current}
     missing = [number for number in job_ids if number not in ends]
@@ -211,14 +201,6 @@ def _ends(tx: orm.Session, job_ids: Sequence[int], task: int | None) -> dict[int
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    begin = 0
-    while begin < len(order):
-        end = begin
-        while end < len(order) and values[order[end]] == values[order[begin]]:
-            end += 1
-        for position in order[begin:end]:
-            ranks[position] = (begin + end - 1) / 2
-        begin = end
-    return ranks
+    ordered = sorted(values)
+    first_and_end = ((bisect.bisect_left(ordered, v), bisect.bisect(ordered, v)) for v in values)
+    return [(first + end - 1) / 2 for first, end in first_and_end]

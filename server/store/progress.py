@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server.database import columns, models
-from server.store import events, leases, rows, trials
+from server.store import events, leases, rows, statements, trials
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,16 +27,14 @@ class Checkpoint:
     tensors: bytes | None
 
 
-def append_event(
-    tx: orm.Session, fence: leases.Fence, kind: events.Type, payload: Mapping[str, Any]
-) -> None:
-    """Write an event that changes nothing else.
+def warn(tx: orm.Session, fence: leases.Fence, message: str) -> None:
+    """Write something a person should know.
 
     Raises:
         LeaseLost
     """
     leases.lock_job(tx, fence)
-    events.append(tx, fence.job_id, kind, payload)
+    events.append(tx, fence.job_id, events.Type.WARNING, {"message": message})
 
 
 def started(
@@ -119,9 +117,8 @@ def chosen(
     )
     job.best_us = trials.weighted(tx, job.id, models.Task.best_us)
     job.unscheduled_us = trials.weighted(tx, job.id, models.Task.unscheduled_us)
-    ships = sa.select(sa.func.count()).select_from(models.Task)
-    ships = ships.where(models.Task.job_id == job.id, models.Task.ships_unscheduled.is_(True))
-    job.n_unscheduled = tx.scalar(ships) or 0
+    ships = (models.Task.job_id == job.id, models.Task.ships_unscheduled.is_(True))
+    job.n_unscheduled = statements.count(tx, models.Task, *ships)
     tx.flush()
     payload = {
         "task": task,
@@ -149,14 +146,8 @@ def round_started(
         LeaseLost
     """
     job = leases.lock_job(tx, fence)
-    where = (
-        models.Round.job_id == job.id,
-        models.Round.task == task,
-        models.Round.round == number,
-    )
-    tx.execute(sa.delete(models.Round).where(*where))
     values = {**counts, "steps": [dict(step) for step in steps]}
-    tx.execute(sa.insert(models.Round).values(job_id=job.id, task=task, round=number, **values))
+    tx.merge(models.Round(job_id=job.id, task=task, round=number, **values))
     _change_task(tx, job.id, task, n_rounds=number + 1)
     payload = {"task": task, "round": number, **counts}
     events.append(tx, job.id, events.Type.ROUND, payload)
@@ -169,9 +160,7 @@ def trained(tx: orm.Session, fence: leases.Fence, values: Mapping[str, Any]) -> 
         LeaseLost
     """
     job = leases.lock_job(tx, fence)
-    same = (models.Training.job_id == job.id, models.Training.n_records == values["n_records"])
-    tx.execute(sa.delete(models.Training).where(*same))
-    tx.execute(sa.insert(models.Training).values(job_id=job.id, at=columns.db_now(), **values))
+    tx.merge(models.Training(job_id=job.id, at=columns.db_now(), **values))
     events.append(tx, job.id, events.Type.TRAINED, values)
 
 
@@ -236,5 +225,4 @@ def trainings(tx: orm.Session, job_id: int) -> list[rows.Training]:
 
 def _change_task(tx: orm.Session, job_id: int, number: int, **values: Any) -> None:
     where = (models.Task.job_id == job_id, models.Task.number == number)
-    statement = sa.update(models.Task).where(*where).values(**values)
-    tx.execute(statement.execution_options(synchronize_session=False))
+    statements.update(tx, models.Task, *where, **values)

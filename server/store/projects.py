@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, fields, models
-from server.store import rows
+from server.store import rows, statements
 
 #: The project of keys and jobs that name none.
 DEFAULT = fields.DEFAULT_PROJECT
@@ -65,10 +66,8 @@ def get(tx: orm.Session, name: str) -> rows.Project:
     Raises:
         NotFound
     """
-    row = tx.get(models.Project, name, populate_existing=True)
-    if row is None:
-        raise errors.NotFound("there is no such project: see /v1/projects")
-    return rows.Project.of(row)
+    missing = "there is no such project: see /v1/projects"
+    return rows.Project.of(statements.get(tx, models.Project, name, missing))
 
 
 def change(tx: orm.Session, name: str, limits: Limits) -> rows.Project:
@@ -78,48 +77,36 @@ def change(tx: orm.Session, name: str, limits: Limits) -> rows.Project:
         NotFound
     """
     get(tx, name)
-    changed = sa.update(models.Project).where(models.Project.name == name)
-    tx.execute(
-        changed.values(**dataclasses.asdict(limits)).execution_options(synchronize_session=False)
-    )
+    values = dataclasses.asdict(limits)
+    statements.update(tx, models.Project, models.Project.name == name, **values)
     return get(tx, name)
 
 
 def usage(tx: orm.Session, name: str) -> Usage:
     """What a project has now; a content that several of its jobs have counts once."""
-    artifact, job = models.Artifact, models.Job
-    n_jobs = tx.scalar(
-        sa.select(sa.func.count())
-        .select_from(job)
-        .where(job.project == name, job.state.in_(map(str, states.ACTIVE)))
-    )
-    contents = (
-        sa.select(artifact.sha256, artifact.size_bytes)
-        .join(job, job.id == artifact.job_id)
-        .where(job.project == name)
-        .distinct()
-        .subquery()
-    )
-    n_bytes = tx.scalar(sa.select(sa.func.sum(contents.c.size_bytes)))
-    return Usage(int(n_jobs or 0), int(n_bytes or 0))
+    return _usages(tx, [name])[name]
 
 
 def usages(tx: orm.Session) -> dict[str, Usage]:
     """`usage` of every project, by name."""
+    return _usages(tx, [project.name for project in every(tx)])
+
+
+def _usages(tx: orm.Session, names: Sequence[str]) -> dict[str, Usage]:
     artifact, job = models.Artifact, models.Job
-    active = job.state.in_(map(str, states.ACTIVE))
-    counted = sa.select(job.project, sa.func.count()).where(active).group_by(job.project)
+    active = (job.project.in_(names), job.state.in_(states.ACTIVE))
+    counted = sa.select(job.project, sa.func.count()).where(*active).group_by(job.project)
     n_jobs = {name: int(count) for name, count in tx.execute(counted)}
     contents = (
         sa.select(job.project, artifact.sha256, artifact.size_bytes)
         .join(job, job.id == artifact.job_id)
+        .where(job.project.in_(names))
         .distinct()
         .subquery()
     )
     summed = sa.select(contents.c.project, sa.func.sum(contents.c.size_bytes))
     sums = tx.execute(summed.group_by(contents.c.project))
     n_bytes = {name: int(size_bytes) for name, size_bytes in sums}
-    names = (project.name for project in every(tx))
     return {name: Usage(n_jobs.get(name, 0), n_bytes.get(name, 0)) for name in names}
 
 

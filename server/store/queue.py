@@ -19,8 +19,10 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from felix.client import rows
 from server import states
 from server.database import models, visibility
+from server.store import jobs
 from server.store import tuners as store_tuners
 
 #: All projects wait for the same tuners; an estimate says nothing else of their jobs.
@@ -45,21 +47,7 @@ class Work:
     key_id: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Of one job; None where nothing is known yet."""
-
-    position: int
-    n_tuners: int
-    trials_per_s: float | None
-    n_recent_jobs: int
-    duration_s: float | None
-    begins_in_s: float | None
-    #: what has to come before it can begin, in words that follow "waits for"
-    waits_for: str | None
-
-
-def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
+def estimate(tx: orm.Session, work: Work, stale_s: float) -> rows.Estimate:
     """The estimate of a queued job, or of one that may be submitted."""
     trials_per_s, n_recent_jobs = _rate(tx, work.target_key)
     tuners = store_tuners.every(tx, stale_s)
@@ -79,7 +67,7 @@ def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
     begins_in_s = sum(known_s) / n_tuners if is_known else None
     if begins_in_s is not None and len(running) < n_tuners and not ahead:
         begins_in_s = 0.0  # a tuner is free
-    return Estimate(
+    return rows.Estimate(
         position=len(ahead) + 1,
         n_tuners=n_tuners,
         trials_per_s=trials_per_s,
@@ -99,10 +87,10 @@ def _rate(tx: orm.Session, target_key: str) -> tuple[float | None, int]:
     query = (
         sa.select(job.n_trials, job.elapsed_s)
         .where(
-            job.state == str(states.State.SUCCEEDED),
+            job.state == states.State.SUCCEEDED,
             job.n_trials > 0,
             job.elapsed_s > 0,
-            sa.or_(job.target_key == target_key, job.target_key.startswith(f"{target_key}/")),
+            jobs.is_for(target_key),
             ~began_with_others.exists(),
         )
         .order_by(job.id.desc())
@@ -119,7 +107,7 @@ def _others(tx: orm.Session, work: Work) -> tuple[Sequence[Work], Sequence[Work]
     """The jobs that are worked on and those that are claimed before this one."""
     job = models.Job
     names = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")
-    active = [str(state) for state in states.CLAIMABLE | states.LEASED]
+    active = states.CLAIMABLE | states.LEASED
     query = sa.select(
         job.id, job.lease_token.is_not(None), *(getattr(job, name) for name in names)
     ).where(job.state.in_(active), job.id != (work.job_id or 0))

@@ -10,7 +10,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import columns, models
-from server.store import jobs, rows
+from server.store import jobs, rows, statements
 
 
 def made_before(
@@ -58,10 +58,7 @@ def create_batch(
         items=[dict(item) for item in items],
         created_at=columns.db_now(),
     )
-    tx.add(batch)
-    tx.flush()
-    tx.refresh(batch)
-    return rows.Batch.of(batch)
+    return rows.Batch.of(statements.add(tx, batch))
 
 
 def get_batch(tx: orm.Session, batch_id: int, key_id: int | None) -> rows.Batch:
@@ -107,16 +104,10 @@ def save_template(
     tx.execute(sa.select(models.Key.id).where(models.Key.id == key_id).with_for_update())
     row = models.Template
     tx.execute(sa.delete(row).where(row.key_id == key_id, row.name == name))
-    n_templates = tx.scalar(
-        sa.select(sa.func.count()).select_from(row).where(row.key_id == key_id)
-    )
-    if (n_templates or 0) >= MOST_TEMPLATES:
+    if statements.count(tx, row, row.key_id == key_id) >= MOST_TEMPLATES:
         raise errors.QuotaExceeded(f"a key may have {MOST_TEMPLATES} templates: delete some")
     template = row(key_id=key_id, name=name, job=dict(job), created_at=columns.db_now())
-    tx.add(template)
-    tx.flush()
-    tx.refresh(template)
-    return rows.Template.of(template)
+    return rows.Template.of(statements.add(tx, template))
 
 
 def templates(tx: orm.Session, key_id: int) -> list[rows.Template]:

@@ -27,7 +27,17 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import columns, models
-from server.store import answered_bundle, artifacts, blobs, events, jobs, networks, rows, trials
+from server.store import (
+    answered_bundle,
+    artifacts,
+    blobs,
+    events,
+    jobs,
+    networks,
+    rows,
+    statements,
+    trials,
+)
 
 #: Software whose versions must be equal for latencies to be comparable.
 COMPARED_VERSIONS = ("felix", "apache-tvm", "apache-tvm-ffi")
@@ -147,8 +157,8 @@ def known_similar(tx: orm.Session, job_id: int, number: int) -> list[SimilarTask
             task.family == own.family,
             task.program_key != own.program_key,
             task.best_trial.is_not(None),
-            job.state.in_([str(state) for state in states.ENDED]),
-            _is_of_kind(kind),
+            job.state.in_(states.ENDED),
+            jobs.is_for(kind),
             job.reused_from.is_(None),
             job.resolved_target.is_not(None),
             job.project == own_job.project,
@@ -171,12 +181,6 @@ def known_similar(tx: orm.Session, job_id: int, number: int) -> list[SimilarTask
         SimilarTask(program, str(resolved_target), record)
         for program, resolved_target, record in tx.execute(query)
     ]
-
-
-def _is_of_kind(kind: str) -> sa.ColumnElement[bool]:
-    """Whether a job is for a device of a kind."""
-    key = models.Job.target_key
-    return sa.or_(key == kind, key.startswith(f"{kind}/"))
 
 
 def _source(tx: orm.Session, job_id: int, number: int) -> tuple[int, int] | None:
@@ -202,8 +206,8 @@ def _earlier_tasks(tx: orm.Session, request: Request) -> list[_Earlier]:
         .where(
             task.program_key.in_(keys),
             job.id != request.job_id,
-            job.state.in_([str(state) for state in states.ENDED]),
-            _is_of_kind(kind),
+            job.state.in_(states.ENDED),
+            jobs.is_for(kind),
             task.best_us.is_not(None),
             job.reused_from.is_(None),
             job.project == request.project,
@@ -331,10 +335,9 @@ def _copy_tasks(tx: orm.Session, job_id: int, source_id: int) -> None:
     task = models.Task
     query = sa.select(task.number, *(getattr(task, name) for name in names))
     for number, *values in tx.execute(query.where(task.job_id == source_id)).all():
-        update = sa.update(task).where(task.job_id == job_id, task.number == number)
         copied = dict(zip(names, values, strict=True))
         copied |= {"reused_from": source_id, "settled": True}
-        tx.execute(update.values(**copied).execution_options(synchronize_session=False))
+        statements.update(tx, task, task.job_id == job_id, task.number == number, **copied)
 
 
 def _start(tx: orm.Session, request: Request, same: Sequence[_Earlier]) -> bool:

@@ -16,20 +16,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import errors
 from server.database import columns, models
-from server.store import events, leases, rows
+from server.store import events, leases, rows, statements
 
 #: The error class that is not the candidate's fault (`felix.runner.protocol`).
 INFRASTRUCTURE = "infrastructure"
 
-#: Rows fetched at a time where all are streamed.
+#: Rows fetched at a time where all are read.
 BATCH = 1000
 
 
@@ -209,28 +207,14 @@ def page(
     return Page(tuple(rows.Trial.of(trial) for trial in selected[:limit]), next_after)
 
 
-def stream(tx: orm.Session, job_id: int, chosen: Filter | None = None) -> Iterator[rows.Trial]:
-    """All trials by number, some at a time; the transaction must stay open."""
-    last = 0
-    while True:
-        selected = page(tx, job_id, chosen, BATCH, last)
-        yield from selected.trials
-        tx.expunge_all()
-        if selected.next is None:
-            return
-        last = selected.next
-
-
 def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
     """One trial.
 
     Raises:
         NotFound
     """
-    trial = tx.get(models.Trial, (job_id, number))
-    if trial is None:
-        raise errors.NotFound(f"job {job_id} has no trial {number}")
-    return rows.Trial.of(trial)
+    missing = f"job {job_id} has no trial {number}"
+    return rows.Trial.of(statements.get(tx, models.Trial, (job_id, number), missing))
 
 
 def records(tx: orm.Session, job_id: int) -> list[str]:
@@ -267,10 +251,7 @@ def _count(
 
 
 def _task(tx: orm.Session, job_id: int, number: int) -> models.Task:
-    task = tx.get(models.Task, (job_id, number), populate_existing=True)
-    if task is None:
-        raise errors.NotFound(f"job {job_id} has no task {number}")
-    return task
+    return statements.get(tx, models.Task, (job_id, number), f"job {job_id} has no task {number}")
 
 
 def _same(job_id: int, new: models.Trial) -> sa.Select[models.Trial]:
@@ -342,16 +323,11 @@ def _payload(
 
 def _credit(tx: orm.Session, worker_id: int | None, new: models.Trial) -> None:
     worker = models.Worker
-    n_infrastructure = int(new.error == INFRASTRUCTURE)
-    tx.execute(
-        sa.update(worker)
-        .where(worker.id == worker_id)
-        .values(
-            n_trials=worker.n_trials + 1,
-            n_infrastructure=worker.n_infrastructure + n_infrastructure,
-        )
-        .execution_options(synchronize_session=False)
-    )
+    counts = {
+        "n_trials": worker.n_trials + 1,
+        "n_infrastructure": worker.n_infrastructure + int(new.error == INFRASTRUCTURE),
+    }
+    statements.update(tx, worker, worker.id == worker_id, **counts)
 
 
 def _filtered(job_id: int, chosen: Filter) -> sa.Select[models.Trial]:

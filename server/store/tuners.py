@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server.database import columns, models
-from server.store import rows
+from server.store import rows, statements
 
 #: What a tuner says of a device and viewers see.
 _DEVICE_FIELDS = ("name", "kind", "target_keys", "target", "hardware", "model")
@@ -31,9 +31,7 @@ def register(tx: orm.Session, new: NewWorker) -> int:
     """A tuner begins; its number."""
     now = columns.db_now()
     row = models.Worker(started_at=now, last_beat_at=now, **dataclasses.asdict(new))
-    tx.add(row)
-    tx.flush()
-    return row.id
+    return statements.add(tx, row).id
 
 
 def beat(tx: orm.Session, worker_id: int) -> None:
@@ -124,8 +122,7 @@ def devices(
 
 
 def _update(tx: orm.Session, worker_id: int, **values: Any) -> None:
-    statement = sa.update(models.Worker).where(models.Worker.id == worker_id).values(**values)
-    tx.execute(statement.execution_options(synchronize_session=False))
+    statements.update(tx, models.Worker, models.Worker.id == worker_id, **values)
 
 
 #: Reports of devices that nobody has seen for so long are removed, in seconds.
@@ -166,12 +163,9 @@ class Seen:
 def write_reports(tx: orm.Session, worker_id: int, seen: Sequence[Seen]) -> None:
     """A tuner sees these devices; what it said of others stays as it is, until it is old."""
     report = models.DeviceReport
-    old = sa.delete(report).where(report.seen_at < columns.db_now(-KEPT_S))
-    again = sa.delete(report).where(
-        report.worker_id == worker_id, report.place.in_([each.place for each in seen])
-    )
-    for statement in (old, again):
-        tx.execute(statement.execution_options(synchronize_session=False))
+    statements.delete(tx, report, report.seen_at < columns.db_now(-KEPT_S))
+    is_again = report.place.in_([each.place for each in seen])
+    statements.delete(tx, report, report.worker_id == worker_id, is_again)
     now = columns.db_now()
     for each in seen:
         tx.add(report(worker_id=worker_id, seen_at=now, **dataclasses.asdict(each)))
@@ -221,11 +215,9 @@ def judge(tx: orm.Session, nodes: Sequence[Node]) -> list[Judged]:
 
 def _judged(node: Node, key: rows.Key | None, is_over: bool) -> Judged:
     fault = _fault(node, key, is_over)
-    if fault is None:
-        return Judged(node.name, None if key is None else key.id, None)
     which = f" for {', '.join(node.kinds)}" if node.kinds else ""
-    what = f"needs a key with the scope worker{which}: {fault}"
-    return Judged(node.name, None if key is None else key.id, what)
+    refusal = None if fault is None else f"needs a key with the scope worker{which}: {fault}"
+    return Judged(node.name, None if key is None else key.id, refusal)
 
 
 def _fault(node: Node, key: rows.Key | None, is_over: bool) -> str | None:

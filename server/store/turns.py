@@ -22,6 +22,7 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import columns, models
+from server.store import statements
 
 #: Of two keys none of whose jobs has begun, one that had more of the tuners by so many seconds
 #: goes last, however few jobs it has.
@@ -65,7 +66,7 @@ def claimable(target_keys: Collection[str]) -> tuple[sa.ColumnElement[bool], ...
     """Selects the jobs that a tuner with these devices may take now."""
     job = models.Job
     return (
-        job.state.in_([str(state) for state in states.CLAIMABLE]),
+        job.state.in_(states.CLAIMABLE),
         job.lease_token.is_(None),
         job.target_key.in_(list(target_keys)),
         sa.or_(job.not_before.is_(None), job.not_before <= columns.db_now()),
@@ -95,7 +96,7 @@ def is_over(tx: orm.Session, job_id: int, target_keys: Collection[str], slice_s:
     if not waiting or not any(turn.job_id == job_id for turn in running):
         return False
     shares = _shares(tx, running, waiting)
-    candidates = sorted(running, key=lambda turn: (turn.priority, *_negative(shares.of(turn))))
+    candidates = sorted(running, key=lambda turn: (-turn.priority, *shares.of(turn)), reverse=True)
     for waiter in _sorted(waiting, shares):  # each takes the tuner of at most one
         loser = next(
             (turn for turn in candidates if _outranks(waiter, turn, shares, slice_s)), None
@@ -129,10 +130,6 @@ def _sorted(waiting: list[Turn], shares: _Shares) -> list[Turn]:
         return -turn.priority, n_running, 0, coarse, turn.n_jobs, used_s, turn.job_id
 
     return sorted(waiting, key=place)
-
-
-def _negative(share: tuple[int, float]) -> tuple[int, float]:
-    return -share[0], -share[1]
 
 
 def _waiting(tx: orm.Session, target_keys: Collection[str]) -> list[Turn]:
@@ -181,12 +178,7 @@ def charge(tx: orm.Session, key_id: int | None, seconds: float) -> None:
     if charged is None:
         return
     total_s = _lately(*charged) + seconds
-    changed = sa.update(key).where(key.id == key_id)
-    tx.execute(
-        changed.values(tuner_s=total_s, tuner_s_at=columns.db_now()).execution_options(
-            synchronize_session=False
-        )
-    )
+    statements.update(tx, key, key.id == key_id, tuner_s=total_s, tuner_s_at=columns.db_now())
 
 
 def usage_by_key(tx: orm.Session) -> Mapping[int | None, float]:

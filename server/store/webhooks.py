@@ -16,7 +16,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.database import columns, models
-from server.store import rows
+from server.store import rows, statements
 
 #: States that webhooks can ask for.
 REPORTED = tuple(
@@ -89,8 +89,7 @@ def create(
     tx.execute(
         sa.select(models.Project.name).where(models.Project.name == project).with_for_update()
     )
-    count = sa.select(sa.func.count()).select_from(models.Webhook)
-    if (tx.scalar(count.where(models.Webhook.project == project)) or 0) >= MAX_WEBHOOKS:
+    if statements.count(tx, models.Webhook, models.Webhook.project == project) >= MAX_WEBHOOKS:
         raise errors.QuotaExceeded(
             f"a project may have {MAX_WEBHOOKS} webhooks: delete one that is not needed"
         )
@@ -103,10 +102,7 @@ def create(
         key_id=key_id,
         created_at=columns.db_now(),
     )
-    tx.add(row)
-    tx.flush()
-    tx.refresh(row)
-    return Made(rows.Webhook.of(row), secret)
+    return Made(rows.Webhook.of(statements.add(tx, row)), secret)
 
 
 def every(tx: orm.Session) -> list[rows.Webhook]:
@@ -219,25 +215,19 @@ def retry(tx: orm.Session, webhook_id: int, delivery_id: int) -> rows.Delivery:
 def lease(tx: orm.Session, limit: int, lease_s: float) -> list[Due]:
     """Take notifications that are due, the oldest of each webhook that has none under way."""
     delivery, webhook = models.Delivery, models.Webhook
-    pending = sa.and_(
-        delivery.state == "pending",
-        sa.or_(delivery.leased_until.is_(None), delivery.leased_until <= columns.db_now()),
-    )
     other = orm.aliased(delivery)
     under_way = sa.select(other.webhook_id).where(
         other.state == "pending", other.leased_until > columns.db_now()
     )
     first = (
         sa.select(sa.func.min(delivery.id))
-        .where(
-            pending, delivery.not_before <= columns.db_now(), delivery.webhook_id.not_in(under_way)
-        )
+        .where(_is_due(), delivery.webhook_id.not_in(under_way))
         .group_by(delivery.webhook_id)
     )
     query = (
         sa.select(delivery, webhook.url, webhook.secret)
         .join(webhook, webhook.id == delivery.webhook_id)
-        .where(delivery.id.in_(first), pending)
+        .where(delivery.id.in_(first), _is_due())
         .order_by(delivery.id)
         .limit(limit)
         .with_for_update(of=delivery, skip_locked=True)
@@ -253,13 +243,14 @@ def lease(tx: orm.Session, limit: int, lease_s: float) -> list[Due]:
 
 def any_due(tx: orm.Session) -> bool:
     """Whether there is anything to send."""
-    delivery = models.Delivery
-    query = sa.select(delivery.id).where(
-        delivery.state == "pending",
-        delivery.not_before <= columns.db_now(),
-        sa.or_(delivery.leased_until.is_(None), delivery.leased_until <= columns.db_now()),
-    )
+    query = sa.select(models.Delivery.id).where(_is_due())
     return tx.scalar(query.limit(1)) is not None
+
+
+def _is_due() -> sa.ColumnElement[bool]:
+    delivery, now = models.Delivery, columns.db_now()
+    is_free = sa.or_(delivery.leased_until.is_(None), delivery.leased_until <= now)
+    return sa.and_(delivery.state == "pending", delivery.not_before <= now, is_free)
 
 
 def note(tx: orm.Session, due: Due, reply: Reply, retry_after_s: float | None) -> None:
@@ -280,29 +271,18 @@ def note(tx: orm.Session, due: Due, reply: Reply, retry_after_s: float | None) -
     else:
         values |= {"not_before": columns.db_now(retry_after_s)}
     same = (delivery.id == due.id, delivery.attempts == due.attempts, delivery.state == "pending")
-    tx.execute(
-        sa.update(delivery)
-        .where(*same)
-        .values(**values)
-        .execution_options(synchronize_session=False)
-    )
+    statements.update(tx, delivery, *same, **values)
 
 
 def forget_old(tx: orm.Session, age_s: float) -> None:
     """Remove notifications that ended so long ago."""
     delivery = models.Delivery
-    tx.execute(
-        sa.delete(delivery)
-        .where(delivery.state != "pending", delivery.created_at < columns.db_now(-age_s))
-        .execution_options(synchronize_session=False)
-    )
+    is_old = delivery.created_at < columns.db_now(-age_s)
+    statements.delete(tx, delivery, delivery.state != "pending", is_old)
 
 
 def _get(tx: orm.Session, webhook_id: int) -> models.Webhook:
-    row = tx.get(models.Webhook, webhook_id, populate_existing=True)
-    if row is None:
-        raise errors.NotFound(f"there is no webhook {webhook_id}")
-    return row
+    return statements.get(tx, models.Webhook, webhook_id, f"there is no webhook {webhook_id}")
 
 
 def _insert(
@@ -316,7 +296,4 @@ def _insert(
         created_at=columns.db_now(),
         not_before=columns.db_now(),
     )
-    tx.add(row)
-    tx.flush()
-    tx.refresh(row)
-    return row
+    return statements.add(tx, row)

@@ -22,7 +22,7 @@ from felix.database import records
 from felix.runner import protocol
 from server import errors, states
 from server.database import database
-from server.store import artifacts, blobs, events, jobs, leases, progress, reuse, rows, trials
+from server.store import artifacts, blobs, jobs, leases, progress, reuse, rows, trials
 from server.tuner import heartbeat, job_access
 
 _log = logging.getLogger(__name__)
@@ -47,10 +47,6 @@ def _add_remeasurement(tx: orm.Session, fence: leases.Fence, task: int, record: 
     trials.remeasure(tx, fence, trials.row(task, record))
 
 
-def _warn(tx: orm.Session, fence: leases.Fence, message: str) -> None:
-    progress.append_event(tx, fence, events.Type.WARNING, {"message": message})
-
-
 #: Verbs of `job_access.JobAccess` that read, with what does them for a job's number;
 READS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "programs": jobs.programs,
@@ -72,7 +68,7 @@ WRITES: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "round_started": progress.round_started,
     "chosen": progress.chosen,
     "trained": progress.trained,
-    "warn": _warn,
+    "warn": progress.warn,
 })  # fmt: skip
 #: and all.
 VERBS = frozenset({*READS, *WRITES, "model_file"})
@@ -102,7 +98,8 @@ class ClaimedJob(job_access.JobAccess):
         self._db, self._monitor, self._leaving = db, monitor, leaving
         self._store = store
         self._n_infrastructure = 0
-        self._has_progress = False
+        #: whether this claim gave a new trial
+        self.has_progress = False
 
     @property
     def instruction(self) -> states.Instruction:
@@ -112,12 +109,7 @@ class ClaimedJob(job_access.JobAccess):
     @property
     def attempts(self) -> int:
         """Claims in a row without progress, this one included."""
-        return 1 if self._has_progress else self.job.attempts
-
-    @property
-    def has_progress(self) -> bool:
-        """Whether this claim gave a new trial."""
-        return self._has_progress
+        return 1 if self.has_progress else self.job.attempts
 
     @property
     def is_leaving(self) -> bool:
@@ -179,7 +171,7 @@ class ClaimedJob(job_access.JobAccess):
         written = super().add_trial(task, record)
         is_infrastructure = measured.error is protocol.ErrorClass.INFRASTRUCTURE
         self._n_infrastructure = self._n_infrastructure + 1 if is_infrastructure else 0
-        self._has_progress = self._has_progress or not is_infrastructure
+        self.has_progress = self.has_progress or not is_infrastructure
         if self._n_infrastructure >= MAX_INFRASTRUCTURE:
             raise engine_errors.MeasureError(
                 f"the last {self._n_infrastructure} measurements failed and none was the "

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from felix.measure import readings
 from server.store import networks, tuners
-from server.tuner import claimed_job
+from server.tuner import claimed_job, job_access
+
+#: What an engine gets of a job.
+J = TypeVar("J", bound=job_access.JobAccess, contravariant=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,26 +35,18 @@ class Outcome:
     result: Any
 
 
-class Engine(Protocol):
+class JobEngine(Protocol[J]):
     """Runs jobs, one at a time."""
 
     def devices(self) -> list[dict[str, Any]]:
         """What jobs can be measured on here (`server.parsing.devices.of_this_machine`)."""
         ...
 
-    def reports(self) -> list[tuners.Seen]:
-        """How these devices are now; called by another thread."""
-        ...
-
     def versions(self) -> dict[str, str]:
         """Software that latencies depend on."""
         ...
 
-    def is_ready(self) -> bool:
-        """Whether a job may come now; begins what is missing if not."""
-        ...
-
-    def run(self, claimed: claimed_job.ClaimedJob) -> Outcome:
+    def run(self, claimed: J) -> Outcome:
         """Tune until the budget is spent or `claimed.should_stop()`.
 
         Everything measured is written through `claimed` as it comes, and what an earlier tuner
@@ -62,9 +58,7 @@ class Engine(Protocol):
         """
         ...
 
-    def export(
-        self, claimed: claimed_job.ClaimedJob, outcome: Outcome, path: pathlib.Path
-    ) -> list[Code]:
+    def export(self, claimed: J, outcome: Outcome, path: pathlib.Path) -> list[Code]:
         """Write the artifact, a zip file, to `path`.
 
         Raises:
@@ -74,9 +68,7 @@ class Engine(Protocol):
         """
         ...
 
-    def build_network(
-        self, claimed: claimed_job.ClaimedJob, outcome: Outcome, path: pathlib.Path
-    ) -> networks.Built:
+    def build_network(self, claimed: J, outcome: Outcome, path: pathlib.Path) -> networks.Built:
         """Build the job's network, check it, and write its artifact, a zip file, to `path`.
 
         Raises:
@@ -88,4 +80,24 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End all processes."""
+        ...
+
+
+class Engine(JobEngine[claimed_job.ClaimedJob], Protocol):
+    """What a tuner has."""
+
+    def reports(self) -> list[tuners.Seen]:
+        """How its devices are now; called by another thread."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether a job may come now; begins what is missing if not."""
+        ...
+
+
+class RemoteEngine(JobEngine[job_access.JobAccess], Protocol):
+    """What the process of an engine has: it reaches the job by its tuner."""
+
+    def conditions(self) -> list[readings.Condition]:
+        """How each device is; called while nothing or a job runs."""
         ...

@@ -20,8 +20,8 @@ from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.store import networks, reuse, tuners
-from server.tuner import artifacts, engine, job_access, places, reports, run_records
+from server.store import networks, reuse
+from server.tuner import artifacts, engine, job_access, places, run_records
 
 if TYPE_CHECKING:
     from felix.database import session
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 JOB_OPTIONS = ("round_size", "patience_rounds")
 
 
-class FelixEngine:
-    """An `engine.Engine` on this machine's devices, or on those of a cluster.
+class FelixEngine(engine.RemoteEngine):
+    """An engine on this machine's devices, or on those of a cluster.
 
     Args:
         confine_gpu: whether run workers of a GPU are confined.
@@ -55,21 +55,12 @@ class FelixEngine:
         return self._places.devices()
 
     def conditions(self) -> list[readings.Condition]:
-        """How each device is, for `reports`."""
+        """See `engine.RemoteEngine`."""
         return self._places.conditions()
-
-    def reports(self) -> list[tuners.Seen]:
-        """See `engine.Engine`."""
-        by_place = {each.place: each for each in self.conditions()}
-        return reports.seen(self.devices(), by_place, self.versions())
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""
         return records.versions()
-
-    def is_ready(self) -> bool:
-        """Always: made warm."""
-        return True
 
     def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
@@ -150,12 +141,6 @@ class FelixEngine:
         return device, [
             Task.from_json(text, resolved, trusted=True) for text in claimed.programs()
         ]
-
-
-if TYPE_CHECKING:
-
-    def _conforms(implementation: FelixEngine) -> engine.Engine:
-        return implementation
 
 
 #: Schedules of an earlier job that are measured first.

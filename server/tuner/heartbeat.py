@@ -44,9 +44,7 @@ class Sharing:
 class LeaseMonitor:
     """One lease; read by the tuner's thread, written by the heartbeat's."""
 
-    def __init__(
-        self, fence: leases.Fence, lease_s: float, sharing: Sharing | None = None
-    ) -> None:
+    def __init__(self, fence: leases.Fence, lease_s: float, sharing: Sharing) -> None:
         self.fence, self.sharing = fence, sharing
         self._lease_s = lease_s
         self._began_s = self._charged_s = time.monotonic()
@@ -66,9 +64,8 @@ class LeaseMonitor:
     @property
     def may_have_to_yield(self) -> bool:
         """Whether the slice is over, and nothing else ends the work."""
-        if self.sharing is None or self.instruction is not states.Instruction.CONTINUE:
-            return False
-        return time.monotonic() - self._began_s >= self.sharing.slice_s
+        is_over = time.monotonic() - self._began_s >= self.sharing.slice_s
+        return is_over and self.instruction is states.Instruction.CONTINUE
 
     def yield_now(self) -> None:
         """It is another key's turn."""
@@ -118,12 +115,10 @@ class Heartbeat:
         self._thread.start()
 
     @contextlib.contextmanager
-    def monitor(
-        self, fence: leases.Fence, sharing: Sharing | None = None
-    ) -> Iterator[LeaseMonitor]:
+    def monitor(self, fence: leases.Fence, sharing: Sharing) -> Iterator[LeaseMonitor]:
         """Keep a lease while the block runs, and until the beat under way is over.
 
-        With `sharing` the tuner's time is charged to the job's key, and the job yields to others.
+        By `sharing` the tuner's time is charged to the job's key, and the job yields to others.
 
         A beat that waits until the job is released locks its row for a moment, although the lease
         is gone by then (PostgreSQL does so), and a claim at that moment would skip the job.
@@ -179,8 +174,6 @@ class Heartbeat:
     def _share(self, monitor: LeaseMonitor) -> None:
         """Charge the tuner's time to the job's key, and see whose turn it is."""
         sharing = monitor.sharing
-        if sharing is None:
-            return
         with self._db.write() as tx:
             turns.charge(tx, sharing.key_id, monitor.take_charge_s())
             if monitor.may_have_to_yield and turns.is_over(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+import abc
 import functools
 import json
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from felix import errors, target
-from felix.measure import local, readings, work
+from felix.measure import local, staged, work
 from felix.measure.cluster import pool as cluster_pool
 from felix.processes import policy
 from felix.task import Task
@@ -21,57 +22,54 @@ from server.tuner.cluster import calls, relayed
 WAIT_S = 15.0
 
 
-class Places(Protocol):
-    """The devices of an engine, and pools that measure on them."""
+class Places(abc.ABC):
+    """The devices of an engine, and warm pools that measure on them.
 
+    Args:
+        make_pool: makes the pool of a task's target.
+    """
+
+    #: Whether this process can run programs on the devices itself.
+    are_here: ClassVar[bool]
+
+    def __init__(self, make_pool: Callable[[Task], staged.StagedPool]) -> None:
+        self._pools = warm_pools.Pools(make_pool)
+        #: a warm pool for a task; how each device is that pools have; ends all processes
+        self.pool, self.conditions = self._pools.take, self._pools.conditions
+        self.close = self._pools.close
+
+    @abc.abstractmethod
     def devices(self) -> list[dict[str, Any]]:
         """What jobs can be measured on."""
-        ...
 
+    @abc.abstractmethod
     def device(self, target_key: str) -> dict[str, Any]:
         """One that measures jobs of this key; raises `MeasureError` if there is none."""
-        ...
 
+    @abc.abstractmethod
     def resolve(self, spec: str, device: dict[str, Any]) -> Any:
         """The complete target of a client's specification on a device."""
-        ...
-
-    def pool(self, task: Task) -> warm_pools.SharedPool:
-        """A warm pool for a task."""
-        ...
-
-    def conditions(self) -> list[readings.Condition]:
-        """How each device is that pools have."""
-        ...
 
     @property
     def lost(self) -> str | None:
         """Why nothing can be measured for longer than a moment; None if it can."""
-        ...
-
-    @property
-    def are_here(self) -> bool:
-        """Whether this process can run programs on the devices itself."""
-        ...
-
-    def close(self) -> None:
-        """End all processes."""
-        ...
+        return self._pools.lost
 
 
-class ThisMachine:
+class ThisMachine(Places):
     """The devices of this machine, warm.
 
     Args:
         confine_gpu: whether run workers of a GPU are confined.
     """
 
+    are_here = True
+
     def __init__(self, confine_gpu: policy.ConfineGpu) -> None:
         options = work.LocalOptions(confine_gpu=confine_gpu, noise_probe=True)
-        self._pools = warm_pools.Pools(functools.partial(local.LocalPool, options=options))
-        self.pool, self.conditions = self._pools.take, self._pools.conditions
+        super().__init__(functools.partial(local.LocalPool, options=options))
         self._devices = [
-            {**device, **dataclasses.asdict(self._pools.warm(json.dumps(device["target"])))}
+            {**device, **self._pools.warm(json.dumps(device["target"]))}
             for device in devices.of_this_machine()
         ]
 
@@ -90,35 +88,20 @@ class ThisMachine:
         """See `Places`."""
         return target.parse(spec)
 
-    @property
-    def lost(self) -> str | None:
-        """See `Places`."""
-        return self._pools.lost
 
-    @property
-    def are_here(self) -> bool:
-        """See `Places`."""
-        return True
-
-    def close(self) -> None:
-        """See `Places`."""
-        self._pools.close()
-
-
-class OnCluster:
+class OnCluster(Places):
     """The devices of a cluster.
 
     Args:
         connection: a pipe to the link (`cluster.relay`).
     """
 
+    are_here = False
+
     def __init__(self, connection: Connection) -> None:
-        self._cluster = relayed.RelayedCluster(calls.Calls(connection))
+        self._cluster = cluster = relayed.RelayedCluster(calls.Calls(connection))
         options = cluster_pool.ClusterOptions(wait_s=WAIT_S)
-        self._pools = warm_pools.Pools(
-            lambda task: cluster_pool.ClusterPool(task, self._cluster, options)
-        )
-        self.pool, self.conditions = self._pools.take, self._pools.conditions
+        super().__init__(lambda task: cluster_pool.ClusterPool(task, cluster, options))
 
     def devices(self) -> list[dict[str, Any]]:
         """See `Places`."""
@@ -139,16 +122,7 @@ class OnCluster:
     @property
     def lost(self) -> str | None:
         """See `Places`."""
-        return "the link to the cluster is gone" if self._cluster.ended else self._pools.lost
-
-    @property
-    def are_here(self) -> bool:
-        """See `Places`."""
-        return False
-
-    def close(self) -> None:
-        """See `Places`."""
-        self._pools.close()
+        return "the link to the cluster is gone" if self._cluster.ended else super().lost
 
 
 def _first(listed: list[dict[str, Any]], target_key: str) -> dict[str, Any] | None:

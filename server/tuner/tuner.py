@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -56,14 +57,13 @@ class Tuner:
         self._db, self._store, self._engine, self._settings = db, store, worker, service_settings
         #: set to end after releasing the current job
         self.leaving = threading.Event()
-        devices = worker.devices()
         host, pid = socket.gethostname(), os.getpid()
         new = tuners.NewWorker(
             name=name or f"{host}-{pid}",
             host=host,
             pid=pid,
             versions=worker.versions(),
-            devices=devices,
+            devices=worker.devices(),
         )
         with db.write() as tx:
             self.worker_id = tuners.register(tx, new)
@@ -75,7 +75,8 @@ class Tuner:
             worker.devices,
             worker.reports,
         )
-        self._reaper = upkeep.Reaper(db, service_settings.reap_s, service_settings.max_attempts)
+        reap = functools.partial(upkeep.reap, db, service_settings.max_attempts)
+        self._reaping = upkeep.Loop("reap", reap, service_settings.reap_s)
         keys = ", ".join(self._target_keys()) or "nothing"
         _log.info(
             "tuner %d is ready for %s",
@@ -128,7 +129,7 @@ class Tuner:
     def close(self) -> None:
         """End the threads and the engine; record that this tuner ended."""
         self._heartbeat.close()
-        self._reaper.close()
+        self._reaping.close()
         self._engine.close()
         with contextlib.suppress(sa.exc.SQLAlchemyError), self._db.write() as tx:
             tuners.leave(tx, self.worker_id)

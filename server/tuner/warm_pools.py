@@ -7,7 +7,6 @@ should not wait for that.
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
@@ -36,16 +35,6 @@ SETTLE_S = 1.0
 LOST_S = 20.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Warmth:
-    """What warming a pool showed of its device."""
-
-    #: Why nothing can be measured there; None if it can.
-    fault: str | None
-    #: Why clients' programs run in a process that is not confined; None if it is confined.
-    unconfined: str | None
-
-
 class Pools:
     """Pools by target; used by one thread.
 
@@ -65,20 +54,25 @@ class Pools:
     def conditions(self) -> list[readings.Condition]:
         """How each device is."""
         return readings.merged(
-            each for pool in list(self._pools.values()) for each in pool.conditions()
+            each for pool in list(self._pools.values()) for each in pool.staged.conditions()
         )
 
-    def warm(self, text: str) -> Warmth:
-        """Start the pool of a target, and let each worker do something."""
+    def warm(self, text: str) -> dict[str, str | None]:
+        """Start the pool of a target, and let each worker do something: what that shows.
+
+        Returns:
+            `fault`: why nothing can be measured there, None if it can; `unconfined`: why clients'
+            programs run in a process that is not confined, None if it is.
+        """
         task = workloads.gemm(16, 16, 16, target=text)
         mod = task.mod if task.target.kind.name == "llvm" else reference.scheduled(task.mod)
         try:
             pool = self.take(task)
         except errors.MeasureError as error:
-            return Warmth(str(error), None)
+            return {"fault": str(error), "unconfined": None}
         measured = pool.for_task(task).measure([mod] * cpu.available_cores())
-        works = any(each.ok for each in measured)
-        return Warmth(None if works else measured[0].message, pool.unconfined)
+        fault = None if any(each.ok for each in measured) else measured[0].message
+        return {"fault": fault, "unconfined": pool.staged.unconfined}
 
     def take(self, task: Task) -> SharedPool:
         """A working pool for a task's target."""
@@ -108,7 +102,7 @@ class SharedPool:
     """A `felix.tuning.options.Pool` whose `close` ends a job's candidates, not the processes."""
 
     def __init__(self, pool: staged.StagedPool) -> None:
-        self._pool = pool
+        self.staged = pool
         self._futures: set[Future] = set()
         self._n_tasks = 0
         self._had_trouble = False
@@ -117,26 +111,17 @@ class SharedPool:
     @property
     def timing_lock(self) -> locks.ReadWriteLock:
         """Held while a candidate is timed."""
-        return self._pool.timing_lock
+        return self.staged.timing_lock
 
     @property
     def n_devices(self) -> int:
         """Candidates that may be timed at a time."""
-        return self._pool.n_devices
-
-    @property
-    def unconfined(self) -> str | None:
-        """See `staged.StagedPool`."""
-        return self._pool.unconfined
-
-    def conditions(self) -> list[readings.Condition]:
-        """See `staged.StagedPool`."""
-        return self._pool.conditions()
+        return self.staged.n_devices
 
     @property
     def lost(self) -> str | None:
         """Why nothing can be measured, once that holds for `LOST_S`; to be asked repeatedly."""
-        lost = self._pool.lost
+        lost = self.staged.lost
         if lost is None:
             self._lost_since_s = None
             return None
@@ -146,25 +131,25 @@ class SharedPool:
     def for_task(self, task: Task) -> Measurer:
         """The measurer of one task."""
         self._n_tasks += 1
-        return _TrackedMeasurer(self._pool.for_task(task), self._track)
+        return _TrackedMeasurer(self.staged.for_task(task), self._track)
 
     def is_usable(self) -> bool:
         """Whether the next job may have this pool."""
         is_spent = self._had_trouble or self._n_tasks >= MAX_TASKS
-        return self._pool.is_alive and self._pool.lost is None and not is_spent
+        return self.staged.is_alive and self.staged.lost is None and not is_spent
 
     def close(self) -> None:
         """The job is over: cancel what waits, end what runs."""
         futures, self._futures = self._futures, set()  # a cancelled future calls `_completed`
         left = [future for future in futures if not future.cancel()]
-        if not self._pool.is_idle:
-            self._pool.interrupt()
+        if not self.staged.is_idle:
+            self.staged.interrupt()
         done = concurrent.futures.wait(left, SETTLE_S)
         self._had_trouble = self._had_trouble or bool(done.not_done)
 
     def shut(self) -> None:
         """End the processes."""
-        self._pool.close()
+        self.staged.close()
 
     def _track(self, future: Future) -> None:
         self._futures.add(future)

@@ -14,7 +14,7 @@ from felix.processes import policy
 from server.parsing import child
 from server.parsing import parser as parsing
 from server.tuner import felix_engine, tuner
-from server.tuner.process import engine_child, engine_main, engine_process, limits
+from server.tuner.process import engine_child, engine_main, engine_process
 from tests.server.conftest import GEMM, Service, testclient
 from tests.support import walks
 
@@ -51,7 +51,7 @@ def test_from_a_request_to_an_artifact(
             client.headers.update(service.auth("submit"))
             body = GEMM | {"trials": 2, "target": "llvm -num-cores 2"}
             job = client.post("/v1/jobs", json=body).json()
-            engine = engine_process.EngineProcess(limits.Limits.of(service.settings))
+            engine = engine_process.EngineProcess(service.settings)
             working = tuner.Tuner(service.db, service.blobs, engine, service.settings, "here")
             with contextlib.closing(working):
                 assert working.work_once()

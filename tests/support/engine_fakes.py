@@ -45,7 +45,7 @@ class Engine:
         return [{"name": "test cpu", "kind": "llvm", "target_keys": keys, "place": "cpu:0"}]
 
     def conditions(self) -> list[readings.Condition]:
-        """See `engine_main.RemoteEngine`."""
+        """See `engine.RemoteEngine`."""
         return [readings.Condition("cpu:0", 1, 4, 2)]
 
     def versions(self) -> dict[str, str]:

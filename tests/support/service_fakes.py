@@ -118,13 +118,13 @@ def built_network() -> networks.Built:
     return networks.Built(call_us=31.0, max_error=1e-6, groups=(tuned, sort))
 
 
-def network() -> networks.New:
+def network() -> tuple[str, tuple[networks.Group, ...]]:
     """The network of `built_network` before it is built."""
     groups = (
         networks.Group(name="fused_gemm", calls=2, dtypes=("bfloat16", "float32"), task=0),
         networks.Group(name="sort", calls=1, untuned="it sorts"),
     )
-    return networks.New(name="net", groups=groups)
+    return "net", groups
 
 
 def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:
@@ -285,7 +285,7 @@ def claim_next(db: database.Database) -> claimed_job.ClaimedJob:
     with db.write() as tx:
         next_claim = leases.claim(tx, worker_row(tx), [*TARGET_KEYS, "llvm/x/fake"], 60.0)
     assert next_claim is not None
-    monitor = heartbeat.LeaseMonitor(next_claim.fence, 60.0)
+    monitor = heartbeat.LeaseMonitor(next_claim.fence, 60.0, ALONE)
     return claimed_job.ClaimedJob(db, next_claim, monitor, threading.Event(), MemoryStore())
 
 
@@ -294,8 +294,27 @@ def add(db: database.Database, fence: leases.Fence, new: models.Trial) -> trials
     return write(db, trials.append, fence, new)
 
 
+#: Of a job that no other key's has to wait for.
+ALONE = heartbeat.Sharing(key_id=None, target_keys=(), slice_s=60.0)
+
+
+class InItsTuner:
+    """What a tuner asks of an engine in its own process, where there is nothing to tell."""
+
+    def reports(self) -> list[tuners.Seen]:
+        return []
+
+    def is_ready(self) -> bool:
+        return True
+
+
+def trials_of(tx: orm.Session, job_id: int) -> list[rows.Trial]:
+    """All trials of a job, by number."""
+    return list(trials.page(tx, job_id, limit=10_000).trials)
+
+
 @dataclasses.dataclass
-class Engine:
+class Engine(InItsTuner):
     """An engine that measures by a function, with a checkpoint every four trials.
 
     `latency_of` gives the latency of the trial with that decision; `pause_s` is what one takes.
@@ -322,14 +341,8 @@ class Engine:
     def devices(self) -> list[dict[str, Any]]:
         return [] if self.device is None else [self.device]
 
-    def reports(self) -> list[tuners.Seen]:
-        return []
-
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}
-
-    def is_ready(self) -> bool:
-        return True
 
     def run(self, at: claimed_job.ClaimedJob) -> engine.Outcome:
         lines, checkpoint = at.load()

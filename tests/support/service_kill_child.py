@@ -21,7 +21,7 @@ from server import settings
 from server.database import database
 from server.store import blobs, trials
 from server.tuner import claimed_job, engine, felix_engine, places, tuner
-from tests.support import tuning_fakes
+from tests.support import service_fakes, tuning_fakes
 
 SETTINGS = settings.Settings(
     lease_s=1.5, beat_s=0.15, poll_s=0.02, reap_s=0.1, max_attempts=10_000
@@ -44,7 +44,7 @@ class FakePlaces(places.ThisMachine):
         """Nothing to end."""
 
 
-class FakeDeviceEngine(felix_engine.FelixEngine):
+class FakeDeviceEngine(service_fakes.InItsTuner, felix_engine.FelixEngine):
     """The real engine on a fake device."""
 
     def __init__(self) -> None:

@@ -66,11 +66,6 @@ class RelayProcess:
         self._thread = threading.Thread(target=self._watch, name="cluster", daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process."""
-        return None if self._process is None else self._process.pid
-
     def devices(self) -> list[dict[str, Any]]:
         """The devices of the cluster, as they were a second ago."""
         return self._devices
@@ -95,7 +90,7 @@ class RelayProcess:
         of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
         with theirs:
             process = child.start(  # in another session: Ray would end it by the tuner's signal
-                "server.tuner.cluster.relay_main",
+                "server.tuner.cluster.relay",
                 *(str(theirs.fileno()), *self._arguments),
                 environment=child.for_child(os.environ, of_ray),
                 pass_fds=[theirs.fileno()],

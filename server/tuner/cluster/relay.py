@@ -1,7 +1,14 @@
-"""What the process of a cluster's link does for engines and their tuner.
+"""The process that alone talks to a cluster: `link` starts it.
 
-It knows who is there, calls nodes for engines, and asks nodes again and again whether they answer.
-What an engine may call is listed, and what a node replies is measured before it goes on.
+    python -m server.tuner.cluster.relay FD HOST:PORT LOG_JSON NEEDS_KEYS
+
+It has the cluster's token and no database. It knows who is there, calls nodes for engines, and
+asks nodes again and again whether they answer. What an engine may call is listed, and what a node
+replies is measured before it goes on.
+
+Its first packet on the socket FD is "ready" once it is in the cluster, or says why it cannot be.
+Each packet that comes brings a pipe to serve and says whose it is (`calls.Side`). It ends with its
+tuner.
 """
 
 from __future__ import annotations
@@ -11,16 +18,22 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
+import signal
+import socket
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from felix import errors, target
 from felix.measure import work
-from felix.measure.cluster import messages, pool
+from felix.measure.cluster import messages, pool, ray_cluster
+from felix.processes import syscalls
 from felix.target import Hardware
+from server import logs
 from server.parsing import devices
 from server.tuner.cluster import calls
 
@@ -35,33 +48,7 @@ WATCH_S = 1.0
 #: How often a call looks whether its node still may measure, in seconds.
 _LOOK_S = 0.5
 
-
-class Link(Protocol):
-    """The way to a node, as `ray_cluster.RayLink`."""
-
-    def call(self, method: str, *args: Any) -> Any:
-        """See `felix.measure.cluster.remote.Link`."""
-        ...
-
-    def answers(self) -> bool | None:
-        """Whether the node answers now; None: it never will again."""
-        ...
-
-
-class Cluster(Protocol):
-    """Who is there, as `ray_cluster.RayCluster`."""
-
-    def members(self) -> Sequence[pool.Member]:
-        """All nodes that are known."""
-        ...
-
-    def link(self, member: pool.Member, closed: threading.Event) -> Link:
-        """The way to a node."""
-        ...
-
-    def statuses(self, names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
-        """What nodes say of themselves now; those that do not answer soon are left out."""
-        ...
+_PR_SET_PDEATHSIG = 1
 
 
 class Relay:
@@ -73,7 +60,7 @@ class Relay:
             yet is not there for engines.
     """
 
-    def __init__(self, cluster: Cluster, needs_keys: bool = False) -> None:
+    def __init__(self, cluster: ray_cluster.RayCluster, needs_keys: bool = False) -> None:
         self._cluster = cluster
         #: why nodes may not measure, by name; None: all may
         self._refusals: Mapping[str, str | None] | None = {} if needs_keys else None
@@ -81,7 +68,7 @@ class Relay:
         self._callers = concurrent.futures.ThreadPoolExecutor(calls.MAX_CALLS, "node")
         self._closed = threading.Event()
         self._members: dict[str, pool.Member] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ray_cluster.RayLink] = {}
         self._statuses: dict[str, dict[str, Any]] = {}
         self._heard_s: dict[str, float] = {}
         self._described: dict[str, dict[str, Any]] = {}
@@ -134,7 +121,7 @@ class Relay:
             if member.about is not None
         ]
 
-    def link(self, name: str) -> Link:
+    def link(self, name: str) -> ray_cluster.RayLink:
         """The way to a node.
 
         Raises:
@@ -329,3 +316,29 @@ def readings(said: Any) -> dict[str, Any]:
     }
     driver = said.get("driver")
     return numbers | {"driver": str(driver)[:_MAX_CHARACTERS] if driver else None}
+
+
+def main(argv: list[str]) -> None:
+    """Serve pipes until the tuner's process goes away."""
+    control = socket.socket(fileno=int(argv[0]))
+    syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    logs.configure(argv[2] == "1")
+    try:
+        made = Relay(ray_cluster.connect(argv[1]), needs_keys=argv[3] == "1")
+    except errors.MeasureError as error:
+        control.send(str(error).encode()[:2000])
+        return
+    control.send(b"ready")
+    while (packet := socket.recv_fds(control, 1, 1))[1]:
+        side, (fd,), *_ = packet
+        threading.Thread(
+            target=made.serve,
+            args=(Connection(fd),),
+            daemon=True,
+            kwargs={"of_tuner": side == calls.Side.TUNER.value},
+        ).start()
+    os._exit(0)  # Ray's own end takes seconds, and nobody waits for anything here
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from felix import errors
 from felix.measure import work
@@ -15,8 +15,8 @@ from server.tuner.cluster import calls
 _AGAIN_S = 1.0
 
 
-class RelayedCluster:
-    """A `felix.measure.cluster.pool.Cluster`."""
+class RelayedCluster(pool.Cluster):
+    """The nodes that the link knows."""
 
     def __init__(self, link: calls.Calls) -> None:
         self._calls = link
@@ -47,8 +47,8 @@ class RelayedCluster:
             raise errors.MeasureError(str(gone)) from None
 
 
-class RelayedLink:
-    """A `felix.measure.cluster.remote.Link`."""
+class RelayedLink(remote.Link):
+    """The way to a node through the link."""
 
     def __init__(self, link: calls.Calls, name: str, closed: threading.Event) -> None:
         self._calls, self._name, self._closed = link, name, closed
@@ -76,9 +76,3 @@ class RelayedLink:
                 return bool(answers)
             self._closed.wait(_AGAIN_S)
         return False
-
-
-if TYPE_CHECKING:
-
-    def _conforms(cluster: RelayedCluster, link: RelayedLink) -> tuple[pool.Cluster, remote.Link]:
-        return cluster, link

@@ -9,10 +9,10 @@ import pathlib
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from felix.measure import readings
-from server.store import networks, rows
+from server.store import rows
 from server.tuner import engine, job_access
 from server.tuner.process import messages
 
@@ -22,43 +22,7 @@ _log = logging.getLogger(__name__)
 IDLE_S = 2.0
 
 
-class RemoteEngine(Protocol):
-    """An engine that needs no more of a job than `job_access.JobAccess`."""
-
-    def devices(self) -> list[dict[str, Any]]:
-        """See `engine.Engine`."""
-        ...
-
-    def conditions(self) -> list[readings.Condition]:
-        """How each device is; called while nothing or a job runs."""
-        ...
-
-    def versions(self) -> dict[str, str]:
-        """See `engine.Engine`."""
-        ...
-
-    def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
-        """See `engine.Engine`."""
-        ...
-
-    def export(
-        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
-    ) -> list[engine.Code]:
-        """See `engine.Engine`."""
-        ...
-
-    def build_network(
-        self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
-    ) -> networks.Built:
-        """See `engine.Engine`."""
-        ...
-
-    def close(self) -> None:
-        """See `engine.Engine`."""
-        ...
-
-
-def serve(connection: Connection, make_engine: Callable[[], RemoteEngine]) -> None:
+def serve(connection: Connection, make_engine: Callable[[], engine.RemoteEngine]) -> None:
     """Serve requests until the tuner's process is gone."""
     try:
         made = make_engine()
@@ -73,7 +37,7 @@ def serve(connection: Connection, make_engine: Callable[[], RemoteEngine]) -> No
 
 
 class _Requests:
-    def __init__(self, connection: Connection, served: RemoteEngine) -> None:
+    def __init__(self, connection: Connection, served: engine.RemoteEngine) -> None:
         self._connection, self._engine = connection, served
         self._outcome: engine.Outcome | None = None
 
@@ -117,7 +81,7 @@ class _Requests:
         messages.send(self._connection, messages.Verb.BUILT, dataclasses.asdict(built))
 
 
-def _next(connection: Connection, served: RemoteEngine) -> tuple[Any, ...] | None:
+def _next(connection: Connection, served: engine.RemoteEngine) -> tuple[Any, ...] | None:
     try:
         while not connection.poll(IDLE_S):
             say_alive(connection, served.conditions)

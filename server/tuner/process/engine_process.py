@@ -15,11 +15,10 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from felix.measure import readings, rights
-from felix.processes import policy
-from server import errors, states
+from server import errors, settings, states
 from server.store import networks, tuners
 from server.tuner import claimed_job, engine, reports
 from server.tuner.cluster import link
@@ -38,13 +37,11 @@ FACTORY = "server.tuner.felix_engine:FelixEngine"
 POLL_S = 0.1
 
 
-class EngineProcess:
+class EngineProcess(engine.Engine):
     """The engine's process, replaced if it dies or is killed.
 
     Args:
-        limits: of each job.
-        log_json: log lines as JSON.
-        confine_gpu: whether it is confined on a machine with an NVIDIA GPU.
+        chosen: has the limits of each job, and whether engines are confined beside a GPU.
         factory: `module:name` of what makes the engine.
         cluster: the link to the cluster that it measures on; None: this machine.
 
@@ -55,15 +52,13 @@ class EngineProcess:
 
     def __init__(
         self,
-        limits: job_limits.Limits,
-        log_json: bool = False,
-        confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO,
+        chosen: settings.Settings,
         factory: str = FACTORY,
         cluster: link.RelayProcess | None = None,
     ) -> None:
-        self._limits = limits
-        self._server = engine_child.fork_server_of(factory, log_json)
-        self._start = process_rights.Start(True, confine_gpu)
+        self._limits = chosen
+        self._server = engine_child.fork_server_of(factory, chosen.log_json)
+        self._start = process_rights.Start(True, chosen.gpu_confinement)
         self._cluster, self._generation = cluster, 0
         self._child = self._forked()
         self._is_ready = False
@@ -115,9 +110,7 @@ class EngineProcess:
         """See `engine.Engine`."""
         try:
             ended = self._converse(claimed, ("run", claimed.job))
-        except job_limits.Unresponsive:
-            if claimed.instruction is states.Instruction.LEASE_LOST:
-                raise errors.LeaseLost() from None
+        except errors.Cancelled:
             return engine.Outcome(reason="interrupted", failure=None, result=None)
         reason, failure = ended.arguments
         return engine.Outcome(reason=reason, failure=failure, result=None)
@@ -127,12 +120,7 @@ class EngineProcess:
     ) -> list[engine.Code]:
         """See `engine.Engine`; the engine writes in its folder, from which the file is taken."""
         made = self._child.folder / path.name
-        try:
-            exported = self._converse(claimed, ("export", claimed.job, made))
-        except job_limits.Unresponsive:
-            if claimed.instruction is states.Instruction.LEASE_LOST:
-                raise errors.LeaseLost() from None
-            raise errors.Cancelled() from None
+        exported = self._converse(claimed, ("export", claimed.job, made))
         messages.copy_untrusted(made, path)
         (codes,) = exported.arguments
         return [
@@ -148,10 +136,6 @@ class EngineProcess:
         try:
             built = self._converse(claimed, ("network", claimed.job, made))
             messages.copy_untrusted(made, path)
-        except job_limits.Unresponsive:
-            if claimed.instruction is states.Instruction.LEASE_LOST:
-                raise errors.LeaseLost() from None
-            raise errors.Cancelled() from None
         finally:
             if self._has_worked:
                 self._replace()
@@ -172,7 +156,8 @@ class EngineProcess:
         An engine that does not come to one is replaced.
 
         Raises:
-            Unresponsive, TimeLimit, MemoryLimit: it was killed.
+            LeaseLost, Cancelled: it was told to stop, and did not: it was killed.
+            TimeLimit, MemoryLimit: it was killed.
             EngineDied
             Exception: what the engine reported, or what ended its run here.
         """
@@ -181,6 +166,9 @@ class EngineProcess:
             ended = conversation.run()
         except Exception as error:  # of any kind: the engine is replaced, the error goes on
             self._replace()
+            if conversation.raised is None and isinstance(error, job_limits.Unresponsive):
+                is_lost = claimed.instruction is states.Instruction.LEASE_LOST
+                raise (errors.LeaseLost() if is_lost else errors.Cancelled()) from None
             raise conversation.raised or error from None
         self._has_worked = True
         if conversation.raised is not None:
@@ -259,7 +247,7 @@ class _Conversation:
         self,
         child: engine_child.Child,
         claimed: claimed_job.ClaimedJob,
-        limits: job_limits.Limits,
+        limits: settings.Settings,
         request: tuple[Any, ...],
         hear: Callable[[messages.Message], None],
     ) -> None:
@@ -314,9 +302,3 @@ class _Conversation:
             self._child.send("refused", str(error))
         else:
             self._child.send("value", value)
-
-
-if TYPE_CHECKING:
-
-    def _conforms(implementation: EngineProcess) -> engine.Engine:
-        return implementation

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import Protocol
 
 from server import errors, settings, states
 from server.tuner import claimed_job
+from server.tuner.process import engine_child
 
 _Instruction = states.Instruction
 
@@ -35,38 +34,6 @@ class Unresponsive(Exception):
     """The engine was told to stop, and did not."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of one job; see `server.settings.Settings`."""
-
-    stop_s: float
-    task_open_s: float
-    step_s: float
-    engine_bytes: int
-
-    @classmethod
-    def of(cls, chosen: settings.Settings) -> Limits:
-        """Those of a service."""
-        return cls(
-            stop_s=chosen.stop_s,
-            task_open_s=chosen.task_open_s,
-            step_s=chosen.step_s,
-            engine_bytes=chosen.engine_bytes,
-        )
-
-
-class Usage(Protocol):
-    """What an engine's process uses."""
-
-    def cpu_s(self) -> float:
-        """CPU seconds so far."""
-        ...
-
-    def rss_bytes(self) -> int:
-        """Memory now."""
-        ...
-
-
 class EngineMonitor:
     """Judges an engine by when it was last heard, what it was told and what it uses.
 
@@ -74,14 +41,18 @@ class EngineMonitor:
     does, and on `STARVED` times as long a wait.
 
     Args:
-        limits: of the job.
+        limits: has `stop_s`, `task_open_s`, `step_s` and `engine_bytes`.
         claimed: the job.
-        usage: of the engine's process.
+        usage: of the engine's process, which says what it uses.
         is_export: whether the artifact is made, which only cancelling ends.
     """
 
     def __init__(
-        self, limits: Limits, claimed: claimed_job.ClaimedJob, usage: Usage, is_export: bool
+        self,
+        limits: settings.Settings,
+        claimed: claimed_job.ClaimedJob,
+        usage: engine_child.Child,
+        is_export: bool,
     ) -> None:
         self._limits, self._claimed = limits, claimed
         self._usage, self._is_export = usage, is_export
@@ -137,7 +108,7 @@ class EngineMonitor:
         return max(self._usage.cpu_s() - self._cpu_before_s, waited_s / STARVED)
 
     def must_end(self) -> bool:
-        """Whether the engine has to put the job down within `Limits.stop_s`."""
+        """Whether the engine has to put the job down within `Settings.stop_s`."""
         instruction = self._claimed.instruction
         if self._is_export:
             return instruction in (_Instruction.CANCEL, _Instruction.LEASE_LOST)

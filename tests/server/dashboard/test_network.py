@@ -23,7 +23,7 @@ from tests.support.hostile import onnx_models
 def running(db: Any, key_id: int | None = None, n_trials: int = 0, **changes: Any) -> leases.Claim:
     """A network job of tasks with weights 1, 2, ...; that of task 0 takes 1000 us unscheduled."""
     claim = api_rows.running(db, key_id, n_trials, kind="onnx", op="net.onnx", **changes)
-    service_fakes.write(db, networks.create, claim.job.id, service_fakes.network())
+    service_fakes.write(db, networks.create, claim.job.id, *service_fakes.network())
     return claim
 
 
@@ -78,7 +78,7 @@ def test_the_client_has_the_curve(served: Served, felix: client.Client) -> None:
     claim = api_rows.running(served.db, n_trials=3)
     with pytest.raises(errors.RemoteError, match="builds no network"):
         felix.network_curve(claim.job.id)
-    service_fakes.write(served.db, networks.create, claim.job.id, service_fakes.network())
+    service_fakes.write(served.db, networks.create, claim.job.id, *service_fakes.network())
     points = felix.network_curve(claim.job.id).points
     assert [point.trial for point in points] == [0, 1, 2, 3]
     assert (points[0].best_us, points[-1].best_us) == (1000.0, 100.0 / 3)

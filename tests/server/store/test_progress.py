@@ -108,7 +108,7 @@ def test_events_are_numbered_without_gaps(db: database.Database) -> None:
     job, fence = service_fakes.claimed(db)
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
-        progress.append_event(tx, fence, events.Type.WARNING, {"message": "x"})
+        progress.warn(tx, fence, "x")
         control.change(tx, job.id, tags=["t"])
     with db.read() as tx:
         log = events.after(tx, job.id)
@@ -211,7 +211,7 @@ def test_the_unscheduled_program_is_the_best_where_it_ships(db: database.Databas
         first, second = jobs.tasks(tx, job.id)
         chosen = events.after(tx, job.id, kinds=[events.Type.CHOSEN])
         assert plot_points.curve(tx, job.id)[-1].best_us == after.best_us
-        assert len(list(trials.stream(tx, job.id))) == 2
+        assert len(service_fakes.trials_of(tx, job.id)) == 2
     assert (first.ships_unscheduled, first.best_us, first.speedup) == (True, 5.0, 1.0)
     assert (second.ships_unscheduled, second.best_us, second.speedup) == (False, 10.0, 8.0)
     assert [event.payload["curve_us"] for event in chosen] == [25.0, 25.0]

@@ -259,7 +259,7 @@ def test_more_trials_start_from_the_earlier_ones(db: database.Database) -> None:
     assert (task.reused_from, task.settled, task.best_trial) == (first.id, False, 8)
     with db.read() as tx:
         lines = [json.loads(line) for line in trials.records(tx, job.id)]
-        copies, originals = (list(trials.stream(tx, n)) for n in (job.id, first.id))
+        copies, originals = (service_fakes.trials_of(tx, n) for n in (job.id, first.id))
         curve = [t.number for t in copies if t.is_best]
     assert lines == [{"record": n, "elapsed_s": 0.0} for n in range(8)]
     assert [t.latency_us for t in copies] == [t.latency_us for t in originals]
@@ -303,7 +303,7 @@ def test_known_tasks_of_a_network_cost_nothing(db: database.Database) -> None:
     assert [t.settled for t in made] == [True, False, False]
     assert [t.n_trials for t in made] == [8, 4, 0]
     with db.read() as tx:
-        assert [t.number for t in trials.stream(tx, job.id)] == list(range(1, 13))
+        assert [t.number for t in service_fakes.trials_of(tx, job.id)] == list(range(1, 13))
 
 
 def test_other_versions_give_schedules_only(db: database.Database) -> None:

@@ -188,7 +188,7 @@ def test_workers(db: database.Database) -> None:
 def test_any_text_can_be_written(db: database.Database, text: str) -> None:
     job, fence = service_fakes.claimed(db, name=text)
     service_fakes.add(db, fence, service_fakes.new_trial(0, None, message=text))
-    service_fakes.write(db, progress.append_event, fence, events.Type.WARNING, {"message": text})
+    service_fakes.write(db, progress.warn, fence, text)
     assert "\0" not in service_fakes.read(db, trials.get, job.id, 1).message
     assert len(service_fakes.read(db, events.after, job.id)) == 4
 

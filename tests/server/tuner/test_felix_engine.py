@@ -113,7 +113,7 @@ def submit_network(place: Place, number: float, pytorch: bool = False) -> int:
     with place.db.write() as tx:
         job_id = jobs.create(tx, new).job.id
         artifacts.attach(tx, job_id, file)
-        networks.create(tx, job_id, networks.New(name="net", groups=parsed.groups))
+        networks.create(tx, job_id, "net", parsed.groups)
         request = reuse.Request(
             job_id=job_id,
             new=new,
@@ -181,7 +181,7 @@ def test_a_killed_tuner_is_followed_by_another(place: Place) -> None:
 def check_job(place: Place, job_id: int, before: list[rows.Trial]) -> None:
     """Nothing is lost or there twice, and the run went on."""
     with place.db.read() as tx:
-        job, stored = jobs.get(tx, job_id), list(trials.stream(tx, job_id))
+        job, stored = jobs.get(tx, job_id), service_fakes.trials_of(tx, job_id)
         log, rounds = events.after(tx, job_id), progress.rounds(tx, job_id)
         (schedule, source), assembly = jobs.code(tx, job_id, 0), jobs.assembly(tx, job_id, 0)
         (task,) = jobs.tasks(tx, job_id)

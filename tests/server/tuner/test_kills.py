@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import os
 import pathlib
 import random
@@ -28,9 +27,9 @@ from felix import workloads
 from felix.task import Task
 from server import settings, states
 from server.database import database, models
-from server.store import artifacts, blobs, control, events, job_lists, jobs, trials
+from server.store import artifacts, blobs, control, events, job_lists, jobs
 from server.tuner import tuner
-from server.tuner.process import engine_process, limits
+from server.tuner.process import engine_process
 from tests.server.conftest import on_both_databases
 from tests.support import engine_fakes, service_fakes, share, warm
 from tests.support.waiting import until
@@ -58,7 +57,7 @@ def state(db: database.Database, job_id: int) -> states.State:
 def check(db: database.Database, job_id: int, error: str) -> int:
     """Nothing lost or twice; how often the job was put back for this error."""
     with db.read() as tx:
-        job, rows = jobs.get(tx, job_id), list(trials.stream(tx, job_id))
+        job, rows = jobs.get(tx, job_id), service_fakes.trials_of(tx, job_id)
         log = events.after(tx, job_id, limit=100_000)
         assert len(artifacts.of_job(tx, job_id)) == 1
     numbers = list(range(1, N_TRIALS + 1))
@@ -151,7 +150,10 @@ def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -
         acknowledged[int(job)][int(number)] = (schedule, float(latency))
     for job_id in job_ids:
         with db.read() as tx:
-            rows = {t.number: (t.schedule_hash, t.latency_us) for t in trials.stream(tx, job_id)}
+            rows = {
+                t.number: (t.schedule_hash, t.latency_us)
+                for t in service_fakes.trials_of(tx, job_id)
+            }
         assert acknowledged[job_id].items() <= rows.items()
     n_interrupted = sum(check(db, job_id, "lease_expired") for job_id in job_ids)
     assert n_interrupted >= N_KILLS // 4, "the kills hit idle tuners: the test shows little"
@@ -162,7 +164,7 @@ def working(
     db: database.Database, folder: pathlib.Path, chosen: settings.Settings, **engine: Any
 ) -> Iterator[engine_process.EngineProcess]:
     """The engine of a tuner at work."""
-    made = engine_process.EngineProcess(limits.Limits.of(chosen), **engine)
+    made = engine_process.EngineProcess(chosen, **engine)
     at_work = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), made, chosen)
     with contextlib.closing(at_work):
         thread = threading.Thread(target=at_work.run)
@@ -251,10 +253,10 @@ def test_chained_reductions_do_not_hold_a_tuner(
         until(lambda: computed_s(engine) > begun_s + 0.5)
         service_fakes.write(db, control.cancel, cancelled)
         until(lambda: state(db, cancelled) in states.ENDED)
-        engine._limits = dataclasses.replace(engine._limits, task_open_s=1.0)
+        engine._limits = engine._limits.model_copy(update={"task_open_s": 1.0})
         beyond = submitted(chain(33))
         until(lambda: state(db, beyond) in states.ENDED)
-        engine._limits = dataclasses.replace(engine._limits, task_open_s=600.0)
+        engine._limits = engine._limits.model_copy(update={"task_open_s": 600.0})
         normal = submitted(workloads.gemm(16, 16, 16, target="llvm"))
         until(lambda: state(db, normal) in states.ENDED)
     assert state(db, cancelled) is states.State.CANCELLED

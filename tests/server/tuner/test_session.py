@@ -92,7 +92,7 @@ def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> 
     assert 11 <= n_before < 24
     run(service_fakes.claim_next(db))
     with db.read() as tx:
-        both = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
+        both = [service_fakes.trials_of(tx, job.id) for job in (whole, halves)]
     assert [len(each) for each in both] == [24, 24]
     first, second = ([(t.schedule_hash, t.latency_us) for t in each] for each in both)
     assert second[:8] == first[:8]  # the round that was whole
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_other_versions_is_left_aside(
     run(service_fakes.claim_next(db))
     with db.read() as tx:
         warned = events.after(tx, job.id, kinds=[events.Type.WARNING])
-        rows_ = list(trials.stream(tx, job.id))
+        rows_ = service_fakes.trials_of(tx, job.id)
     assert "other versions" in warned[0].payload["message"]
     assert len(rows_) == len({t.schedule_hash for t in rows_}) == 24
 

@@ -83,7 +83,7 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
     beating = heartbeat.Heartbeat(
         at.db, at.tuner.worker_id, 0.02, 20.0, devices=list, reports=list
     )
-    with beating.monitor(claim.fence):
+    with beating.monitor(claim.fence, service_fakes.ALONE):
         assert begun.wait(120)
         ends.set()
     assert over.is_set()
@@ -128,7 +128,7 @@ def test_a_watch_gives_up_before_the_lease_ends(monkeypatch: pytest.MonkeyPatch)
     clock = mock.Mock()
     clock.monotonic.return_value = 0.0
     monkeypatch.setattr(heartbeat, "time", clock)
-    monitor = heartbeat.LeaseMonitor(leases.Fence(1, "t"), lease_s=10.0)
+    monitor = heartbeat.LeaseMonitor(leases.Fence(1, "t"), 10.0, service_fakes.ALONE)
     assert monitor.instruction is states.Instruction.CONTINUE
     clock.monotonic.return_value = 5.0
     monitor.renewed(states.Instruction.PAUSE, 5.0)
@@ -252,7 +252,7 @@ def test_endless_candidates_of_a_job_that_is_over_hold_nobody_up() -> None:
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
-        fork_server_pid = pool._pool.worker_pids()["fork_server"]
+        fork_server_pid = pool.staged.worker_pids()["fork_server"]
         measurer = pool.for_task(task)
         left = [measurer.submit(tvm.IRModule({"main": endless})) for _ in range(3)]
         until(lambda: any(future.running() for future in left))
@@ -261,7 +261,7 @@ def test_endless_candidates_of_a_job_that_is_over_hold_nobody_up() -> None:
         assert all(future.done() for future in left)  # killed, not at the end of their time
         assert not any(each.error is protocol.ErrorClass.TIMEOUT for each in ended)
         again = pools.take(task)
-        assert again is pool and pool._pool.worker_pids()["fork_server"] == fork_server_pid
+        assert again is pool and pool.staged.worker_pids()["fork_server"] == fork_server_pid
         (measured,) = again.for_task(task).measure([task.mod])
         assert measured.ok, measured.message
 
@@ -271,13 +271,13 @@ def test_a_warm_pool_has_all_its_workers_and_serves_every_job_of_its_target() ->
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
-        pids = pool._pool.worker_pids()
+        pids = pool.staged.worker_pids()
         assert len(pids) == cpu.available_cores() + 2 and None not in pids.values()
         (measured,) = pool.for_task(task).measure([task.mod])
         assert measured.ok, measured.message
         pool.close()  # a job ends, its pool does not
         assert pools.take(workloads.gemm(8, 8, 16, target=TARGET)) is pool
-        assert pool._pool.worker_pids() == pids
+        assert pool.staged.worker_pids() == pids
 
 
 def test_a_pool_whose_fork_server_died_is_replaced() -> None:
@@ -285,7 +285,7 @@ def test_a_pool_whose_fork_server_died_is_replaced() -> None:
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
-        fork_server = pool._pool._processes.fork_server
+        fork_server = pool.staged._processes.fork_server
         assert fork_server.pid is not None and fork_server._process is not None
         os.kill(fork_server.pid, signal.SIGKILL)
         fork_server._process.wait()

@@ -191,7 +191,7 @@ def test_the_retry_policy(error: Exception, attempts: int, again: bool) -> None:
 def test_a_failed_network_costs_its_artifact_only(at: Bench, error: Exception | None) -> None:
     at.engine.network_error = error
     job_id = service_fakes.create(at.db, kind="onnx", trials=4).id
-    service_fakes.write(at.db, networks.create, job_id, service_fakes.network())
+    service_fakes.write(at.db, networks.create, job_id, *service_fakes.network())
     after = at.worked(job_id)
     assert (after.state, after.error, after.n_trials) == (states.State.SUCCEEDED, None, 4)
     with at.db.read() as tx:

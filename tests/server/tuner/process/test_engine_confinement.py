@@ -21,7 +21,7 @@ from server import commands, errors, settings
 from server.database import database
 from server.store import blobs, events
 from server.tuner import tuner
-from server.tuner.process import engine_process, limits, messages, rights
+from server.tuner.process import engine_process, messages, rights
 from tests.support import engine_fakes, service_fakes
 from tests.support.hostile import besieged
 
@@ -46,7 +46,7 @@ def home(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def taken_engine() -> engine_process.EngineProcess:
-    return engine_process.EngineProcess(limits.Limits.of(FAST), factory=engine_fakes.TAKEN_FACTORY)
+    return engine_process.EngineProcess(FAST, factory=engine_fakes.TAKEN_FACTORY)
 
 
 def outcomes(
@@ -105,7 +105,7 @@ def gpu(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 @contextlib.contextmanager
 def beside_a_gpu(chosen: policy.ConfineGpu) -> Iterator[engine_process.EngineProcess]:
     made = engine_process.EngineProcess(
-        limits.Limits.of(FAST), confine_gpu=chosen, factory=engine_fakes.FACTORY_ON_GPU
+        FAST.model_copy(update={"confine_gpu": chosen}), factory=engine_fakes.FACTORY_ON_GPU
     )
     with contextlib.closing(made):
         yield made

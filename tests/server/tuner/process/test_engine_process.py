@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
@@ -46,7 +45,7 @@ FAST = settings.Settings(
 @pytest.fixture(scope="module")
 def engine() -> Iterator[engine_process.EngineProcess]:
     """One for all tests: it is to survive what its jobs do."""
-    made = engine_process.EngineProcess(limits.Limits.of(FAST), factory=engine_fakes.FACTORY)
+    made = engine_process.EngineProcess(FAST, factory=engine_fakes.FACTORY)
     yield made
     made.close()
 
@@ -212,7 +211,7 @@ def test_an_artifact_is_dropped_when_its_job_is_cancelled(at: Bench) -> None:
 def test_a_job_beyond_its_limits_fails_and_says_why(
     at: Bench, monkeypatch: pytest.MonkeyPatch, act: str, error: str, message: str
 ) -> None:
-    strict = dataclasses.replace(at.engine._limits, task_open_s=1.0, step_s=2.0)
+    strict = at.engine._limits.model_copy(update={"task_open_s": 1.0, "step_s": 2.0})
     monkeypatch.setattr(at.engine, "_limits", strict)
     job_id = submit(at.db, act)
     work(at.tuner)
@@ -267,7 +266,7 @@ def test_the_engine_knows_no_secret(
     for name in secrets:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
-    engine = engine_process.EngineProcess(limits.Limits.of(FAST), factory=engine_fakes.FACTORY)
+    engine = engine_process.EngineProcess(FAST, factory=engine_fakes.FACTORY)
     with contextlib.closing(tuner.Tuner(db, blobs.LocalStore(tmp_path), engine, FAST)) as working:
         job_id = submit(db)
         work(working)
@@ -278,7 +277,7 @@ def test_the_engine_knows_no_secret(
 
 def test_an_engine_that_cannot_be_made_is_an_error() -> None:
     with pytest.raises(engine_child.EngineDied):
-        engine_process.EngineProcess(limits.Limits.of(FAST), factory="tests.support:missing")
+        engine_process.EngineProcess(FAST, factory="tests.support:missing")
 
 
 def test_a_killed_fork_server_is_replaced(at: Bench) -> None:
@@ -314,10 +313,10 @@ from server import settings
 from server.database import database
 from server.store import blobs
 from server.tuner import tuner
-from server.tuner.process import engine_process, limits
+from server.tuner.process import engine_process
 from tests.support import engine_fakes
 chosen = settings.Settings(lease_s=1.0, beat_s=0.1, poll_s=0.02, reap_s=0.1)
-engine = engine_process.EngineProcess(limits.Limits.of(chosen), factory=engine_fakes.FACTORY)
+engine = engine_process.EngineProcess(chosen, factory=engine_fakes.FACTORY)
 db = database.Database(sys.argv[1])
 tuner.Tuner(db, blobs.LocalStore(pathlib.Path(sys.argv[2])), engine, chosen).run()
 """
