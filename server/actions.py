@@ -13,7 +13,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.store import artifacts, control, jobs, keys, projects, rows
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, request_bodies
 
 #: Higher goes first.
 DEFAULT_PRIORITY = 0
@@ -31,18 +31,13 @@ class Action(enum.StrEnum):
 
 _VERBS: Mapping[Action, Callable[[orm.Session, int], rows.Job]] = types.MappingProxyType(
     {
-        Action.PAUSE: control.pause,
-        Action.RESUME: control.resume,
-        Action.CANCEL: control.cancel,
-        Action.STOP: control.stop,
-        Action.RETRY: control.retry,
+        Action(verb.__name__): verb
+        for verb in (control.pause, control.resume, control.cancel, control.stop, control.retry)
     }
 )
 
 
-def move_job(
-    services: dependencies.Services, caller: auth.Caller, job_id: int, action: Action
-) -> rows.Job:
+def move_job(caller: auth.Caller, job_id: int, action: Action) -> rows.Job:
     """Pause, resume, cancel, stop or retry a job.
 
     Raises:
@@ -50,7 +45,7 @@ def move_job(
         Forbidden: it is another key's job.
         QuotaExceeded: a job that goes on counts against the quota again.
     """
-    limits = quota(services, caller)
+    limits = quota(caller)
     with caller.write() as tx:
         before = _owned(tx, caller, job_id)
         if before.state not in states.ACTIVE and before.key_id == caller.key.id:
@@ -60,12 +55,7 @@ def move_job(
         return job
 
 
-def change_job(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    job_id: int,
-    changes: request_bodies.Changes,
-) -> rows.Job:
+def change_job(caller: auth.Caller, job_id: int, changes: request_bodies.Changes) -> rows.Job:
     """Change name, note, priority or tags, in any state.
 
     Raises:
@@ -80,7 +70,7 @@ def change_job(
         return job
 
 
-def delete_job(services: dependencies.Services, caller: auth.Caller, job_id: int) -> None:
+def delete_job(caller: auth.Caller, job_id: int) -> None:
     """Remove an ended job with all it has, and the contents that no other job has.
 
     Raises:
@@ -92,8 +82,8 @@ def delete_job(services: dependencies.Services, caller: auth.Caller, job_id: int
         orphans = control.delete(tx, job_id)
         caller.audit(tx, "job.delete", f"job {job_id}")
     for sha256 in orphans:
-        with services.unrestricted_db.write() as tx:
-            artifacts.remove_content(tx, services.blobs, sha256)
+        with caller.services.unrestricted_db.write() as tx:
+            artifacts.remove_content(tx, caller.services.blobs, sha256)
 
 
 def check_priority(
@@ -117,9 +107,9 @@ def may_change(caller: auth.Caller, job: rows.Job) -> bool:
     return caller.can("submit") and _owns(caller, job)
 
 
-def quota(services: dependencies.Services, caller: auth.Caller) -> jobs.Quota:
+def quota(caller: auth.Caller) -> jobs.Quota:
     """What the caller's key may have: its own limits, else the service's, within the project's."""
-    key, settings = caller.key, services.settings
+    key, settings = caller.key, caller.services.settings
     with caller.read() as tx:
         project = projects.get(tx, key.project)
     max_trials = _first(key.max_trials, settings.max_trials)
@@ -129,9 +119,9 @@ def quota(services: dependencies.Services, caller: auth.Caller) -> jobs.Quota:
     )
 
 
-def upload_limit(services: dependencies.Services, caller: auth.Caller) -> int:
+def upload_limit(caller: auth.Caller) -> int:
     """The largest file the caller may send, in bytes."""
-    allowed = services.settings.max_upload_bytes
+    allowed = caller.services.settings.max_upload_bytes
     return min(allowed, _first(caller.key.max_upload_bytes, allowed))
 
 
@@ -151,30 +141,22 @@ def _first(limit: int | None, default: int) -> int:
     return default if limit is None else limit
 
 
-def create_key(
-    services: dependencies.Services, caller: auth.Caller, body: request_bodies.NewKey
-) -> keys.Made:
+def create_key(caller: auth.Caller, body: request_bodies.NewKey) -> keys.Made:
     """Make a key; its text is in the result and nowhere else.
 
     Raises:
         NotFound: there is no such project.
         InvalidRequest: kinds of devices are missing, or of no use.
     """
-    new = keys.NewKey(
-        can_read="read" in body.scopes,
-        can_submit="submit" in body.scopes,
-        can_admin="admin" in body.scopes,
-        can_priority="priority" in body.scopes,
-        can_worker="worker" in body.scopes,
-        **body.model_dump(exclude={"scopes"}),
-    )
+    scopes = {f"can_{scope}": scope in body.scopes for scope in request_bodies.SCOPES}
+    new = keys.NewKey(**body.model_dump(exclude={"scopes"}) | scopes)
     with caller.write() as tx:
         made = keys.create(tx, new)
         caller.audit(tx, "key.create", f"key {made.key.id}", scopes=sorted(set(body.scopes)))
     return made
 
 
-def revoke_key(services: dependencies.Services, caller: auth.Caller, key_id: int) -> rows.Key:
+def revoke_key(caller: auth.Caller, key_id: int) -> rows.Key:
     """End a key and its logins; it stays listed.
 
     Raises:

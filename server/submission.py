@@ -8,7 +8,6 @@ workload that is refused leaves nothing behind.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import pydantic
+from sqlalchemy import orm
 
 from felix.search import strategies
 from server import actions, errors
@@ -60,8 +60,15 @@ class Submission:
     upload: uploads.Upload | None = None
 
 
-def from_json(body: request_bodies.NewJob, idempotency_key: str | None) -> Submission:
-    """The submission of a JSON body."""
+def from_json(
+    caller: auth.Caller, body: request_bodies.NewJob, idempotency_key: str | None
+) -> Submission:
+    """The submission of a JSON body.
+
+    Raises:
+        TooLarge: its program is longer than the caller's files may be.
+    """
+    refuse_long(caller, body)
     requested = body.workload
     workload: dict[str, Any]
     if isinstance(requested, request_bodies.OperatorWorkload):
@@ -111,9 +118,7 @@ def _tf32(body: request_bodies.JobSettings) -> dict[str, Any]:
     return {"allow_tf32": True} if body.allow_tf32 else {}
 
 
-async def submit(
-    services: dependencies.Services, caller: auth.Caller, submission: Submission
-) -> jobs.Made:
+async def submit(caller: auth.Caller, submission: Submission) -> jobs.Made:
     """Make the job of a submission, or return the one that the same request made before.
 
     Raises:
@@ -122,26 +127,23 @@ async def submit(
         Busy: too many requests wait.
     """
     actions.check_priority(caller, submission.body.priority)
-    earlier = await anyio.to_thread.run_sync(_without_parsing, services, caller, submission)
+    earlier = await anyio.to_thread.run_sync(_without_parsing, caller, submission)
     if earlier is not None:
         return earlier
-    return await _in_turn(
-        services, functools.partial(_parse_and_make, services, caller, submission)
-    )
+    return await _in_turn(_parse_and_make, caller, submission)
 
 
-def refuse_long(body: request_bodies.NewJob, limit_bytes: int) -> None:
-    """Refuse a program that is longer than a file may be.
+def refuse_long(caller: auth.Caller, body: request_bodies.NewJob) -> None:
+    """Refuse a program that is longer than the caller's files may be.
 
     Raises:
         TooLarge
     """
     workload = body.workload
-    if (
-        isinstance(workload, request_bodies.TirWorkload)
-        and len(workload.program.encode()) > limit_bytes
-    ):
-        raise uploads.too_large(limit_bytes)
+    if isinstance(workload, request_bodies.TirWorkload):
+        limit_bytes = actions.upload_limit(caller)
+        if len(workload.program.encode()) > limit_bytes:
+            raise uploads.too_large(limit_bytes)
 
 
 def _idempotency(
@@ -161,38 +163,31 @@ def _idempotency(
     return jobs.IdempotencyKey(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
-def _without_parsing(
-    services: dependencies.Services, caller: auth.Caller, submission: Submission
-) -> jobs.Made | None:
+def _without_parsing(caller: auth.Caller, submission: Submission) -> jobs.Made | None:
     """The job of an earlier request; a full quota is refused before the work of parsing."""
     with caller.read() as tx:
         if submission.idempotency is not None:
             earlier = jobs.made_before(tx, caller.key.id, submission.idempotency)
             if earlier is not None:
                 return jobs.Made(earlier, False)
-        quota = actions.quota(services, caller)
+        quota = actions.quota(caller)
         n_bytes = 0 if submission.upload is None else submission.upload.size_bytes
         jobs.check_quota(tx, submission.body.trials, caller.key.id, quota, n_bytes)
     return None
 
 
-async def read(
-    services: dependencies.Services, caller: auth.Caller, submission: Submission
-) -> jobs.NewJob:
+async def read(caller: auth.Caller, submission: Submission) -> jobs.NewJob:
     """What a submission asks for; nothing is made.
 
     Raises:
         InvalidRequest
         Busy: too many requests wait.
     """
-    return await _in_turn(services, functools.partial(_read, services, caller, submission))
+    return await _in_turn(_read, caller, submission)
 
 
 async def import_database(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    upload: uploads.Upload,
-    idempotency_key: str | None,
+    caller: auth.Caller, upload: uploads.Upload, idempotency_key: str | None
 ) -> jobs.Made:
     """Make the job of a MetaSchedule database, or return the one that the same request made.
 
@@ -200,35 +195,29 @@ async def import_database(
         InvalidRequest, Conflict, QuotaExceeded
         Busy: too many requests wait.
     """
-    work = functools.partial(_import, services, caller, upload, idempotency_key)
-    return await _in_turn(services, work)
+    return await _in_turn(_import, caller, upload, idempotency_key)
 
 
-async def _in_turn(services: dependencies.Services, work: Callable[[], T]) -> T:
+async def _in_turn(work: Callable[..., T], caller: auth.Caller, *more: object) -> T:
     """Do work that parses, when it is its turn."""
-    limiter = services.parse_limiter
+    limiter = caller.services.parse_limiter
     if limiter.statistics().tasks_waiting >= MAX_WAITING:
         raise Busy()
-    return await anyio.to_thread.run_sync(work, limiter=limiter)
+    return await anyio.to_thread.run_sync(work, caller, *more, limiter=limiter)
 
 
-def _read(
-    services: dependencies.Services, caller: auth.Caller, submission: Submission
-) -> jobs.NewJob:
-    parsed = services.parser.parse(submission.workload, submission.body.target, _devices(services))
-    return _new_job(submission, parsed, actions.quota(services, caller))
+def _read(caller: auth.Caller, submission: Submission) -> jobs.NewJob:
+    parsed = caller.services.parser.parse(
+        submission.workload, submission.body.target, _devices(caller.services)
+    )
+    return _new_job(submission, parsed, actions.quota(caller))
 
 
-def _import(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    upload: uploads.Upload,
-    idempotency_key: str | None,
-) -> jobs.Made:
+def _import(caller: auth.Caller, upload: uploads.Upload, idempotency_key: str | None) -> jobs.Made:
     idempotency = _idempotency(idempotency_key, upload.body, upload.sha256)
     with open(upload.path, "rb") as file:
         text = databases.merge(databases.unpack(file))
-    parsed = services.parser.parse_database(upload.name, text)
+    parsed = caller.services.parser.parse_database(upload.name, text)
     stored = {
         "file": upload.name,
         "sha256": upload.sha256,
@@ -251,51 +240,49 @@ def _import(
         note=body.note,
         tags=tuple(body.tags),
     )
-    services.blobs.put(upload.path)
-    quota = actions.quota(services, caller)
+    caller.services.blobs.put(upload.path)
+    quota = actions.quota(caller)
     with caller.write() as tx:
         made = imports.create(
             tx, new, parsed.schedules, caller.key.id, idempotency, quota, upload.size_bytes
         )
         if made.is_new:
-            artifacts.keep_content(tx, services.blobs, upload.sha256, upload.path)
-            artifacts.attach(tx, made.job.id, _input(upload))
+            _keep(tx, caller, made.job.id, upload)
             caller.audit(tx, "database.import", f"job {made.job.id}", target=new.target)
             made = jobs.Made(jobs.get(tx, made.job.id), True)
     return made
 
 
-def _parse_and_make(
-    services: dependencies.Services, caller: auth.Caller, submission: Submission
-) -> jobs.Made:
+def _parse_and_make(caller: auth.Caller, submission: Submission) -> jobs.Made:
     workload, upload = submission.workload, submission.upload
     if upload is not None:
         workload = dataclasses.replace(workload, content=upload.path.read_bytes())
-    parsed = services.parser.parse(workload, submission.body.target, _devices(services))
-    quota = actions.quota(services, caller)
+    parsed = caller.services.parser.parse(
+        workload, submission.body.target, _devices(caller.services)
+    )
+    quota = actions.quota(caller)
     new = _new_job(submission, parsed, quota)
     if upload is not None:
-        services.blobs.put(upload.path)
+        caller.services.blobs.put(upload.path)
     with caller.write() as tx:
         n_bytes = 0 if upload is None else upload.size_bytes
         made = jobs.create(tx, new, caller.key.id, submission.idempotency, quota, n_bytes)
         if made.is_new:
             if upload is not None:
-                artifacts.keep_content(tx, services.blobs, upload.sha256, upload.path)
-                artifacts.attach(tx, made.job.id, _input(upload))
+                _keep(tx, caller, made.job.id, upload)
                 if upload.body.is_network:
                     name = pathlib.PurePath(upload.name).stem
                     networks.create(tx, made.job.id, name, parsed.groups)
             caller.audit(tx, "job.create", f"job {made.job.id}", op=new.op, target=new.target)
             if submission.body.reuse:
-                alive = store_tuners.alive_keys(tx, services.settings.stale_s)
+                alive = store_tuners.alive_keys(tx, caller.services.settings.stale_s)
                 request = reuse.Request(
                     job_id=made.job.id,
                     new=new,
                     versions=parsed.versions,
                     device_keys=alive,
                     project=caller.key.project,
-                    store=services.blobs,
+                    store=caller.services.blobs,
                 )
                 reuse.apply(tx, request)
             made = jobs.Made(jobs.get(tx, made.job.id), True)
@@ -341,12 +328,14 @@ def default_strategy(target_key: str) -> str:
     return strategies.DEFAULTS[target_key.partition("/")[0]]
 
 
-def _input(upload: uploads.Upload) -> artifacts.NewArtifact:
+def _keep(tx: orm.Session, caller: auth.Caller, job_id: int, upload: uploads.Upload) -> None:
     """The uploaded file as an artifact: it is downloaded and deleted like the others."""
-    return artifacts.NewArtifact(
+    artifacts.keep_content(tx, caller.services.blobs, upload.sha256, upload.path)
+    new = artifacts.NewArtifact(
         name=f"input-{upload.name}",
         kind="input",
         media_type="application/octet-stream",
         sha256=upload.sha256,
         size_bytes=upload.size_bytes,
     )
+    artifacts.attach(tx, job_id, new)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from felix.search import strategies
-from server import actions, errors, notifications, states, submission
+from server import errors, notifications, states, submission
 from server.store import jobs, projects, requests, rows, webhooks
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, request_bodies
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,16 +137,14 @@ def limit_project(
 _SETTINGS = ("target", "trials", "seconds", "seed", "strategy", "priority", "note")
 
 
-def save_template(
-    services: dependencies.Services, caller: auth.Caller, name: str, body: request_bodies.NewJob
-) -> rows.Template:
+def save_template(caller: auth.Caller, name: str, body: request_bodies.NewJob) -> rows.Template:
     """Save a request under a name; an earlier template of that name is replaced.
 
     Raises:
         TooLarge: its program is longer than the caller's files may be.
         QuotaExceeded: the key has as many templates as it may have.
     """
-    submission.refuse_long(body, actions.upload_limit(services, caller))
+    submission.refuse_long(caller, body)
     content = body.model_dump(mode="json", exclude_unset=True)
     with caller.write() as tx:
         template = requests.save_template(tx, caller.key.id, name, content)
@@ -220,16 +218,14 @@ def merged_with_template(job: Mapping[str, Any], changes: Mapping[str, Any]) -> 
     return result
 
 
-def create_webhook(
-    services: dependencies.Services, caller: auth.Caller, body: request_bodies.NewWebhook
-) -> webhooks.Made:
+def create_webhook(caller: auth.Caller, body: request_bodies.NewWebhook) -> webhooks.Made:
     """Make a webhook; its secret is in the result and nowhere else.
 
     Raises:
         InvalidRequest: it is no address that notifications may go to.
         QuotaExceeded: the project has as many as it may have.
     """
-    notifications.check_url(body.url, services.settings.webhook_allow_private)
+    notifications.check_url(body.url, caller.services.settings.webhook_allow_private)
     with caller.write() as tx:
         made = webhooks.create(tx, caller.key.project, body.url, body.reported, caller.key.id)
         caller.audit(tx, "webhook.create", f"webhook {made.webhook.id}", url=body.url)

@@ -71,7 +71,8 @@ class Client(_teams.Teams):
             RemoteError: the service refused; the message says why.
         """
         workload = {"kind": "operator", "name": operator, "params": dict(params)}
-        return self._submit(workload, settings, idempotency_key)
+        body = {"workload": workload, **settings}
+        return self._http.made(rows.Job, "/v1/jobs", idempotency_key, json=body)
 
     def submit_program(
         self,
@@ -83,7 +84,8 @@ class Client(_teams.Teams):
     ) -> rows.Job:
         """Queue a job for a program as JSON (`felix.Task.to_json`); settings as in `submit`."""
         workload = {"kind": "tir", "name": file_name, "program": program}
-        return self._submit(workload, settings, idempotency_key)
+        body = {"workload": workload, **settings}
+        return self._http.made(rows.Job, "/v1/jobs", idempotency_key, json=body)
 
     def submit_file(
         self,
@@ -120,14 +122,9 @@ class Client(_teams.Teams):
             job["network"] = network
         if pytorch:
             job["pytorch"] = True
-        return self._http.row(
-            rows.Job,
-            "POST",
-            "/v1/jobs/upload",
-            headers=_http.once(idempotency_key),
-            files={"file": (path.name, _http.content_of(path))},
-            data={"job": json.dumps(job)},
-        )
+        file = {"file": (path.name, _http.content_of(path))}
+        data = {"job": json.dumps(job)}
+        return self._http.made(rows.Job, "/v1/jobs/upload", idempotency_key, files=file, data=data)
 
     def job(self, job_id: int, seq: int = 0) -> rows.Job:
         """A job as it stands.
@@ -320,14 +317,6 @@ class Client(_teams.Teams):
     def log(self, job_id: int) -> str:
         """What happened to a job, a line an event."""
         return self._http.send("GET", f"/v1/jobs/{job_id}/log").text
-
-    def _submit(
-        self, workload: Mapping[str, Any], settings: Mapping[str, Any], idempotency: str | None
-    ) -> rows.Job:
-        body = {"workload": workload, **settings}
-        return self._http.row(
-            rows.Job, "POST", "/v1/jobs", headers=_http.once(idempotency), json=body
-        )
 
     def _do(self, job_id: int, verb: str) -> rows.Job:
         return self._http.row(rows.Job, "POST", f"/v1/jobs/{job_id}/{verb}")

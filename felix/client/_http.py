@@ -80,6 +80,11 @@ class Http:
         """What the response to a request describes; the rest as in `send`."""
         return rows.of(kind, self.send(method, path, **more).json())
 
+    def made(self, kind: type[T], path: str, idempotency_key: str | None, **more: Any) -> T:
+        """What a POST makes once, however often it is sent; the rest as in `send`."""
+        once = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
+        return self.row(kind, "POST", path, headers=once, **more)
+
     def listed(self, kind: type[T], path: str, **params: Any) -> list[T]:
         """What a path lists whole."""
         return [rows.of(kind, item) for item in self.get(path, **params)["items"]]
@@ -139,11 +144,6 @@ class Http:
         return errors.RemoteError(f"cannot reach the service at {self.url}: {reason}")
 
 
-def once(idempotency_key: str | None) -> dict[str, str]:
-    """Headers of a request that is done once, however often it is sent."""
-    return {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
-
-
 def content_of(path: pathlib.Path) -> bytes:
     """A file's content.
 
@@ -185,17 +185,16 @@ class Message:
 
     event: str
     data: str
-    id: str | None
 
 
 def parse(lines: Iterable[str]) -> Iterator[Message]:
     """The messages of a stream's lines; comments and messages without data are left out."""
-    event, last_id = "message", None
+    event = "message"
     data: list[str] = []
     for line in lines:
         if not line:
             if data:
-                yield Message(event, "\n".join(data), last_id)
+                yield Message(event, "\n".join(data))
             event, data = "message", []
             continue
         field, _, value = line.partition(":")
@@ -204,8 +203,6 @@ def parse(lines: Iterable[str]) -> Iterator[Message]:
             event = value
         elif field == "data":
             data.append(value)
-        elif field == "id":
-            last_id = value
 
 
 def follow(http: Http, job_id: int, after_seq: int) -> Iterator[rows.Event]:

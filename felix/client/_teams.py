@@ -21,9 +21,7 @@ class Teams:
     ) -> rows.Batch:
         """Queue several jobs (bodies of `POST /v1/jobs`); refused ones say why in `items`."""
         body = {"jobs": [dict(job) for job in jobs]}
-        return self._http.row(
-            rows.Batch, "POST", "/v1/batches", headers=_http.once(idempotency_key), json=body
-        )
+        return self._http.made(rows.Batch, "/v1/batches", idempotency_key, json=body)
 
     def batch(self, batch_id: int) -> rows.Batch:
         """A batch, with its jobs as they stand."""
@@ -50,9 +48,7 @@ class Teams:
     ) -> rows.Job:
         """Queue a job of a template, with changes such as `workload={"params": {"m": 64}}`."""
         path = f"/v1/templates/{template}/jobs"
-        return self._http.row(
-            rows.Job, "POST", path, headers=_http.once(idempotency_key), json={"job": changes}
-        )
+        return self._http.made(rows.Job, path, idempotency_key, json={"job": changes})
 
     def estimate(self, job: Mapping[str, Any]) -> rows.Estimate:
         """How long a job (a body of `POST /v1/jobs`) would take; nothing is queued."""
@@ -73,9 +69,7 @@ class Teams:
         """
         path = pathlib.Path(path)
         file = {"file": (path.name, _http.content_of(path))}
-        return self._http.row(
-            rows.Job, "POST", "/v1/databases", headers=_http.once(idempotency_key), files=file
-        )
+        return self._http.made(rows.Job, "/v1/databases", idempotency_key, files=file)
 
     def export_database(
         self, path: str | pathlib.Path, job_ids: Sequence[int] | None = None, **filters: Any

@@ -16,6 +16,9 @@ from felix import errors
 T = TypeVar("T")
 Time = datetime.datetime
 
+#: What keys may do: a key has `can_` before each.
+SCOPES = ("read", "submit", "priority", "worker", "admin")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Doc:
@@ -345,14 +348,7 @@ class Key:
     @property
     def scopes(self) -> list[str]:
         """What it may do."""
-        has = {
-            "read": self.can_read,
-            "submit": self.can_submit,
-            "priority": self.can_priority,
-            "worker": self.can_worker,
-            "admin": self.can_admin,
-        }
-        return [scope for scope, allowed in has.items() if allowed]
+        return [scope for scope in SCOPES if getattr(self, f"can_{scope}")]
 
 
 @dataclasses.dataclass(frozen=True)

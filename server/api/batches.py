@@ -9,14 +9,13 @@ from typing import Annotated, Any
 
 import fastapi
 import pydantic
-from fastapi import exceptions
 
 from felix import errors as engine_errors
-from server import actions, errors, submission, teams
+from server import errors, submission, teams
 from server.api import jobs, responding
 from server.store import jobs as store_jobs
 from server.store import requests
-from server.web import auth, dependencies, problems, request_bodies, response_bodies
+from server.web import auth, problems, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -31,7 +30,6 @@ _MADE: dict[int | str, dict[str, Any]] = {
 async def submit(
     body: request_bodies.NewBatch,
     caller: auth.Submitter,
-    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Batch:
@@ -49,7 +47,7 @@ async def submit(
             response.status_code = 200
             return _body(teams.batch(caller, earlier.id))
     items = [
-        await _submit(services, caller, item, _item_key(idempotency, number))
+        await _submit(caller, item, _item_key(idempotency, number))
         for number, item in enumerate(body.jobs)
     ]
     with caller.write() as tx:
@@ -79,26 +77,18 @@ def every(
 
 
 @router.get("/{batch_id}")
-def get(
-    batch_id: _Id, caller: auth.Reader, services: dependencies.ServicesDep
-) -> response_bodies.Batch:
+def get(batch_id: _Id, caller: auth.Reader) -> response_bodies.Batch:
     """A batch of this key (an admin's: of any), with its jobs as they stand."""
     return _body(teams.batch(caller, batch_id))
 
 
 async def _submit(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    item: dict[str, Any],
-    idempotency_key: str | None,
+    caller: auth.Caller, item: dict[str, Any], idempotency_key: str | None
 ) -> dict[str, Any]:
     """`job_id` of the job, or the problem that refused it."""
     try:
         job = request_bodies.NewJob.model_validate(item)
-        submission.refuse_long(job, actions.upload_limit(services, caller))
-        made = await submission.submit(
-            services, caller, submission.from_json(job, idempotency_key)
-        )
+        made = await submission.submit(caller, submission.from_json(caller, job, idempotency_key))
     except pydantic.ValidationError as error:
         return {"problem": problems.content_of_invalid(error)}
     except (errors.ServiceError, engine_errors.FelixError) as error:
@@ -140,30 +130,23 @@ _Name = Annotated[
 
 @templates_router.put("/{name}")
 def save(
-    name: _Name,
-    body: request_bodies.NewJob,
-    caller: auth.Submitter,
-    services: dependencies.ServicesDep,
+    name: _Name, body: request_bodies.NewJob, caller: auth.Submitter
 ) -> response_bodies.Template:
     """Save the body of `POST /v1/jobs` under a name of this key; an earlier one is replaced."""
-    template = teams.save_template(services, caller, name, body)
+    template = teams.save_template(caller, name, body)
     return response_bodies.Template.model_validate(template)
 
 
 @templates_router.get("", name="every")
-def every_template(
-    caller: auth.Submitter, services: dependencies.ServicesDep
-) -> response_bodies.Listed[response_bodies.Template]:
+def every_template(caller: auth.Submitter) -> response_bodies.Listed[response_bodies.Template]:
     """The templates of this key, by name."""
     with caller.read() as tx:
         saved = requests.templates(tx, caller.key.id)
-    return response_bodies.Listed(
-        items=[response_bodies.Template.model_validate(template) for template in saved]
-    )
+    return response_bodies.listed(response_bodies.Template, saved)
 
 
 @templates_router.delete("/{name}", status_code=204)
-def delete(name: _Name, caller: auth.Submitter, services: dependencies.ServicesDep) -> None:
+def delete(name: _Name, caller: auth.Submitter) -> None:
     """Remove a template of this key; its jobs stay."""
     teams.delete_template(caller, name)
 
@@ -175,7 +158,6 @@ async def submit_template(
     name: _Name,
     changes: request_bodies.TemplateChanges,
     caller: auth.Submitter,
-    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Job:
@@ -186,14 +168,12 @@ async def submit_template(
     with caller.read() as tx:
         template = requests.get_template(tx, caller.key.id, name)
     body = _job(teams.merged_with_template(template.job, changes.job))
-    submission.refuse_long(body, actions.upload_limit(services, caller))
-    made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
-    return jobs.made_body(services, caller, response, made)
+    made = await submission.submit(caller, submission.from_json(caller, body, idempotency_key))
+    return jobs.made_body(caller, response, made)
 
 
 def _job(content: Mapping[str, Any]) -> request_bodies.NewJob:
     try:
         return request_bodies.NewJob.model_validate(content)
     except pydantic.ValidationError as error:
-        details = [{**each, "loc": ("body", "job", *each["loc"])} for each in error.errors()]
-        raise exceptions.RequestValidationError(details) from error
+        raise problems.malformed(error, "job") from error

@@ -16,7 +16,7 @@ import costmodel
 from server import cache, errors, folders
 from server.api import responding
 from server.database import schema
-from server.store import blobs, rows
+from server.store import blobs
 from server.store import tuners as store_tuners
 from server.web import auth, dependencies, response_bodies
 from server.web import metrics as web_metrics
@@ -25,19 +25,17 @@ operators_router = fastapi.APIRouter(prefix="/v1/operators", tags=["operators"])
 
 
 @operators_router.get("")
-def every(caller: auth.Reader, services: dependencies.ServicesDep) -> dict[str, dict[str, Any]]:
+def every(caller: auth.Reader) -> dict[str, dict[str, Any]]:
     """JSON Schema of the parameters of every operator, by name."""
-    return services.parser.operators()
+    return caller.services.parser.operators()
 
 
 @operators_router.get("/{name}")
 def get(
-    name: Annotated[str, fastapi.Path(max_length=100, examples=["gemm"])],
-    caller: auth.Reader,
-    services: dependencies.ServicesDep,
+    name: Annotated[str, fastapi.Path(max_length=100, examples=["gemm"])], caller: auth.Reader
 ) -> dict[str, Any]:
     """JSON Schema of one operator's parameters."""
-    schema: dict[str, Any] | None = services.parser.operators().get(name)
+    schema: dict[str, Any] | None = caller.services.parser.operators().get(name)
     if schema is None:
         raise errors.NotFound(f"there is no operator {name!r}: see /v1/operators")
     return schema
@@ -87,33 +85,23 @@ devices_router = fastapi.APIRouter(prefix="/v1", tags=["devices"])
 @devices_router.get("/workers")
 def tuners(
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     alive: Annotated[bool | None, fastapi.Query(description="only these")] = None,
 ) -> response_bodies.Listed[response_bodies.Worker]:
     """Tuners, newest first."""
-    selected = [w for w in _workers(services, caller) if alive is None or w.is_alive is alive]
-    return response_bodies.Listed(
-        items=[response_bodies.Worker.model_validate(w) for w in selected]
-    )
+    with caller.read() as tx:
+        every = store_tuners.every(tx, caller.services.settings.stale_s)
+    selected = [tuner for tuner in every if alive is None or tuner.is_alive is alive]
+    return response_bodies.listed(response_bodies.Worker, selected)
 
 
 @devices_router.get("/devices")
-def devices(
-    caller: auth.Reader, services: dependencies.ServicesDep
-) -> response_bodies.Listed[response_bodies.Device]:
+def devices(caller: auth.Reader) -> response_bodies.Listed[response_bodies.Device]:
     """The devices that tuners have or had, by kind and name."""
     with caller.read() as tx:
-        tuners = store_tuners.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, caller.services.settings.stale_s)
         reports = store_tuners.reports_of(tx, [tuner.id for tuner in tuners])
     grouped = store_tuners.devices(tuners, reports)
-    return response_bodies.Listed(
-        items=[response_bodies.Device.model_validate(each) for each in grouped]
-    )
-
-
-def _workers(services: dependencies.Services, caller: auth.Caller) -> list[rows.Worker]:
-    with caller.read() as tx:
-        return store_tuners.every(tx, services.settings.stale_s)
+    return response_bodies.listed(response_bodies.Device, grouped)
 
 
 health_router = fastapi.APIRouter(tags=["health"])

@@ -9,11 +9,10 @@ all events are sent, an event `end` comes and the stream closes. It also closes 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -24,8 +23,7 @@ from starlette import responses
 from server import cache, errors, states
 from server.api import responding
 from server.store import events, jobs, rows
-from server.web import auth, dependencies, request_bodies
-from server.web import response_bodies as response_models
+from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
 
@@ -44,19 +42,18 @@ _Types = Annotated[
 ]
 
 
-@router.get("", response_model=response_models.Events)
+@router.get("", response_model=response_bodies.Events)
 async def after(
     job_id: request_bodies.Id,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     after_seq: _AfterSeq = 0,
     type_: _Types = None,
     limit: request_bodies.Limit = 500,
 ) -> fastapi.Response:
     """Events after a sequence number, oldest first."""
     types = tuple(type_ or ())
-    (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
-    window = await services.recent_events.of(visible)
+    (visible,) = await caller.services.visible_jobs.check(caller.sees, [job_id])
+    window = await caller.services.recent_events.of(visible)
     new = window.after(after_seq, limit, types)
     if new is None:
         new = await anyio.to_thread.run_sync(_older, caller, job_id, after_seq, limit, types)
@@ -69,7 +66,7 @@ async def after(
 
 def encode(event: rows.Event) -> bytes:
     """An event as clients get it: JSON."""
-    return response_models.Event.model_validate(event).model_dump_json().encode()
+    return response_bodies.Event.model_validate(event).model_dump_json().encode()
 
 
 def _older(
@@ -100,7 +97,6 @@ STREAM: dict[int | str, dict[str, Any]] = {
 async def stream(
     job_id: request_bodies.Id,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     after_seq: _AfterSeq = 0,
     last_event_id: Annotated[str | None, fastapi.Header(max_length=20)] = None,
 ) -> fastapi.Response:
@@ -111,9 +107,9 @@ async def stream(
             raise errors.InvalidRequest("Last-Event-ID must be a sequence number")
         seq = min(int(last_event_id), request_bodies.MAX_INT)
     # a 404 comes before the stream begins
-    (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
-    await anyio.to_thread.run_sync(_read, caller, _ONE, visible, seq)
-    return streaming(follow(services, caller, _ONE, visible, seq))
+    (visible,) = await caller.services.visible_jobs.check(caller.sees, [job_id])
+    await anyio.to_thread.run_sync(_read, caller, True, visible, seq)
+    return streaming(follow(caller, True, visible, seq))
 
 
 def streaming(content: AsyncIterator[bytes]) -> fastapi.Response:
@@ -123,70 +119,58 @@ def streaming(content: AsyncIterator[bytes]) -> fastapi.Response:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Format:
-    """How a stream writes what happens to a job."""
-
-    #: a job's event, and the job's end
-    event: Callable[[int, rows.Event], bytes]
-    end: Callable[[int, states.State | None], bytes]
-
-
 async def follow(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    format_: Format,
-    job_id: cache.VisibleJob,
-    seq: int,
+    caller: auth.Caller, is_alone: bool, job_id: cache.VisibleJob, seq: int
 ) -> AsyncIterator[bytes]:
     """The events of a job after a number, as they come, until it has ended and all are sent."""
     until_s = time.monotonic() + MAX_STREAM_S
-    while time.monotonic() < until_s and not services.notifier.is_closed:
-        read = functools.partial(_read_and_invalidate, services, caller, format_, job_id, seq)
+    while time.monotonic() < until_s and not caller.services.notifier.is_closed:
+        read = functools.partial(_read_and_invalidate, caller, is_alone, job_id, seq)
         try:
-            chunk = await services.stream_chunks.get((format_, job_id, seq), read)
+            chunk = await caller.services.stream_chunks.get((is_alone, job_id, seq), read)
         except errors.NotFound:  # deleted meanwhile
-            yield format_.end(job_id, None)
+            yield _end(job_id, None, is_alone)
             return
         if chunk.last_seq > seq:
             seq = chunk.last_seq
             yield chunk.encoded
             continue
         if chunk.state in states.ENDED:
-            yield format_.end(job_id, chunk.state)
+            yield _end(job_id, chunk.state, is_alone)
             return
-        if not await services.notifier.newer(job_id, seq, PING_S):
+        if not await caller.services.notifier.newer(job_id, seq, PING_S):
             yield sse.KEEPALIVE_COMMENT
 
 
-def _read(caller: auth.Caller, format_: Format, job_id: int, seq: int) -> dependencies.StreamChunk:
+def _read(caller: auth.Caller, is_alone: bool, job_id: int, seq: int) -> dependencies.StreamChunk:
     with caller.read() as tx:
         state, new = jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH)
     last_seq = new[-1].seq if new else seq
-    encoded = b"".join(format_.event(job_id, event) for event in new)
+    encoded = b"".join(_event(job_id, event, is_alone) for event in new)
     return dependencies.StreamChunk(state, last_seq, encoded)
 
 
 async def _read_and_invalidate(
-    services: dependencies.Services, caller: auth.Caller, format_: Format, job_id: int, seq: int
+    caller: auth.Caller, is_alone: bool, job_id: int, seq: int
 ) -> dependencies.StreamChunk:
-    chunk = await anyio.to_thread.run_sync(_read, caller, format_, job_id, seq)
+    chunk = await anyio.to_thread.run_sync(_read, caller, is_alone, job_id, seq)
     if chunk.last_seq > seq or chunk.state in states.ENDED:
-        services.response_cache.invalidate(job_id)
+        caller.services.response_cache.invalidate(job_id)
     return chunk
 
 
-def _event(_: int, event: rows.Event) -> bytes:
+def _event(job_id: int, event: rows.Event, is_alone: bool) -> bytes:
+    """An event of a stream of one job, or of a stream of several."""
     data = encode(event).decode()
-    return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
+    if is_alone:
+        return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
+    return sse.format_sse_event(data_str=f'{{"job_id":{job_id},"event":{data}}}')
 
 
-def _end(_: int, state: states.State | None) -> bytes:
-    return sse.format_sse_event(event="end", data_str=json.dumps({"state": state}))
-
-
-#: Of a stream that has one job.
-_ONE = Format(_event, _end)
+def _end(job_id: int, state: states.State | None, is_alone: bool) -> bytes:
+    """The end of a job; without a state it was deleted."""
+    data = {"state": state} if is_alone else {"job_id": job_id, "state": state}
+    return sse.format_sse_event(event="end", data_str=json.dumps(data))
 
 
 several_router = fastapi.APIRouter(prefix="/v1/events", tags=["events"])
@@ -210,9 +194,7 @@ _Positions = Annotated[
 @several_router.get(
     "/stream", response_class=responses.StreamingResponse, responses=STREAM, name="stream"
 )
-async def stream_several(
-    caller: auth.Reader, services: dependencies.ServicesDep, positions: _Positions
-) -> fastapi.Response:
+async def stream_several(caller: auth.Reader, positions: _Positions) -> fastapi.Response:
     """Events of several jobs as they come."""
     seqs = {}
     for position in positions:
@@ -220,27 +202,23 @@ async def stream_several(
         if max(job_id, seq) > request_bodies.MAX_INT:
             raise errors.InvalidRequest(f"query job: {position} is no job and sequence number")
         seqs[job_id] = seq
-    return streaming(_merged(services, caller, seqs))
+    return streaming(_merged(caller, seqs))
 
 
-async def _followed(
-    services: dependencies.Services, caller: auth.Caller, job_id: int, seq: int
-) -> AsyncIterator[bytes]:
+async def _followed(caller: auth.Caller, job_id: int, seq: int) -> AsyncIterator[bytes]:
     """The stream of one of the jobs; it ends at once if the caller sees no such job."""
     try:
-        (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
+        (visible,) = await caller.services.visible_jobs.check(caller.sees, [job_id])
     except errors.NotFound:
-        yield _end_of_several(job_id, None)
+        yield _end(job_id, None, False)
         return
-    async for piece in follow(services, caller, _SEVERAL, visible, seq):
+    async for piece in follow(caller, False, visible, seq):
         yield piece
 
 
-async def _merged(
-    services: dependencies.Services, caller: auth.Caller, seqs: Mapping[int, int]
-) -> AsyncIterator[bytes]:
+async def _merged(caller: auth.Caller, seqs: Mapping[int, int]) -> AsyncIterator[bytes]:
     """The streams of all jobs in the order of what happens."""
-    followed = [_followed(services, caller, job_id, seq) for job_id, seq in seqs.items()]
+    followed = [_followed(caller, job_id, seq) for job_id, seq in seqs.items()]
     waiting = {asyncio.ensure_future(anext(each, None)): each for each in followed}
     try:
         yield sse.KEEPALIVE_COMMENT  # the client learns that it is connected
@@ -254,16 +232,3 @@ async def _merged(
     finally:
         for task in waiting:
             task.cancel()
-
-
-def _event_of_several(job_id: int, event: rows.Event) -> bytes:
-    data = f'{{"job_id":{job_id},"event":{encode(event).decode()}}}'
-    return sse.format_sse_event(data_str=data)
-
-
-def _end_of_several(job_id: int, state: states.State | None) -> bytes:
-    data = json.dumps({"job_id": job_id, "state": state})
-    return sse.format_sse_event(event="end", data_str=data)
-
-
-_SEVERAL = Format(_event_of_several, _end_of_several)

@@ -18,8 +18,7 @@ from server import actions, errors, states, submission
 from server.api import jobs as job_routes
 from server.parsing import databases
 from server.store import artifacts, events, job_lists, jobs, rows
-from server.web import auth, dependencies, request_bodies, response_bodies, uploads
-from server.web import response_bodies as response_models
+from server.web import auth, request_bodies, response_bodies, uploads
 
 artifacts_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
@@ -28,15 +27,13 @@ _Name = Annotated[str, fastapi.Path(max_length=300)]
 
 @artifacts_router.get("")
 def every(
-    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
-) -> response_models.Listed[response_models.Artifact]:
+    job_id: request_bodies.Id, caller: auth.Reader
+) -> response_bodies.Listed[response_bodies.Artifact]:
     """The artifacts of a job, by name."""
     with caller.read() as tx:
         jobs.get(tx, job_id)
         files = artifacts.of_job(tx, job_id)
-    return response_models.Listed(
-        items=[response_models.Artifact.model_validate(file) for file in files]
-    )
+    return response_bodies.listed(response_bodies.Artifact, files)
 
 
 @artifacts_router.get(
@@ -44,16 +41,14 @@ def every(
     response_class=responses.StreamingResponse,
     responses={200: {"content": {"application/octet-stream": {}}}},
 )
-def download(
-    job_id: request_bodies.Id, name: _Name, caller: auth.Reader, services: dependencies.ServicesDep
-) -> fastapi.Response:
+def download(job_id: request_bodies.Id, name: _Name, caller: auth.Reader) -> fastapi.Response:
     """The content; `ETag` and `Repr-Digest` are its sha256."""
     with caller.read() as tx:
         artifact = artifacts.get(tx, job_id, name)
     digest = base64.b64encode(bytes.fromhex(artifact.sha256)).decode()
     quoted = urllib.parse.quote(artifact.name, safe="")
     return responses.StreamingResponse(
-        services.blobs.read(artifact.sha256),
+        caller.services.blobs.read(artifact.sha256),
         media_type=artifact.media_type,
         headers={
             "Content-Length": str(artifact.size_bytes),
@@ -84,7 +79,6 @@ _FORM = uploads.form("application/zip", example="database.zip")
 async def import_database(
     request: fastapi.Request,
     caller: auth.Submitter,
-    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Job:
@@ -93,10 +87,10 @@ async def import_database(
     It becomes a job that has ended, of kind `database`, with a task for each program. Jobs of
     these programs measure its fastest schedules first.
     """
-    limit = actions.upload_limit(services, caller)
+    limit = actions.upload_limit(caller)
     async with uploads.receive(request, limit) as file:
-        made = await submission.import_database(services, caller, file, idempotency_key)
-    return job_routes.made_body(services, caller, response, made)
+        made = await submission.import_database(caller, file, idempotency_key)
+    return job_routes.made_body(caller, response, made)
 
 
 @databases_router.get(
@@ -106,7 +100,6 @@ async def import_database(
 )
 async def export_database(
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     job: Annotated[list[_Job] | None, fastapi.Query(max_length=MAX_JOBS)] = None,
     tag: Annotated[list[str] | None, fastapi.Query(max_length=32)] = None,
     op: _Text = None,
@@ -128,17 +121,12 @@ async def export_database(
         target_key=target_key,
         key_id=caller.key.id if mine else None,
     )
-    content = await anyio.to_thread.run_sync(_export, services, caller, job, chosen)
+    content = await anyio.to_thread.run_sync(_export, caller, job, chosen)
     headers = {"Content-Disposition": 'attachment; filename="database.zip"'}
     return fastapi.Response(content, media_type="application/zip", headers=headers)
 
 
-def _export(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    job_ids: list[int] | None,
-    chosen: job_lists.Filter,
-) -> bytes:
+def _export(caller: auth.Caller, job_ids: list[int] | None, chosen: job_lists.Filter) -> bytes:
     with caller.read() as tx:
         sources = _sources(tx, job_ids, chosen)
     if not sources:
@@ -150,7 +138,7 @@ def _export(
     left_out: list[int] = []
     for sha256, numbers in by_content.items():
         with tempfile.TemporaryFile() as file:
-            for chunk in services.blobs.read(sha256):
+            for chunk in caller.services.blobs.read(sha256):
                 file.write(chunk)
             file.seek(0)
             of_job = databases.unpack_any(file)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import datetime
-import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import fastapi
@@ -15,7 +12,7 @@ from starlette import responses
 from server import actions, states, submission
 from server.api import responding
 from server.store import job_lists, jobs, networks, queue, reuse, rows
-from server.web import auth, dependencies, request_bodies, response_bodies, uploads
+from server.web import auth, request_bodies, response_bodies, uploads
 
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -35,29 +32,26 @@ _FORM = uploads.form(
 async def submit(
     body: request_bodies.NewJob,
     caller: auth.Submitter,
-    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Job:
     """Queue a job for an operator of the catalogue or a serialized program."""
-    submission.refuse_long(body, actions.upload_limit(services, caller))
-    made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
-    return made_body(services, caller, response, made)
+    made = await submission.submit(caller, submission.from_json(caller, body, idempotency_key))
+    return made_body(caller, response, made)
 
 
 @router.post("/upload", status_code=201, responses=request_bodies.MADE_JOB, openapi_extra=_FORM)
 async def upload(
     request: fastapi.Request,
     caller: auth.Submitter,
-    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: request_bodies.IdempotencyKey = None,
 ) -> response_bodies.Job:
     """Queue a job for an ONNX model or a TIR file."""
-    async with uploads.receive(request, actions.upload_limit(services, caller)) as file:
+    async with uploads.receive(request, actions.upload_limit(caller)) as file:
         from_upload = submission.from_upload(file, idempotency_key)
-        made = await submission.submit(services, caller, from_upload)
-    return made_body(services, caller, response, made)
+        made = await submission.submit(caller, from_upload)
+    return made_body(caller, response, made)
 
 
 async def chosen_jobs(
@@ -110,15 +104,13 @@ def find(
 
 
 @router.get("/{job_id}", response_model=response_bodies.Job)
-async def get(
-    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
-) -> fastapi.Response:
+async def get(job_id: request_bodies.Id, caller: auth.Reader) -> fastapi.Response:
     """A job."""
 
     def read(tx: orm.Session) -> response_bodies.Job:
-        return job_body(tx, services, jobs.get(tx, job_id))
+        return job_body(tx, jobs.get(tx, job_id), caller.services.settings.stale_s)
 
-    return await responding.respond(services, caller, "job", (job_id,), read)
+    return await responding.respond(caller, "job", (job_id,), read)
 
 
 @router.get("/{job_id}/similar")
@@ -128,80 +120,43 @@ def similar(
     """Other jobs of the same operator or with a program of this one, the newest twenty."""
     with caller.read() as tx:
         others = reuse.similar(tx, job_id)
-    return response_bodies.Listed(
-        items=[response_bodies.SimilarJob.model_validate(job) for job in others]
-    )
+    return response_bodies.listed(response_bodies.SimilarJob, others)
 
 
 @router.patch("/{job_id}")
 def change(
-    job_id: request_bodies.Id,
-    body: request_bodies.Changes,
-    caller: auth.Submitter,
-    services: dependencies.ServicesDep,
+    job_id: request_bodies.Id, body: request_bodies.Changes, caller: auth.Submitter
 ) -> response_bodies.Job:
     """Change name, note, priority or tags, in any state."""
-    return response_bodies.Job.model_validate(actions.change_job(services, caller, job_id, body))
+    return response_bodies.Job.model_validate(actions.change_job(caller, job_id, body))
 
 
 @router.delete("/{job_id}", status_code=204)
-def delete(
-    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
-) -> None:
+def delete(job_id: request_bodies.Id, caller: auth.Submitter) -> None:
     """Remove an ended job with trials, events and artifacts."""
-    actions.delete_job(services, caller, job_id)
+    actions.delete_job(caller, job_id)
 
 
 control_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["control"])
 
-_Action = actions.Action
+_MEANINGS = {
+    actions.Action.PAUSE: "Stop tuning for now; everything measured stays.",
+    actions.Action.RESUME: "Go on with a paused job.",
+    actions.Action.CANCEL: "Drop the job; what was measured stays readable, there is no artifact.",
+    actions.Action.STOP: "End the job early, with the artifact of the best schedules so far.",
+    actions.Action.RETRY: "Go on with a failed or cancelled job, with all it has measured.",
+}
 
 
-@control_router.post("/pause")
-def pause(
-    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
-) -> response_bodies.Job:
-    """Stop tuning for now; everything measured stays."""
-    return _move(services, caller, job_id, _Action.PAUSE)
+def _moving(action: actions.Action) -> Callable[..., response_bodies.Job]:
+    def move(job_id: request_bodies.Id, caller: auth.Submitter) -> response_bodies.Job:
+        return response_bodies.Job.model_validate(actions.move_job(caller, job_id, action))
+
+    return move
 
 
-@control_router.post("/resume")
-def resume(
-    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
-) -> response_bodies.Job:
-    """Go on with a paused job."""
-    return _move(services, caller, job_id, _Action.RESUME)
-
-
-@control_router.post("/cancel")
-def cancel(
-    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
-) -> response_bodies.Job:
-    """Drop the job; what was measured stays readable, there is no artifact."""
-    return _move(services, caller, job_id, _Action.CANCEL)
-
-
-@control_router.post("/stop")
-def stop(
-    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
-) -> response_bodies.Job:
-    """End the job early, with the artifact of the best schedules so far."""
-    return _move(services, caller, job_id, _Action.STOP)
-
-
-@control_router.post("/retry")
-def retry(
-    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
-) -> response_bodies.Job:
-    """Go on with a failed or cancelled job, with all it has measured."""
-    return _move(services, caller, job_id, _Action.RETRY)
-
-
-def _move(
-    services: dependencies.Services, caller: auth.Caller, job_id: int, action: _Action
-) -> response_bodies.Job:
-    job = actions.move_job(services, caller, job_id, action)
-    return response_bodies.Job.model_validate(job)
+for _action, _meaning in _MEANINGS.items():
+    control_router.post(f"/{_action}", name=_action, description=_meaning)(_moving(_action))
 
 
 estimates_router = fastapi.APIRouter(prefix="/v1/estimate", tags=["jobs"])
@@ -209,11 +164,10 @@ estimates_router = fastapi.APIRouter(prefix="/v1/estimate", tags=["jobs"])
 
 @estimates_router.post("")
 async def estimate(
-    body: request_bodies.NewJob, caller: auth.Submitter, services: dependencies.ServicesDep
+    body: request_bodies.NewJob, caller: auth.Submitter
 ) -> response_bodies.Estimate:
     """What a job would take if it were submitted now; nothing is queued."""
-    submission.refuse_long(body, actions.upload_limit(services, caller))
-    new = await submission.read(services, caller, submission.from_json(body, None))
+    new = await submission.read(caller, submission.from_json(caller, body, None))
     work = queue.Work(
         target_key=new.target_key,
         trials=new.trials,
@@ -222,13 +176,11 @@ async def estimate(
         key_id=caller.key.id,
     )
     with caller.read() as tx:
-        made = queue.estimate(tx, work, services.settings.stale_s)
+        made = queue.estimate(tx, work, caller.services.settings.stale_s)
     return response_bodies.Estimate.model_validate(made)
 
 
-def job_body(
-    tx: orm.Session, services: dependencies.Services, job: rows.Job
-) -> response_bodies.Job:
+def job_body(tx: orm.Session, job: rows.Job, stale_s: float) -> response_bodies.Job:
     """A job as a response: with its network, and while it is queued with its estimate."""
     body = response_bodies.Job.model_validate(job)
     network = networks.of_job(tx, job.id, jobs.tasks(tx, job.id)) if job.kind == "onnx" else None
@@ -239,23 +191,20 @@ def job_body(
         return body
     names = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")
     work = queue.Work(job_id=job.id, **{name: getattr(job, name) for name in names})
-    made = queue.estimate(tx, work, services.settings.stale_s)
+    made = queue.estimate(tx, work, stale_s)
     estimated = response_bodies.Estimate.model_validate(made)
     return body.model_copy(update={"estimate": estimated})
 
 
 def made_body(
-    services: dependencies.Services,
-    caller: auth.Caller,
-    response: fastapi.Response,
-    made: jobs.Made,
+    caller: auth.Caller, response: fastapi.Response, made: jobs.Made
 ) -> response_bodies.Job:
     """The response to a request that made a job, or whose repetition did not."""
     response.headers["Location"] = f"/v1/jobs/{made.job.id}"
     if not made.is_new:
         response.status_code = 200
     with caller.read() as tx:
-        return job_body(tx, services, made.job)
+        return job_body(tx, made.job, caller.services.settings.stale_s)
 
 
 listing_router = fastapi.APIRouter(tags=["jobs"])
@@ -287,12 +236,12 @@ def as_csv(caller: auth.Reader, chosen: Chosen) -> fastapi.Response:
 
 
 def _lines(caller: auth.Caller, chosen: job_lists.Filter) -> Iterator[str]:
-    yield _written([COLUMNS])
+    yield responding.csv_text([COLUMNS])
     after: int | None = None
     while True:
         with caller.read() as tx:
             page = job_lists.page(tx, chosen, CSV_BATCH, after)
-        yield _written([[_cell(job, name) for name in COLUMNS] for job in page.jobs])
+        yield responding.csv_text([_cell(job, name) for name in COLUMNS] for job in page.jobs)
         after = page.next
         if after is None:
             return
@@ -300,12 +249,4 @@ def _lines(caller: auth.Caller, chosen: job_lists.Filter) -> Iterator[str]:
 
 def _cell(job: rows.Job, name: str) -> object:
     value = getattr(job, name)
-    if isinstance(value, datetime.datetime):
-        return value.isoformat()
-    return responding.safe_cell(" ".join(value) if name == "tags" else value)
-
-
-def _written(lines: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows(lines)
-    return text.getvalue()
+    return responding.cell(" ".join(value) if name == "tags" else value)

@@ -13,70 +13,54 @@ from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1", tags=["keys"])
 
+_Id = Annotated[int, fastapi.Path(ge=1, le=request_bodies.MAX_INT)]
+
 
 @router.get("/me")
-def me(caller: auth.Anyone, services: dependencies.ServicesDep) -> response_bodies.Me:
+def me(caller: auth.Anyone) -> response_bodies.Me:
     """The key behind this request, its quota, and the login's CSRF token."""
-    quota = actions.quota(services, caller)
+    quota = actions.quota(caller)
     return response_bodies.Me(
         key=response_bodies.Key.model_validate(caller.key),
         quota=response_bodies.Quota(
             max_running_jobs=quota.max_running_jobs,
             max_trials=quota.max_trials,
-            max_upload_bytes=actions.upload_limit(services, caller),
+            max_upload_bytes=actions.upload_limit(caller),
         ),
         csrf_token=None if caller.login is None else caller.login.csrf,
     )
 
 
 @router.get("/keys")
-def every(
-    caller: auth.Admin, services: dependencies.ServicesDep
-) -> response_bodies.Listed[response_bodies.Key]:
+def every(caller: auth.Admin) -> response_bodies.Listed[response_bodies.Key]:
     """All keys, revoked ones included."""
     with caller.read() as tx:
         all_keys = keys.every(tx)
-    return response_bodies.Listed(
-        items=[response_bodies.Key.model_validate(key) for key in all_keys]
-    )
+    return response_bodies.listed(response_bodies.Key, all_keys)
 
 
 @router.post("/keys", status_code=201)
-def create(
-    body: request_bodies.NewKey, caller: auth.Admin, services: dependencies.ServicesDep
-) -> response_bodies.MadeKey:
+def create(body: request_bodies.NewKey, caller: auth.Admin) -> response_bodies.MadeKey:
     """Make a key; the response is the only place where its text ever is."""
-    made = actions.create_key(services, caller, body)
-    return response_bodies.MadeKey(
-        key=response_bodies.Key.model_validate(made.key), text=made.text
-    )
+    return response_bodies.MadeKey.model_validate(actions.create_key(caller, body))
 
 
 @router.get("/keys/{key_id}")
-def get(
-    key_id: Annotated[int, fastapi.Path(ge=1, le=request_bodies.MAX_INT)],
-    caller: auth.Admin,
-    services: dependencies.ServicesDep,
-) -> response_bodies.Key:
+def get(key_id: _Id, caller: auth.Admin) -> response_bodies.Key:
     """One key."""
     with caller.read() as tx:
         return response_bodies.Key.model_validate(keys.get(tx, key_id))
 
 
 @router.delete("/keys/{key_id}")
-def revoke(
-    key_id: Annotated[int, fastapi.Path(ge=1, le=request_bodies.MAX_INT)],
-    caller: auth.Admin,
-    services: dependencies.ServicesDep,
-) -> response_bodies.Key:
+def revoke(key_id: _Id, caller: auth.Admin) -> response_bodies.Key:
     """End a key and its logins; it stays listed."""
-    return response_bodies.Key.model_validate(actions.revoke_key(services, caller, key_id))
+    return response_bodies.Key.model_validate(actions.revoke_key(caller, key_id))
 
 
 @router.get("/audit")
 def audit(
     caller: auth.Admin,
-    services: dependencies.ServicesDep,
     limit: request_bodies.Limit = 100,
     after: request_bodies.After = None,
     key_id: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
@@ -106,12 +90,7 @@ async def log_in(
 
 
 @sessions_router.delete("", status_code=204)
-def log_out(
-    request: fastapi.Request,
-    response: fastapi.Response,
-    caller: auth.Anyone,
-    services: dependencies.ServicesDep,
-) -> None:
+def log_out(request: fastapi.Request, response: fastapi.Response, caller: auth.Anyone) -> None:
     """End this login."""
-    auth.log_out(request, services, caller)
-    auth.clear_cookie(response, services)
+    auth.log_out(request, caller)
+    auth.clear_cookie(response, caller.services)

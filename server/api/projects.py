@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import fastapi
 
 from server import teams
-from server.store import projects, rows, webhooks
-from server.web import auth, dependencies, request_bodies, response_bodies
+from server.store import projects, webhooks
+from server.web import auth, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/projects", tags=["projects"])
 
@@ -20,9 +20,7 @@ def every(caller: auth.Reader) -> response_bodies.Listed[response_bodies.Project
     """The projects that the key sees: its own; an admin all."""
     with caller.read() as tx:
         visible = projects.every(tx)
-    return response_bodies.Listed(
-        items=[response_bodies.Project.model_validate(project) for project in visible]
-    )
+    return response_bodies.listed(response_bodies.Project, visible)
 
 
 @router.post("", status_code=201)
@@ -62,16 +60,16 @@ def every_webhook(caller: auth.Manager) -> response_bodies.Listed[response_bodie
     """The webhooks of the key's project; an admin sees all."""
     with caller.read() as tx:
         visible = webhooks.every(tx)
-    return response_bodies.Listed(items=[_webhook(webhook) for webhook in visible])
+    return response_bodies.listed(response_bodies.Webhook, visible)
 
 
 @webhooks_router.post("", status_code=201, name="create")
 def create_webhook(
-    body: request_bodies.NewWebhook, caller: auth.Manager, services: dependencies.ServicesDep
+    body: request_bodies.NewWebhook, caller: auth.Manager
 ) -> response_bodies.MadeWebhook:
     """Make a webhook; the response is the only place where its secret ever is."""
-    made = teams.create_webhook(services, caller, body)
-    return response_bodies.MadeWebhook(webhook=_webhook(made.webhook), secret=made.secret)
+    made = teams.create_webhook(caller, body)
+    return response_bodies.MadeWebhook.model_validate(made)
 
 
 @webhooks_router.delete("/{webhook_id}", status_code=204)
@@ -106,7 +104,3 @@ def retry(webhook_id: _Id, delivery_id: _Id, caller: auth.Manager) -> response_b
     """Send a notification again, with all its tries."""
     sent = teams.retry_delivery(caller, webhook_id, delivery_id)
     return response_bodies.Delivery.model_validate(sent)
-
-
-def _webhook(webhook: rows.Webhook) -> response_bodies.Webhook:
-    return response_bodies.Webhook.model_validate(webhook)

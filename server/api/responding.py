@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
 import functools
-from collections.abc import Callable, Hashable
+import io
+from collections.abc import Callable, Hashable, Iterable
 
 import anyio.to_thread
 import fastapi
@@ -11,13 +14,12 @@ import pydantic
 from sqlalchemy import orm
 
 from server import cache
-from server.web import auth, dependencies
+from server.web import auth
 
 JSON = "application/json"
 
 
 async def respond(
-    services: dependencies.Services,
     caller: auth.Caller,
     what: Hashable,
     job_ids: tuple[int, ...],
@@ -34,10 +36,10 @@ async def respond(
     Raises:
         NotFound: the caller sees no such job, or as `read` does.
     """
-    visible = await services.visible_jobs.check(caller.sees, job_ids)
+    visible = await caller.services.visible_jobs.check(caller.sees, job_ids)
     query = cache.Query(what, visible)
     encode = functools.partial(anyio.to_thread.run_sync, _read_encoded, caller, read)
-    body = await services.response_cache.get(query, encode)
+    body = await caller.services.response_cache.get(query, encode)
     return fastapi.Response(body, media_type=JSON)
 
 
@@ -54,12 +56,23 @@ def link(request: fastapi.Request, response: fastapi.Response, after: int | None
         response.headers["Link"] = f'<{url.path}?{url.query}>; rel="next"'
 
 
+def csv_text(lines: Iterable[Iterable[object]]) -> str:
+    """Lines of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text).writerows(lines)
+    return text.getvalue()
+
+
 #: A cell that begins like this is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
-def safe_cell(value: object) -> object:
+def cell(value: object) -> object:
     """A value for a cell: what would be a formula is a text that begins with `'`."""
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if isinstance(value, bool):
+        return int(value)
     if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
         return f"'{value}"
     return value

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
@@ -16,34 +14,26 @@ from starlette import responses
 from server import errors
 from server.api import responding
 from server.store import jobs, networks, plot_points, progress, rows, trials
-from server.web import auth, decisions, dependencies, request_bodies, response_bodies
-from server.web import response_bodies as response_models
+from server.web import auth, decisions, request_bodies, response_bodies
 
 tasks_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
 
 
 @tasks_router.get("", response_model=response_bodies.Listed[response_bodies.Task])
-async def every(
-    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
-) -> fastapi.Response:
+async def every(job_id: request_bodies.Id, caller: auth.Reader) -> fastapi.Response:
     """The tasks of a job, in order."""
 
     def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Task]:
         jobs.get(tx, job_id)
         tasks = jobs.tasks(tx, job_id)
-        return response_bodies.Listed(
-            items=[response_bodies.Task.model_validate(task) for task in tasks]
-        )
+        return response_bodies.listed(response_bodies.Task, tasks)
 
-    return await responding.respond(services, caller, "tasks", (job_id,), read)
+    return await responding.respond(caller, "tasks", (job_id,), read)
 
 
 @tasks_router.get("/{number}/code")
 def code(
-    job_id: request_bodies.Id,
-    number: request_bodies.Number,
-    caller: auth.Reader,
-    services: dependencies.ServicesDep,
+    job_id: request_bodies.Id, number: request_bodies.Number, caller: auth.Reader
 ) -> response_bodies.Code:
     """TVMScript, generated source and assembly of a task's best schedule."""
     with caller.read() as tx:
@@ -54,8 +44,8 @@ def code(
 
 trials_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["trials"])
 
-#: Trials, the tasks of their job, and whether they are the first, as text.
-_Lines = Callable[[tuple[rows.Trial, ...], Sequence[rows.Task], bool], str]
+#: Trials, with the tasks of their job, as text.
+_Text = Callable[[Sequence[rows.Trial], Sequence[rows.Task]], str]
 
 _Error = Literal["build", "launch", "timeout", "wrong_result", "infrastructure"]
 
@@ -86,11 +76,10 @@ def page(
     response: fastapi.Response,
     job_id: request_bodies.Id,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     chosen: _Filter,
     limit: request_bodies.Limit = 100,
     after: request_bodies.After = None,
-) -> response_models.Page[response_models.Trial]:
+) -> response_bodies.Page[response_bodies.Trial]:
     """Trials by number."""
     with caller.read() as tx:
         jobs.get(tx, job_id)
@@ -98,16 +87,13 @@ def page(
         tasks = jobs.tasks(tx, job_id)
     responding.link(request, response, selected.next)
     items = [decisions.body(tasks, trial) for trial in selected.trials]
-    return response_models.Page(items=items, next=selected.next)
+    return response_bodies.Page(items=items, next=selected.next)
 
 
 @trials_router.get("/trials/{number}")
 def get(
-    job_id: request_bodies.Id,
-    number: request_bodies.Id,
-    caller: auth.Reader,
-    services: dependencies.ServicesDep,
-) -> response_models.Trial:
+    job_id: request_bodies.Id, number: request_bodies.Id, caller: auth.Reader
+) -> response_bodies.Trial:
     """One trial."""
     with caller.read() as tx:
         trial = trials.get(tx, job_id, number)
@@ -119,14 +105,10 @@ def get(
     response_class=responses.StreamingResponse,
     responses={200: {"content": {"text/csv": {}}}},
 )
-def as_csv(
-    job_id: request_bodies.Id,
-    caller: auth.Reader,
-    services: dependencies.ServicesDep,
-    chosen: _Filter,
-) -> fastapi.Response:
+def as_csv(job_id: request_bodies.Id, caller: auth.Reader, chosen: _Filter) -> fastapi.Response:
     """All trials as CSV, streamed."""
-    return _stream(caller, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
+    head = responding.csv_text([COLUMNS])
+    return _stream(caller, job_id, chosen, "csv", "text/csv; charset=utf-8", head, _csv)
 
 
 @trials_router.get(
@@ -134,14 +116,9 @@ def as_csv(
     response_class=responses.StreamingResponse,
     responses={200: {"content": {"application/jsonl": {}}}},
 )
-def as_jsonl(
-    job_id: request_bodies.Id,
-    caller: auth.Reader,
-    services: dependencies.ServicesDep,
-    chosen: _Filter,
-) -> fastapi.Response:
+def as_jsonl(job_id: request_bodies.Id, caller: auth.Reader, chosen: _Filter) -> fastapi.Response:
     """All trials as JSON lines, streamed."""
-    return _stream(caller, job_id, chosen, "jsonl", "application/jsonl", _json_lines)
+    return _stream(caller, job_id, chosen, "jsonl", "application/jsonl", "", _json_lines)
 
 
 def _stream(
@@ -150,57 +127,42 @@ def _stream(
     chosen: trials.Filter,
     suffix: str,
     media_type: str,
-    lines: _Lines,
+    head: str,
+    text: _Text,
 ) -> fastapi.Response:
     with caller.read() as tx:
         jobs.get(tx, job_id)
     name = f'attachment; filename="job-{job_id}-trials.{suffix}"'
     return responses.StreamingResponse(
-        _pages(caller, job_id, chosen, lines),
+        _pages(caller, job_id, chosen, head, text),
         media_type=media_type,
         headers={"Content-Disposition": name},
     )
 
 
 def _pages(
-    caller: auth.Caller, job_id: int, chosen: trials.Filter, lines: _Lines
+    caller: auth.Caller, job_id: int, chosen: trials.Filter, head: str, text: _Text
 ) -> Iterator[str]:
+    yield head
     after: int | None = 0
-    is_first = True
     while after is not None:
         with caller.read() as tx:
             selected = trials.page(tx, job_id, chosen, trials.BATCH, after)
             tasks = jobs.tasks(tx, job_id)
-        yield lines(selected.trials, tasks, is_first)
-        after, is_first = selected.next, False
+        yield text(selected.trials, tasks)
+        after = selected.next
 
 
-def _csv_lines(
-    selected: tuple[rows.Trial, ...], tasks: Sequence[rows.Task], with_head: bool
-) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    if with_head:
-        writer.writerow(COLUMNS)
-    for trial in selected:
-        writer.writerow([_cell(trial, name) for name in COLUMNS])
-    return text.getvalue()
+def _csv(selected: Sequence[rows.Trial], _: Sequence[rows.Task]) -> str:
+    return responding.csv_text([_cell(trial, name) for name in COLUMNS] for trial in selected)
 
 
 def _cell(trial: rows.Trial, name: str) -> object:
     value = getattr(trial, name)
-    if name == "decisions":
-        return " ".join(map(str, value))
-    if name == "measured_at":
-        return value.isoformat()
-    if name == "is_best":
-        return int(value)
-    return responding.safe_cell(value)
+    return " ".join(map(str, value)) if name == "decisions" else responding.cell(value)
 
 
-def _json_lines(
-    selected: tuple[rows.Trial, ...], tasks: Sequence[rows.Task], with_head: bool
-) -> str:
+def _json_lines(selected: Sequence[rows.Trial], tasks: Sequence[rows.Task]) -> str:
     return "".join(f"{decisions.body(tasks, trial).model_dump_json()}\n" for trial in selected)
 
 
@@ -211,7 +173,6 @@ search_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["search"])
 def search(
     job_id: request_bodies.Id,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     task: request_bodies.TaskFilter = None,
     after: Annotated[
         int,
@@ -241,23 +202,18 @@ _Job = Annotated[int, fastapi.Query(ge=1, le=request_bodies.MAX_INT)]
 
 @curves_router.get("/v1/jobs/{job_id}/curve", response_model=response_bodies.Curve)
 async def curve(
-    job_id: request_bodies.Id,
-    caller: auth.Reader,
-    services: dependencies.ServicesDep,
-    task: request_bodies.TaskFilter = None,
+    job_id: request_bodies.Id, caller: auth.Reader, task: request_bodies.TaskFilter = None
 ) -> fastapi.Response:
     """Best so far of a job or one of its tasks, against trials and elapsed seconds."""
 
     def read(tx: orm.Session) -> response_bodies.Curve:
         return _curves(tx, [job_id], task)[0]
 
-    return await responding.respond(services, caller, ("curve", task), (job_id,), read)
+    return await responding.respond(caller, ("curve", task), (job_id,), read)
 
 
 @curves_router.get("/v1/jobs/{job_id}/network/curve", response_model=response_bodies.Curve)
-async def network_curve(
-    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
-) -> fastapi.Response:
+async def network_curve(job_id: request_bodies.Id, caller: auth.Reader) -> fastapi.Response:
     """Estimated latency of a call of the job's network: sum of calls x latency over its tasks.
 
     A task counts with the faster of its best so far and its unscheduled program.
@@ -269,13 +225,12 @@ async def network_curve(
             raise errors.NotFound(f"job {job_id} builds no network")
         return _curve(job, plot_points.network_curve(tx, job_id), job.unscheduled_us)
 
-    return await responding.respond(services, caller, "network curve", (job_id,), read)
+    return await responding.respond(caller, "network curve", (job_id,), read)
 
 
 @curves_router.get("/v1/curves", response_model=response_bodies.Listed[response_bodies.Curve])
 async def curves(
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     job: Annotated[
         list[_Job], fastapi.Query(min_length=1, max_length=request_bodies.MAX_COMPARED)
     ],
@@ -287,14 +242,13 @@ async def curves(
     def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Curve]:
         return response_bodies.Listed(items=_curves(tx, job_ids, task))
 
-    return await responding.respond(services, caller, ("curves", task), job_ids, read)
+    return await responding.respond(caller, ("curves", task), job_ids, read)
 
 
 @curves_router.get("/v1/jobs/{job_id}/predicted")
 def predicted(
     job_id: request_bodies.Id,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     task: request_bodies.TaskFilter = None,
     limit: Annotated[int, fastapi.Query(ge=1, le=5000, description="newest trials")] = 2000,
 ) -> response_bodies.Predicted:

@@ -15,7 +15,7 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server.store import jobs, networks, plot_points, rows
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, request_bodies
 
 
 def convergence(
@@ -111,7 +111,6 @@ router = fastapi.APIRouter(prefix="/dashboard/data", include_in_schema=False)
 def points(
     job_id: request_bodies.Id,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
     task: request_bodies.TaskFilter = None,
     after: _Trial = 0,
     up_to: _Trial | None = None,
@@ -123,14 +122,7 @@ def points(
     with caller.read() as tx:
         jobs.get(tx, job_id)
         trial_points = plot_points.points(tx, job_id, task, after, up_to)
-    trial, tasks, elapsed_s, measured_s, latency_us = (
-        zip(*trial_points, strict=True) if trial_points else [()] * 5
-    )
-    columns = {
-        "trial": trial,
-        "task": tasks,
-        "elapsed_s": elapsed_s,
-        "measured_s": measured_s,
-        "latency_us": latency_us,
-    }
-    return responses.JSONResponse(columns, headers={"Cache-Control": "no-store"})
+    names = ("trial", "task", "elapsed_s", "measured_s", "latency_us")
+    columns = zip(*trial_points, strict=True) if trial_points else [()] * len(names)
+    content = dict(zip(names, columns, strict=True))
+    return responses.JSONResponse(content, headers={"Cache-Control": "no-store"})

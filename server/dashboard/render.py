@@ -3,8 +3,8 @@
     router = fastapi.APIRouter(route_class=render.Page)
 
     @router.get("/dashboard/x")
-    def x(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Response:
-        return render.page(request, "x.html", viewer, ...)
+    def x(viewer: render.Viewer) -> fastapi.Response:
+        return viewer.page("x.html", ...)
 
 Templates escape all values; a name that a template uses and has no value is an error. Routes of
 class `Page` render errors as pages, and send whoever is not logged in to the login.
@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import fastapi
 import jinja2
 import sqlalchemy as sa
-from fastapi import exceptions, routing
+from fastapi import exceptions, routing, security
 from starlette import exceptions as starlette_exceptions
 from starlette import responses
 
@@ -38,7 +38,7 @@ from felix import display, version
 from felix import errors as engine_errors
 from server import errors, states
 from server.dashboard import formats
-from server.web import auth, dependencies
+from server.web import auth, dependencies, problems
 
 assets_router = fastapi.APIRouter(prefix="/dashboard/assets", include_in_schema=False)
 
@@ -197,33 +197,11 @@ _ADVICE = {
 }
 
 
-def viewer(request: fastapi.Request, services: dependencies.ServicesDep) -> auth.Caller:
-    """Who is logged in.
-
-    Raises:
-        Unauthenticated: nobody.
-    """
-    caller = auth.from_cookie(request, services)
-    if caller is None:
-        raise errors.Unauthenticated("log in to see this page")
-    if not caller.can("read"):
-        raise errors.Forbidden("this needs a key with the scope read")
-    request.scope["felix_key_id"] = caller.key.id
-    request.state.viewer = caller  # for error pages
-    return caller
-
-
-Viewer = Annotated[auth.Caller, fastapi.Depends(viewer)]
-
-
 def page(
-    request: fastapi.Request,
-    template: str,
-    viewer: auth.Caller | None,
-    status: int = 200,
-    **values: Any,
+    request: fastapi.Request, template: str, status: int = 200, **values: Any
 ) -> responses.HTMLResponse:
-    """A page."""
+    """A page for whoever is logged in, if anybody is."""
+    viewer: LoggedIn | None = getattr(request.state, "viewer", None)
     text = _ENVIRONMENT.get_template(template).render(
         viewer=viewer,
         csrf=viewer.login.csrf if viewer is not None and viewer.login is not None else "",
@@ -233,12 +211,48 @@ def page(
     return responses.HTMLResponse(text, status, {"Cache-Control": "no-store"})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoggedIn(auth.Caller):
+    """Who is logged in, and asks for a page."""
+
+    request: fastapi.Request = dataclasses.field(repr=False)
+
+    def page(self, template: str, status: int = 200, **values: Any) -> responses.HTMLResponse:
+        """The response to the request."""
+        return page(self.request, template, status, **values)
+
+
+def viewer(
+    scopes: security.SecurityScopes, request: fastapi.Request, services: dependencies.ServicesDep
+) -> LoggedIn:
+    """Who is logged in, and may read and has all the scopes.
+
+    Raises:
+        Unauthenticated: nobody is.
+        Forbidden: a scope is missing.
+    """
+    caller = auth.from_cookie(request, services)
+    if caller is None:
+        raise errors.Unauthenticated("log in to see this page")
+    caller.need("read")
+    request.scope["felix_key_id"] = caller.key.id
+    viewer = LoggedIn(caller.key, caller.login, caller.remote, services, request)
+    request.state.viewer = viewer
+    for scope in scopes.scopes:
+        viewer.need(scope)
+    return viewer
+
+
+Viewer = Annotated[LoggedIn, fastapi.Depends(viewer)]
+Submitter = Annotated[LoggedIn, fastapi.Security(viewer, scopes=["submit"])]
+Admin = Annotated[LoggedIn, fastapi.Security(viewer, scopes=["admin"])]
+
+
 def error_page(request: fastapi.Request, status: int, detail: str) -> responses.HTMLResponse:
     """What went wrong, and what to do."""
     return page(
         request,
         "error.html",
-        getattr(request.state, "viewer", None),
         status,
         title=_TITLES.get(status) or http.HTTPStatus(status).phrase,
         detail=detail[:1].upper() + detail[1:],
@@ -268,10 +282,8 @@ class Page(routing.APIRoute):
                 return await inner(request)
             except errors.Unauthenticated:
                 return to_login(request)
-            except errors.ServiceError as error:
-                return error_page(request, error.status, str(error))
             except engine_errors.FelixError as error:
-                return error_page(request, 422, str(error))
+                return error_page(request, problems.status_of(error), str(error))
             except exceptions.RequestValidationError:
                 return error_page(request, 404, "there is nothing at this address")
             except starlette_exceptions.HTTPException as error:

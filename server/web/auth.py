@@ -23,7 +23,7 @@ import functools
 import hashlib
 import hmac
 import urllib.parse
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import anyio.to_thread
 import fastapi
@@ -32,11 +32,9 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server import errors
-from server.database import database, visibility
+from server.database import visibility
 from server.store import keys, rows
 from server.web import dependencies
-
-Scope = Literal["read", "submit", "priority", "worker", "admin"]
 
 #: How long a dashboard login is valid.
 LOGIN_S = 12 * 3600.0
@@ -63,7 +61,8 @@ class Caller:
     key: rows.Key
     login: rows.Login | None
     remote: str
-    _db: database.Database = dataclasses.field(repr=False)
+    #: the parts of the application; routes read and write by the methods here
+    services: dependencies.Services = dataclasses.field(repr=False)
 
     @property
     def sees(self) -> visibility.Visibility:
@@ -76,23 +75,24 @@ class Caller:
 
     def read(self) -> contextlib.AbstractContextManager[orm.Session]:
         """A transaction that only reads what the caller sees."""
-        return self._db.read(self.sees)
+        return self.services.unrestricted_db.read(self.sees)
 
     def write(self) -> contextlib.AbstractContextManager[orm.Session]:
         """A transaction on what the caller sees, that may write."""
-        return self._db.write(self.sees)
+        return self.services.unrestricted_db.write(self.sees)
 
     def can(self, scope: str) -> bool:
         """Whether the key has a scope; admin has all."""
-        key = self.key
-        allowed = {
-            "read": key.can_read,
-            "submit": key.can_submit,
-            "priority": key.can_priority,
-            "worker": key.can_worker,
-            "admin": key.can_admin,
-        }
-        return key.can_admin or allowed[scope]
+        return self.key.can_admin or bool(getattr(self.key, f"can_{scope}"))
+
+    def need(self, scope: str) -> None:
+        """Refuse a caller whose key lacks a scope.
+
+        Raises:
+            Forbidden
+        """
+        if not self.can(scope):
+            raise errors.Forbidden(f"this needs a key with the scope {scope}")
 
     def audit(self, tx: orm.Session, action: str, subject: str, **detail: Any) -> None:
         """Record what the caller does, in the transaction that does it."""
@@ -115,8 +115,7 @@ async def caller(
     if identified is None:
         raise errors.Unauthenticated(MISSING_KEY)
     for scope in scopes.scopes:
-        if not identified.can(scope):
-            raise errors.Forbidden(f"this needs a key with the scope {scope}")
+        identified.need(scope)
     if identified.login is not None and request.method not in _SAFE:
         check_csrf(identified.login, request.headers.get(CSRF_HEADER))
     request.scope["felix_key_id"] = identified.key.id
@@ -133,7 +132,7 @@ async def identify(request: fastapi.Request, services: dependencies.Services) ->
     if known is None:
         known = await _by_key(request, services)
         if known is None and cookie_name(services) in request.cookies:
-            known = await anyio.to_thread.run_sync(_by_cookie, request, services)
+            known = await anyio.to_thread.run_sync(from_cookie, request, services)
         request.scope[_IN_SCOPE] = known
     return known
 
@@ -145,14 +144,6 @@ Manager = Annotated[Caller, fastapi.Security(caller, scopes=["read", "submit"])]
 Admin = Annotated[Caller, fastapi.Security(caller, scopes=["admin"])]
 #: Any valid key.
 Anyone = Annotated[Caller, fastapi.Security(caller, scopes=[])]
-
-
-def from_cookie(request: fastapi.Request, services: dependencies.Services) -> Caller | None:
-    """For pages: the caller of a login cookie, None without a valid one (show the login form).
-
-    A page that changes something calls `check_csrf` with the field of its form.
-    """
-    return _by_cookie(request, services)
 
 
 def check_csrf(login: rows.Login, token: str | None) -> None:
@@ -219,11 +210,11 @@ def log_in(
     return token, login, key
 
 
-def log_out(request: fastapi.Request, services: dependencies.Services, viewer: Caller) -> None:
+def log_out(request: fastapi.Request, viewer: Caller) -> None:
     """End the login of this request's cookie."""
-    token = request.cookies.get(cookie_name(services))
+    token = request.cookies.get(cookie_name(viewer.services))
     if token is not None and viewer.login is not None:
-        with services.unrestricted_db.write() as tx:
+        with viewer.services.unrestricted_db.write() as tx:
             keys.log_out(tx, token)
             viewer.audit(tx, "logout", f"key {viewer.key.id}")
 
@@ -270,7 +261,7 @@ async def _by_key(request: fastapi.Request, services: dependencies.Services) -> 
     key = await services.key_cache.get(digest, read_key)
     if key.expires_at is not None and key.expires_at <= _now():
         key = await read_key()  # whether it has expired is for the database's clock
-    return Caller(key, None, remote_of(request), services.unrestricted_db)
+    return Caller(key, None, remote_of(request), services)
 
 
 def _read_key(services: dependencies.Services, text: str) -> rows.Key:
@@ -280,7 +271,11 @@ def _read_key(services: dependencies.Services, text: str) -> rows.Key:
     return key
 
 
-def _by_cookie(request: fastapi.Request, services: dependencies.Services) -> Caller | None:
+def from_cookie(request: fastapi.Request, services: dependencies.Services) -> Caller | None:
+    """The caller of a login cookie; None without a valid one.
+
+    A page that changes something checks `check_csrf` with the field of its form.
+    """
     token = request.cookies.get(cookie_name(services))
     if not token:
         return None
@@ -290,7 +285,7 @@ def _by_cookie(request: fastapi.Request, services: dependencies.Services) -> Cal
     except errors.Unauthenticated:
         return None
     _note_use(services, key)
-    return Caller(key, login, remote_of(request), services.unrestricted_db)
+    return Caller(key, login, remote_of(request), services)
 
 
 def _note_use(services: dependencies.Services, key: rows.Key) -> None:

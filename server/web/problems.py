@@ -86,21 +86,38 @@ def problem(
     return Problem(content, status, dict(headers or {}))
 
 
+def status_of(error: engine_errors.FelixError) -> int:
+    """The status of the response to a refusal."""
+    return error.status if isinstance(error, errors.ServiceError) else 422
+
+
 def content_of(error: engine_errors.FelixError) -> dict[str, Any]:
     """A refusal as a part of a response: type, title, status and detail."""
-    status = error.status if isinstance(error, errors.ServiceError) else 422
-    return _content(status, _slug(type(error).__name__), str(error))
+    return _content(status_of(error), _slug(type(error).__name__), str(error))
 
 
 def content_of_invalid(error: pydantic.ValidationError) -> dict[str, Any]:
     """A malformed part of a request as a part of a response, with the place of each mistake."""
-    located = [("body", *each["loc"]) for each in error.errors()]
-    invalid = [
-        {"where": _where(where), "message": _printable(str(each["msg"]))}
-        for where, each in zip(located, error.errors(), strict=True)
-    ][:50]
-    detail = f"{invalid[0]['where']}: {invalid[0]['message']}"
-    return _content(422, "invalid-request", detail) | {"errors": invalid}
+    invalid = _mistakes(malformed(error))
+    return _content(422, "invalid-request", _first(invalid)) | {"errors": invalid}
+
+
+def malformed(error: pydantic.ValidationError, *place: str) -> exceptions.RequestValidationError:
+    """The error of a request whose body is malformed at a place, as FastAPI has it."""
+    located = [{**each, "loc": ("body", *place, *each["loc"])} for each in error.errors()]
+    return exceptions.RequestValidationError(located)
+
+
+def _mistakes(error: exceptions.RequestValidationError) -> list[dict[str, str]]:
+    return [
+        {"where": _where(each["loc"]), "message": _printable(str(each["msg"]))}
+        for each in error.errors()[:50]
+    ]
+
+
+def _first(invalid: Sequence[Mapping[str, str]]) -> str:
+    first = invalid[0] if invalid else {"where": "#", "message": "malformed"}
+    return f"{first['where']}: {first['message']}"
 
 
 def _content(status: int, slug: str, detail: str) -> dict[str, Any]:
@@ -140,30 +157,21 @@ def of_error(request: fastapi.Request, error: BaseException) -> Problem:
     return problem(request, 500, "internal-error", detail)
 
 
-async def _on_felix(request: fastapi.Request, error: Exception) -> Problem:
-    if isinstance(error, errors.ServiceError):
-        status, slug = error.status, _slug(type(error).__name__)
-    else:
-        status, slug = 422, _slug(type(error).__name__)
-    headers = {}
+async def _on_felix(request: fastapi.Request, error: engine_errors.FelixError) -> Problem:
+    status, headers = status_of(error), {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (429, 503):
         headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
     if status >= 500:
         _log.error("%s", error, extra={"action": "service_error"})
-    return problem(request, status, slug, str(error), headers)
+    return problem(request, status, _slug(type(error).__name__), str(error), headers)
 
 
 async def _on_invalid(request: fastapi.Request, error: Exception) -> Problem:
     assert isinstance(error, exceptions.RequestValidationError)
-    invalid = [
-        {"where": _where(each["loc"]), "message": _printable(str(each["msg"]))}
-        for each in error.errors()[:50]
-    ]
-    first = invalid[0] if invalid else {"where": "#", "message": "malformed"}
-    detail = f"{first['where']}: {first['message']}"
-    return problem(request, 422, "invalid-request", detail, errors=invalid)
+    invalid = _mistakes(error)
+    return problem(request, 422, "invalid-request", _first(invalid), errors=invalid)
 
 
 async def _on_http(request: fastapi.Request, error: Exception) -> Problem:

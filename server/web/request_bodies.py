@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import fastapi
 import pydantic
@@ -201,8 +201,6 @@ class NewJob(JobSettings):
     workload: Annotated[OperatorWorkload | TirWorkload, pydantic.Field(discriminator="kind")]
 
     model_config = pydantic.ConfigDict(
-        extra="forbid",
-        allow_inf_nan=False,
         json_schema_extra={
             "examples": [
                 {
@@ -216,7 +214,7 @@ class NewJob(JobSettings):
                     "tags": ["first"],
                 }
             ]
-        },
+        }
     )
 
 
@@ -294,8 +292,14 @@ class Changes(RequestBody):
     tags: Tags | None = None
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"priority": 10, "tags": ["release"]}]}
+        json_schema_extra={"examples": [{"priority": 10, "tags": ["release"]}]}
     )
+
+
+Scope = Literal["read", "submit", "priority", "worker", "admin"]
+
+#: What keys may do: a key has `can_` before each.
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
 class NewKey(RequestBody):
@@ -305,9 +309,7 @@ class NewKey(RequestBody):
     project: Line = pydantic.Field(
         default="default", min_length=1, max_length=64, description="whose jobs it sees"
     )
-    scopes: list[Literal["read", "submit", "priority", "worker", "admin"]] = pydantic.Field(
-        default=["read"], min_length=1, max_length=5
-    )
+    scopes: list[Scope] = pydantic.Field(default=["read"], min_length=1, max_length=5)
     device_kinds: list[Line] = pydantic.Field(
         default=[],
         max_length=64,

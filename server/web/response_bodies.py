@@ -7,6 +7,7 @@ latencies in microseconds, durations in seconds. Times are UTC.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 import pydantic
@@ -23,6 +24,9 @@ class ResponseBody(pydantic.BaseModel, frozen=True, from_attributes=True):
     """Made from rows of the store by their attributes."""
 
 
+Body = TypeVar("Body", bound=ResponseBody)
+
+
 class Page(ResponseBody, Generic[T]):
     """Some of a list; `next` is the `after` of the next page, null on the last."""
 
@@ -34,6 +38,11 @@ class Listed(ResponseBody, Generic[T]):
     """A whole list."""
 
     items: list[T]
+
+
+def listed(kind: type[Body], found: Iterable[object]) -> Listed[Body]:
+    """The list of all that is found, each as a body of a kind."""
+    return Listed(items=[kind.model_validate(each) for each in found])
 
 
 class Estimate(ResponseBody, rows.Estimate):

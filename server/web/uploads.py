@@ -13,11 +13,10 @@ from typing import Any, BinaryIO
 import anyio.to_thread
 import fastapi
 import pydantic
-from fastapi import exceptions
 from starlette import datastructures, formparsers
 
 from server import errors
-from server.web import request_bodies
+from server.web import problems, request_bodies
 
 #: Multipart heads and the field `job` may take as much on top of the file.
 FORM_BYTES = 1 << 20
@@ -133,16 +132,14 @@ def _body(text: Any) -> request_bodies.UploadedJob:
             text if isinstance(text, str) else ""
         )
     except pydantic.ValidationError as error:
-        details = [{**each, "loc": ("body", "job", *each["loc"])} for each in error.errors()]
-        raise exceptions.RequestValidationError(details) from error
+        raise problems.malformed(error, "job") from error
 
 
 def _name(text: str) -> str:
     try:
         return pydantic.TypeAdapter(request_bodies.FileName).validate_python(text)
     except pydantic.ValidationError as error:
-        details = [{**each, "loc": ("body", "file", "filename")} for each in error.errors()]
-        raise exceptions.RequestValidationError(details) from error
+        raise problems.malformed(error, "file", "filename") from error
 
 
 def _copy(source: BinaryIO, to: Any) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import logging
@@ -14,7 +15,7 @@ import torch
 
 from felix import client, display, errors, files, names, tensorfile
 from felix.cli import main
-from felix.cli.remote import jobs
+from felix.cli.remote import connection, jobs
 from felix.client import rows
 from server import logs
 from server.api import examples
@@ -232,7 +233,7 @@ def test_lists_and_lines_of_the_command_line(
     changes = {"name": HOSTILE, "tags": [HEBREW], "message": HOSTILE, "state": "failed"}
     job = rows.of(client.Job, examples.JOB.model_dump(mode="json") | changes)
     assert job.name == HOSTILE
-    jobs._show_jobs([job])
+    connection.show(argparse.Namespace(json=False), [job], ("",) * 9, jobs._cells)
     event = client.Event(
         seq=1,
         at=job.created_at,

@@ -1,7 +1,7 @@
 """`felix serve | tuner | db`: the one place where `felix` reaches the service.
 
 The package `server` is optional and imports `felix`, not the reverse. So it is loaded by its name,
-when one of its commands runs, and known here by a protocol.
+when one of its commands runs.
 """
 
 from __future__ import annotations
@@ -9,51 +9,27 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from collections.abc import Collection
-from typing import Any, Protocol, cast
+from types import ModuleType
+from typing import Any
 
 from felix import errors
 
 
-class Commands(Protocol):
-    """What `server.commands` does for the command line; the type of settings is the service's."""
-
-    def upgrade(self, settings: object) -> tuple[str | None, str]:
-        """Bring the database to this version's schema; the revisions before and after."""
-        ...
-
-    def serve(self, settings: object, with_tuner: bool) -> int:
-        """API, dashboard and tuner; the exit code."""
-        ...
-
-    def run_tuner(
-        self, settings: object, name: str | None, jobs: int | None, with_parent: bool
-    ) -> int:
-        """Tune until a signal ends it; the exit code."""
-        ...
-
-    def create_key(
-        self, settings: object, name: str, scopes: Collection[str], limits: dict[str, Any]
-    ) -> tuple[int, str]:
-        """An API key, made in the database; its number and text."""
-        ...
-
-
-def commands() -> Commands:
-    """The commands of the service.
+def commands() -> Any:
+    """The module of the service's commands, `server.commands`.
 
     Raises:
         FelixError: it, or a package it needs, is not installed.
     """
-    return cast(Commands, _load("commands"))
+    return _load("commands")
 
 
-def settings() -> object:
+def settings() -> Any:
     """The service's settings, from the environment; raises as `commands` does."""
     return _load("settings").Settings.from_environment()
 
 
-def _load(name: str) -> Any:
+def _load(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"server.{name}")
     except ModuleNotFoundError as error:
@@ -68,13 +44,14 @@ def run_serve(arguments: argparse.Namespace) -> int:
     loaded, configured = commands(), settings()
     if arguments.upgrade:
         loaded.upgrade(configured)
-    return loaded.serve(configured, not arguments.no_tuner)
+    return int(loaded.serve(configured, not arguments.no_tuner))
 
 
 def run_tuner(arguments: argparse.Namespace) -> int:
     """`felix tuner`: work on jobs until a signal ends it; the exit code."""
     loaded, configured = commands(), settings()
-    return loaded.run_tuner(configured, arguments.name, arguments.jobs, arguments.with_parent)
+    ended = loaded.run_tuner(configured, arguments.name, arguments.jobs, arguments.with_parent)
+    return int(ended)
 
 
 def run_db(arguments: argparse.Namespace) -> int:

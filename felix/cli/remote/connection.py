@@ -16,10 +16,12 @@ import os
 import pathlib
 import sys
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 from felix import client, errors
+
+T = TypeVar("T")
 
 #: Of `server.settings`.
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -32,15 +34,13 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 KEY_FILE = "admin-key"
 
 
-def connect(
-    arguments: argparse.Namespace, environment: Mapping[str, str] | None = None
-) -> client.Client:
+def connect(arguments: argparse.Namespace) -> client.Client:
     """A client for the service that the options or the environment name.
 
     Raises:
         FelixError: there is no key, or a variable makes no sense.
     """
-    environment = os.environ if environment is None else environment
+    environment = os.environ
     host, port = _listening(environment)
     here = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     url = arguments.url or environment.get("FELIX_URL") or here
@@ -71,15 +71,24 @@ def print_json(values: Sequence[Any]) -> None:
     print(json.dumps([dataclasses.asdict(each) for each in values], default=str, indent=1))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Set[str]) -> None:
-    """A table on stdout; `right` are columns of numbers."""
+def show(
+    arguments: argparse.Namespace,
+    values: Sequence[T],
+    columns: Sequence[str],
+    cells: Callable[[T], Sequence[str]],
+    right: Set[str] = frozenset(),
+) -> None:
+    """Rows of the service on stdout, as JSON or as a table; `right` are columns of numbers."""
     from rich import box, console, table
 
+    if arguments.json:
+        print_json(values)
+        return
     shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         shown.add_column(name, justify="right" if name in right else "left")
-    for row in rows:
-        shown.add_row(*row)
+    for value in values:
+        shown.add_row(*cells(value))
     width = None if sys.stdout.isatty() else 140
     console.Console(file=sys.stdout, width=width, markup=False).print(shown)
 

@@ -99,31 +99,24 @@ def ls(arguments: argparse.Namespace) -> int:
     set_filters = {name: value for name, value in filters.items() if value}
     with connection.connect(arguments) as service:
         jobs = list(service.jobs(limit=arguments.limit, mine=arguments.mine, **set_filters))
-    if arguments.json:
-        connection.print_json(jobs)
-    else:
-        _show_jobs(jobs)
+    columns = ("job", "name", "state", "target", "trials", "best", "speed-up", "age", "tags")
+    numbers = frozenset({"job", "trials", "best", "speed-up", "age"})
+    connection.show(arguments, jobs, columns, _cells, numbers)
     return 0
 
 
-def _show_jobs(jobs: Sequence[client.Job]) -> None:
-    numbers = ("job", "trials", "best", "speed-up", "age")
-    columns = ("job", "name", "state", "target", "trials", "best", "speed-up", "age", "tags")
-    rows = [
-        (
-            str(job.id),
-            display.printable(job.name),
-            job.state,
-            display.printable(job.target),
-            f"{job.n_trials}{'' if job.trials is None else f'/{job.trials}'}",
-            report.duration(job.best_us),
-            report.ratio(job.speedup),
-            connection.age(job.created_at),
-            " ".join(map(display.printable, job.tags)),
-        )
-        for job in jobs
-    ]
-    connection.print_table(columns, rows, right=frozenset(numbers))
+def _cells(job: client.Job) -> tuple[str, ...]:
+    return (
+        str(job.id),
+        display.printable(job.name),
+        job.state,
+        display.printable(job.target),
+        f"{job.n_trials}{'' if job.trials is None else f'/{job.trials}'}",
+        report.duration(job.best_us),
+        report.ratio(job.speedup),
+        connection.age(job.created_at),
+        " ".join(map(display.printable, job.tags)),
+    )
 
 
 def get(arguments: argparse.Namespace) -> int:

@@ -24,16 +24,16 @@ def keys_command(arguments: argparse.Namespace) -> int:
     if arguments.local:
         if arguments.action != "create":
             raise errors.FelixError("--local only makes keys: felix keys create NAME --local")
-        _print_key(arguments, *_create_locally(arguments))
+        made_here = service.commands().create_key(service.settings(), *_new_key(arguments))
+        _print_key(arguments, *made_here)
         return 0
     with connection.connect(arguments) as remote:
         match arguments.action:
             case "ls":
-                _show_keys(arguments, remote.keys())
+                connection.show(arguments, remote.keys(), _KEY, _key_row)
             case "create":
-                made = remote.create_key(
-                    _key_name(arguments), arguments.scope or ["read"], **_key_limits(arguments)
-                )
+                name, scopes, limits = _new_key(arguments)
+                made = remote.create_key(name, scopes, **limits)
                 _print_key(arguments, made.key.id, made.text)
             case "revoke":
                 if not (arguments.subject or "").isdecimal():
@@ -47,31 +47,13 @@ def keys_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _key_name(arguments: argparse.Namespace) -> str:
+def _new_key(arguments: argparse.Namespace) -> tuple[str, list[str], dict[str, Any]]:
+    """Name, scopes and limits of the key to make."""
     if not arguments.subject:
         raise errors.FelixError("the key needs a name: felix keys create NAME")
-    return str(arguments.subject)
-
-
-def _key_limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = (
-        "project",
-        "device_kinds",
-        "max_running_jobs",
-        "max_trials",
-        "max_upload_bytes",
-        "expires_s",
-    )
-    return _given(arguments, names)
-
-
-def _create_locally(arguments: argparse.Namespace) -> tuple[int, str]:
-    return service.commands().create_key(
-        service.settings(),
-        _key_name(arguments),
-        arguments.scope or ["read"],
-        _key_limits(arguments),
-    )
+    names = ("max_running_jobs", "max_trials", "max_upload_bytes", "expires_s")
+    limits = _given(arguments, ("project", "device_kinds", *names))
+    return str(arguments.subject), arguments.scope or ["read"], limits
 
 
 def _print_key(arguments: argparse.Namespace, number: int, text: str) -> None:
@@ -82,12 +64,7 @@ def _print_key(arguments: argparse.Namespace, number: int, text: str) -> None:
     print(text)
 
 
-def _show_keys(arguments: argparse.Namespace, keys: Sequence[client.Key]) -> None:
-    if arguments.json:
-        connection.print_json(keys)
-        return
-    columns = ("key", "name", "project", "scopes", "public part", "last used", "state")
-    connection.print_table(columns, map(_key_row, keys), right=frozenset())
+_KEY = ("key", "name", "project", "scopes", "public part", "last used", "state")
 
 
 def _key_row(key: client.Key) -> tuple[str, ...]:
@@ -110,11 +87,16 @@ def projects_command(arguments: argparse.Namespace) -> int:
             case verb:
                 change = service.create_project if verb == "create" else service.limit_project
                 projects = [change(_project_name(arguments), **_given(arguments, LIMITS))]
-    if arguments.json:
-        connection.print_json(projects)
-    else:
-        _show_projects(projects)
+    numbers = ("jobs at once", "trials a job", "bytes", "days files stay")
+    connection.show(
+        arguments, projects, ("project", *numbers), _project_row, right=frozenset(numbers)
+    )
     return 0
+
+
+def _project_row(project: client.Project) -> tuple[str, ...]:
+    limits = (getattr(project, name) for name in LIMITS)
+    return (project.name, *("–" if limit is None else f"{limit}" for limit in limits))
 
 
 def _project_name(arguments: argparse.Namespace) -> str:
@@ -127,15 +109,6 @@ def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any
     """The options of these names that were given."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _show_projects(projects: Sequence[client.Project]) -> None:
-    numbers = ("jobs at once", "trials a job", "bytes", "days files stay")
-    rows = []
-    for project in projects:
-        limits = (getattr(project, name) for name in LIMITS)
-        rows.append((project.name, *("–" if limit is None else f"{limit}" for limit in limits)))
-    connection.print_table(("project", *numbers), rows, right=frozenset(numbers))
 
 
 def webhooks_command(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
-"""Logging in and out; keys and what they did, for administrators."""
+"""Logging in and out; forms in common; keys and what they did, for administrators."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -13,7 +13,7 @@ import pydantic
 from starlette import responses
 
 from server import actions, errors
-from server.dashboard import render
+from server.dashboard import job_form, render
 from server.store import keys, projects, rows
 from server.web import auth, dependencies, request_bodies
 
@@ -34,7 +34,7 @@ def login_form(
     after = inside(after)
     if auth.from_cookie(request, services) is not None:
         return responses.RedirectResponse(after, 303)
-    return render.page(request, "login.html", None, after=after, problem="")
+    return render.page(request, "login.html", after=after, problem="")
 
 
 @login_router.post("/login")
@@ -47,21 +47,9 @@ async def log_in(request: fastapi.Request, services: dependencies.ServicesDep) -
         token, _, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, key)
     except (errors.Unauthenticated, errors.Forbidden, dependencies.Throttled) as error:
         problem = str(error)
-        return render.page(request, "login.html", None, error.status, after=after, problem=problem)
+        return render.page(request, "login.html", error.status, after=after, problem=problem)
     response = responses.RedirectResponse(after, 303, {"Cache-Control": "no-store"})
     auth.set_cookie(response, services, token)
-    return response
-
-
-@login_router.post("/logout")
-async def log_out(
-    request: fastapi.Request, services: dependencies.ServicesDep, viewer: render.Viewer
-) -> fastapi.Response:
-    """End the login."""
-    await checked_form(request, viewer)
-    await anyio.to_thread.run_sync(auth.log_out, request, services, viewer)
-    response = responses.RedirectResponse(render.LOGIN, 303)
-    auth.clear_cookie(response, services)
     return response
 
 
@@ -75,15 +63,65 @@ async def checked_form(
     Raises:
         Forbidden
     """
-    login_form = await request.form(max_files=max_files, max_fields=200)
+    sent = await request.form(max_files=max_files, max_fields=200)
     assert viewer.login is not None  # viewers come by cookie
-    token = login_form.get(auth.CSRF_FIELD)
+    token = sent.get(auth.CSRF_FIELD)
     auth.check_csrf(viewer.login, token if isinstance(token, str) else None)
     fields: dict[str, list[str]] = {}
-    for name, value in login_form.multi_items():
+    for name, value in sent.multi_items():
         if isinstance(value, str):
             fields.setdefault(name, []).append(value)
     return fields
+
+
+async def _form(request: fastapi.Request, viewer: render.Viewer) -> dict[str, list[str]]:
+    return await checked_form(request, viewer)
+
+
+#: Every route that changes something takes one, and so has checked where it comes from.
+Form = Annotated[dict[str, list[str]], fastapi.Depends(_form)]
+
+
+def texts_of(form: Mapping[str, list[str]]) -> dict[str, str]:
+    """The last value of each field, without the space around it."""
+    return {name: values[-1].strip() for name, values in form.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filled:
+    """A form that came in: its texts, the ticked boxes, and by field what is wrong."""
+
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ticked: tuple[str, ...] = ()
+    wrong: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """The status of a page with this form."""
+        return 422 if self.wrong else 200
+
+
+def wrong_of(error: pydantic.ValidationError, fields: Mapping[str, str]) -> dict[str, str]:
+    """What a body's validation says, by field of the form; `fields` are those of other names."""
+    by_name = {str(each["loc"][0]): job_form.words(each["msg"]) for each in error.errors()}
+    return {fields.get(name, name): text for name, text in by_name.items()}
+
+
+def scaled(text: str, unit: float) -> Any:
+    """A number in the API's unit; a text that is no number is left for the API to refuse."""
+    try:
+        return type(unit)(float(text) * unit)
+    except (ValueError, OverflowError):
+        return text
+
+
+@login_router.post("/logout")
+def log_out(viewer: render.Viewer, _: Form) -> fastapi.Response:
+    """End the login."""
+    auth.log_out(viewer.request, viewer)
+    response = responses.RedirectResponse(render.LOGIN, 303)
+    auth.clear_cookie(response, viewer.services)
+    return response
 
 
 def inside(address: str) -> str:
@@ -95,88 +133,48 @@ def inside(address: str) -> str:
 router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
 
 KEYS = "/dashboard/keys"
-SCOPES = ("read", "submit", "priority", "worker", "admin")
 AUDIT_LIMIT = 100
 
 _DAY_S = 86400.0
 _MIB = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """The form of a new key: its texts, the chosen scopes, and by field what is wrong."""
-
-    texts: Mapping[str, str]
-    scopes: list[str]
-    wrong: Mapping[str, str]
-
-
-def admin(viewer: render.Viewer) -> auth.Caller:
-    """Whoever is logged in and may manage keys.
-
-    Raises:
-        Forbidden
-    """
-    if not viewer.can("admin"):
-        raise errors.Forbidden("this needs a key with the scope admin")
-    return viewer
-
-
-Admin = Annotated[auth.Caller, fastapi.Depends(admin)]
+#: Fields that the form has in other units than the API, which has other names for them.
+_FIELDS = {"expires_s": "expires_days", "max_upload_bytes": "max_upload_mib"}
 
 
 @router.get("/keys")
-def every(
-    request: fastapi.Request, viewer: Admin, services: dependencies.ServicesDep
-) -> fastapi.Response:
+def every(viewer: render.Admin) -> fastapi.Response:
     """All keys, and a form for another."""
-    return _page(request, viewer, services)
+    return _page(viewer, Filled(ticked=("read", "submit")))
 
 
 @router.post("/keys")
-async def create(
-    request: fastapi.Request, viewer: Admin, services: dependencies.ServicesDep
-) -> fastapi.Response:
+def create(viewer: render.Admin, form: Form) -> fastapi.Response:
     """Make a key and show its text, once."""
-    form = await checked_form(request, viewer)
-    texts = {name: values[-1].strip() for name, values in form.items()}
-    chosen = form.get("scope", [])
+    texts, ticked = texts_of(form), tuple(form.get("scope", []))
     try:
-        body = request_bodies.NewKey.model_validate(_body(texts, chosen))
+        body = request_bodies.NewKey.model_validate(_body(texts, ticked))
+        made = actions.create_key(viewer, body)
     except pydantic.ValidationError as error:
-        wrong = {str(one["loc"][0]): str(one["msg"]) for one in error.errors()}
-        return await anyio.to_thread.run_sync(
-            _page, request, viewer, services, _Form(texts, chosen, wrong)
-        )
-    try:
-        made = await anyio.to_thread.run_sync(actions.create_key, services, viewer, body)
-    except (errors.NotFound, errors.InvalidRequest) as error:
-        field = "project" if isinstance(error, errors.NotFound) else "device_kinds"
-        wrong = {field: str(error)}
-        return await anyio.to_thread.run_sync(
-            _page, request, viewer, services, _Form(texts, chosen, wrong)
-        )
-    return render.page(request, "key_made.html", viewer, made=made)
+        wrong = wrong_of(error, _FIELDS)
+    except errors.NotFound as error:
+        wrong = {"project": str(error)}
+    except errors.InvalidRequest as error:
+        wrong = {"device_kinds": str(error)}
+    else:
+        return viewer.page("key_made.html", made=made)
+    return _page(viewer, Filled(texts, ticked, wrong))
 
 
 @router.post("/keys/{key_id}/revoke")
-async def revoke(
-    request: fastapi.Request,
-    key_id: request_bodies.Id,
-    viewer: Admin,
-    services: dependencies.ServicesDep,
-) -> fastapi.Response:
+def revoke(key_id: request_bodies.Id, viewer: render.Admin, _: Form) -> fastapi.Response:
     """End a key and its logins."""
-    await checked_form(request, viewer)
-    await anyio.to_thread.run_sync(actions.revoke_key, services, viewer, key_id)
+    actions.revoke_key(viewer, key_id)
     return responses.RedirectResponse(KEYS, 303)
 
 
 @router.get("/audit")
 def audit(
-    request: fastapi.Request,
-    viewer: Admin,
-    services: dependencies.ServicesDep,
+    viewer: render.Admin,
     key: Annotated[str, fastapi.Query(max_length=10)] = "",
     after: request_bodies.After = None,
 ) -> fastapi.Response:
@@ -185,10 +183,8 @@ def audit(
     with viewer.read() as tx:
         entries = keys.audited(tx, AUDIT_LIMIT + 1, after, key_id)
         all_keys = keys.every(tx)
-    return render.page(
-        request,
+    return viewer.page(
         "audit.html",
-        viewer,
         entries=entries[:AUDIT_LIMIT],
         next=entries[AUDIT_LIMIT - 1].id if len(entries) > AUDIT_LIMIT else None,
         after=after,
@@ -197,65 +193,48 @@ def audit(
     )
 
 
-def _page(
-    request: fastapi.Request,
-    viewer: auth.Caller,
-    services: dependencies.Services,
-    filled: _Form | None = None,
-) -> fastapi.Response:
-    form = filled or _Form({}, ["read", "submit"], {})
+def _page(viewer: render.LoggedIn, filled: Filled) -> fastapi.Response:
     with viewer.read() as tx:
         all_keys = keys.every(tx)
         all_projects = projects.every(tx)
-    now = datetime.datetime.now(datetime.UTC)
-    return render.page(
-        request,
+    return viewer.page(
         "keys.html",
-        viewer,
-        422 if form.wrong else 200,
-        keys=[(key, scopes(key), state(key, now)) for key in reversed(all_keys)],
+        filled.status,
+        keys=described(all_keys),
         projects=all_projects,
-        scopes=SCOPES,
-        chosen=form.scopes,
-        texts=form.texts,
-        wrong=form.wrong,
-        settings=services.settings,
+        scopes=request_bodies.SCOPES,
+        filled=filled,
+        settings=viewer.services.settings,
     )
 
 
-def _body(texts: Mapping[str, str], chosen: list[str]) -> dict[str, Any]:
+def _body(texts: Mapping[str, str], scopes: Sequence[str]) -> dict[str, Any]:
     """The form as the API's body; empty fields are left out, sizes and times in its units."""
-    body: dict[str, Any] = {"name": texts.get("name", ""), "scopes": chosen}
+    body: dict[str, Any] = {"name": texts.get("name", ""), "scopes": list(scopes)}
     for name in ("project", "max_running_jobs", "max_trials"):
         if texts.get(name):
             body[name] = texts[name]
     if kinds := texts.get("device_kinds", "").replace(",", " ").split():
         body["device_kinds"] = kinds
-    for field, name, unit in (
-        ("expires_days", "expires_s", _DAY_S),
-        ("max_upload_mib", "max_upload_bytes", _MIB),
-    ):
+    for (name, field), unit in zip(_FIELDS.items(), (_DAY_S, _MIB), strict=True):
         if texts.get(field):
-            body[name] = _scaled(texts[field], unit)
+            body[name] = scaled(texts[field], unit)
     return body
 
 
-def _scaled(text: str, unit: float) -> Any:
-    """In the API's unit; a text that is no number is left for the API to refuse."""
-    try:
-        return type(unit)(float(text) * unit)
-    except (ValueError, OverflowError):
-        return text
+def described(listed: Iterable[rows.Key]) -> list[tuple[rows.Key, list[str], str]]:
+    """Keys, the newest first, each with what it may do and its state."""
+    return [(key, scopes(key), state(key)) for key in reversed(list(listed))]
 
 
 def scopes(key: rows.Key) -> list[str]:
     """What a key may do, in words."""
-    has = (key.can_read, key.can_submit, key.can_priority, key.can_worker, key.can_admin)
-    return [name for name, is_set in zip(SCOPES, has, strict=True) if is_set]
+    return [scope for scope in request_bodies.SCOPES if getattr(key, f"can_{scope}")]
 
 
-def state(key: rows.Key, now: datetime.datetime) -> str:
+def state(key: rows.Key) -> str:
     """`valid`, `revoked` or `expired`."""
     if key.revoked_at is not None:
         return "revoked"
+    now = datetime.datetime.now(datetime.UTC)
     return "expired" if key.expires_at is not None and key.expires_at <= now else "valid"

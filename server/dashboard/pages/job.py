@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import anyio.to_thread
 import fastapi
 import markupsafe
 from sqlalchemy import orm
@@ -30,7 +29,7 @@ from server.store import (
     trials,
 )
 from server.store import tuners as store_tuners
-from server.web import auth, decisions, dependencies, request_bodies
+from server.web import auth, decisions, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
@@ -85,23 +84,16 @@ _Task = Annotated[int | None, fastapi.Query(ge=0, le=request_bodies.MAX_INT)]
 
 
 @router.get("")
-def overview(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
-) -> fastapi.Response:
+def overview(job_id: request_bodies.Id, viewer: render.Viewer) -> fastapi.Response:
     """Convergence, tasks, what ships of a network, where the time went, files."""
     with viewer.read() as tx:
-        head = _head(tx, services, viewer, job_id)
+        head = _head(tx, viewer, job_id)
         files = artifacts.of_job(tx, job_id)
         network = networks.of_job(tx, job_id, head["tasks"])
         chart = chart_data.convergence(tx, head["job"], head["tasks"], network)
         similar = reuse.similar(tx, job_id, SIMILAR_LIMIT)
-    return render.page(
-        request,
+    return viewer.page(
         "job/overview.html",
-        viewer,
         tab="overview",
         **head,
         chart=chart,
@@ -115,10 +107,8 @@ def overview(
 
 @router.get("/trials")
 def trials_page(
-    request: fastapi.Request,
     job_id: request_bodies.Id,
     viewer: render.Viewer,
-    services: dependencies.ServicesDep,
     show: Annotated[str, fastapi.Query(max_length=40)] = "",
     task: Annotated[str, fastapi.Query(max_length=10)] = "",
     after: request_bodies.After = None,
@@ -131,13 +121,11 @@ def trials_page(
         best_only=show == "best",
     )
     with viewer.read() as tx:
-        head = _head(tx, services, viewer, job_id)
+        head = _head(tx, viewer, job_id)
         page = trials.page(tx, job_id, chosen, TRIALS_LIMIT, after or 0)
         failed = trials.error_counts(tx, job_id)
-    return render.page(
-        request,
+    return viewer.page(
         "job/trials.html",
-        viewer,
         tab="trials",
         **head,
         trials=page.trials,
@@ -153,21 +141,15 @@ def trials_page(
 
 @router.get("/trials/{number}")
 def trial_page(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    number: request_bodies.Id,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
+    job_id: request_bodies.Id, number: request_bodies.Id, viewer: render.Viewer
 ) -> fastapi.Response:
     """One trial with all that is known of it."""
     with viewer.read() as tx:
-        head = _head(tx, services, viewer, job_id)
+        head = _head(tx, viewer, job_id)
         trial = trials.get(tx, job_id, number)
     task = next(each for each in head["tasks"] if each.number == trial.task)
-    return render.page(
-        request,
+    return viewer.page(
         "job/trial.html",
-        viewer,
         tab="trials",
         **head,
         trial=trial,
@@ -178,24 +160,18 @@ def trial_page(
 
 @router.get("/search")
 def search_page(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
-    task: _Task = None,
+    job_id: request_bodies.Id, viewer: render.Viewer, task: _Task = None
 ) -> fastapi.Response:
     """Predicted against measured, descents, rounds, training."""
     with viewer.read() as tx:
-        head = _head(tx, services, viewer, job_id)
+        head = _head(tx, viewer, job_id)
         number = _existing(head["tasks"], task)
         rounds = progress.rounds(tx, job_id, number, -1, ROUNDS_LIMIT)
         trainings = progress.trainings(tx, job_id)
         pairs = plot_points.predicted(tx, job_id, number, 2000)
     predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
-    return render.page(
-        request,
+    return viewer.page(
         "job/search.html",
-        viewer,
         tab="search",
         **head,
         number=number,
@@ -209,15 +185,11 @@ def search_page(
 
 @router.get("/code")
 def code_page(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
-    task: _Task = None,
+    job_id: request_bodies.Id, viewer: render.Viewer, task: _Task = None
 ) -> fastapi.Response:
     """TVMScript, generated source and assembly of a task's best schedule."""
     with viewer.read() as tx:
-        head = _head(tx, services, viewer, job_id)
+        head = _head(tx, viewer, job_id)
         number = _existing(head["tasks"], task)
         schedule, source = jobs.code(tx, job_id, number)
         assembly = jobs.assembly(tx, job_id, number)
@@ -232,10 +204,8 @@ def code_page(
             "assembly", "PTX" if is_gpu else "Assembly", "ptx" if is_gpu else "gas", assembly or ""
         ),
     ]
-    return render.page(
-        request,
+    return viewer.page(
         "job/code.html",
-        viewer,
         tab="code",
         **head,
         number=number,
@@ -245,22 +215,18 @@ def code_page(
 
 @router.get("/log")
 def log_page(
-    request: fastapi.Request,
     job_id: request_bodies.Id,
     viewer: render.Viewer,
-    services: dependencies.ServicesDep,
     all_: Annotated[bool, fastapi.Query(alias="all")] = False,
     before: request_bodies.After = None,
 ) -> fastapi.Response:
     """Events, newest first; without `all`, those that a person reads."""
     kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _FREQUENT)
     with viewer.read() as tx:
-        head = _head(tx, services, viewer, job_id)
+        head = _head(tx, viewer, job_id)
         newest = newest_events(tx, job_id, before, kinds)
-    return render.page(
-        request,
+    return viewer.page(
         "job/log.html",
-        viewer,
         tab="log",
         **head,
         events=newest[:LOG_LIMIT],
@@ -271,21 +237,14 @@ def log_page(
 
 
 @router.post("/{verb}")
-async def act(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    verb: str,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
+def act(
+    job_id: request_bodies.Id, verb: str, viewer: render.Viewer, _: access.Form
 ) -> fastapi.Response:
     """Pause, resume, stop, cancel or retry, then show the job."""
-    await access.checked_form(request, viewer)
     if verb not in set(actions.Action):
         raise errors.NotFound("there is no such action")
-    if not viewer.can("submit"):
-        raise errors.Forbidden("this needs a key with the scope submit")
-    action = actions.Action(verb)
-    await anyio.to_thread.run_sync(actions.move_job, services, viewer, job_id, action)
+    viewer.need("submit")
+    actions.move_job(viewer, job_id, actions.Action(verb))
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
 
 
@@ -327,17 +286,10 @@ class Listing:
         return len(self.text.splitlines())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """Some of the time, with its share of all."""
-
-    label: str
-    seconds: float
-    share: float
-
-
-def time_parts(breakdown: Mapping[str, Any] | None, elapsed_s: float) -> list[Part]:
-    """Where the time went, longest first; what no part claims comes last."""
+def time_parts(
+    breakdown: Mapping[str, Any] | None, elapsed_s: float
+) -> list[tuple[str, float, float]]:
+    """Label, seconds and share of all, the longest first; what no part claims comes last."""
     known = {
         label: float(breakdown.get(name) or 0.0)
         for name, label in PARTS.items()
@@ -348,7 +300,7 @@ def time_parts(breakdown: Mapping[str, Any] | None, elapsed_s: float) -> list[Pa
     total = max(float((breakdown or {}).get("total_s") or elapsed_s), sum(known.values()))
     parts = sorted(known.items(), key=lambda item: -item[1])
     parts.append(("Other", total - sum(known.values())))
-    return [Part(label, spent, spent / total) for label, spent in parts if spent >= 0.05]
+    return [(label, spent, spent / total) for label, spent in parts if spent >= 0.05]
 
 
 def allowed(viewer: auth.Caller, job: rows.Job) -> list[tuple[str, str, str]]:
@@ -362,14 +314,12 @@ def allowed(viewer: auth.Caller, job: rows.Job) -> list[tuple[str, str, str]]:
     ]
 
 
-def _head(
-    tx: orm.Session, services: dependencies.Services, viewer: auth.Caller, job_id: int
-) -> dict[str, Any]:
+def _head(tx: orm.Session, viewer: auth.Caller, job_id: int) -> dict[str, Any]:
     """What all pages of a job show."""
     job = jobs.get(tx, job_id)
     tuners: list[rows.Worker] = []
     if job.state in (_S.QUEUED, _S.STOPPING):
-        tuners = store_tuners.every(tx, services.settings.stale_s)
+        tuners = store_tuners.every(tx, viewer.services.settings.stale_s)
     return {
         "job": job,
         "tasks": jobs.tasks(tx, job_id),

@@ -14,7 +14,7 @@ from server.dashboard import render
 from server.dashboard.pages import job as job_page
 from server.store import job_lists, keys, rows
 from server.store import tuners as store_tuners
-from server.web import auth, dependencies
+from server.web import auth
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -100,9 +100,7 @@ async def _filter(
 
 @router.get("/dashboard")
 def table(
-    request: fastapi.Request,
     viewer: render.Viewer,
-    services: dependencies.ServicesDep,
     filter_: Annotated[Filter, fastapi.Depends(_filter)],
     after: _Cursor | None = None,
 ) -> fastapi.Response:
@@ -120,11 +118,9 @@ def table(
         page = job_lists.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
         owners = keys.names(tx, (job.key_id for job in page.jobs))
         counts = job_lists.counts(tx)
-        tuners = store_tuners.every(tx, services.settings.stale_s)
-    return render.page(
-        request,
+        tuners = store_tuners.every(tx, viewer.services.settings.stale_s)
+    return viewer.page(
         "jobs.html",
-        viewer,
         jobs=page.jobs,
         owners=owners,
         verbs={job.id: " ".join(verbs(viewer, job)) for job in page.jobs},

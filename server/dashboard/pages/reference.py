@@ -18,7 +18,6 @@ import markupsafe
 
 from server.dashboard import formats, render
 from server.store import tuners as store_tuners
-from server.web import dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -68,10 +67,8 @@ def reference(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Respon
     by_tag: dict[str, list[Operation]] = {}
     for operation in operations(document):
         by_tag.setdefault(operation.tag, []).append(operation)
-    return render.page(
-        request,
+    return viewer.page(
         "reference.html",
-        viewer,
         paragraphs=with_code(document["info"].get("description", "")).split("\n\n"),
         by_tag=by_tag,
         address=str(request.base_url).rstrip("/"),
@@ -218,19 +215,15 @@ MAX_GONE = 20
 
 
 @devices_router.get("/dashboard/devices")
-def devices(
-    request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
-) -> fastapi.Response:
+def devices(viewer: render.Viewer) -> fastapi.Response:
     """Devices by kind; tuners, newest first."""
-    stale_s = services.settings.stale_s
+    stale_s = viewer.services.settings.stale_s
     with viewer.read() as tx:
         tuners = store_tuners.every(tx, stale_s)
         reports = store_tuners.reports_of(tx, [tuner.id for tuner in tuners])
     gone = [tuner for tuner in tuners if not tuner.is_alive]
-    return render.page(
-        request,
+    return viewer.page(
         "devices.html",
-        viewer,
         devices=[
             (each, facts(each.kind, each.hardware))
             for each in store_tuners.devices(tuners, reports)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-import anyio.to_thread
 import fastapi
 import pydantic
 from starlette import responses
@@ -16,7 +14,7 @@ from server import actions, errors, states
 from server.dashboard import chart_data, render
 from server.dashboard.pages import access
 from server.store import job_lists, jobs, rows
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -40,20 +38,9 @@ LOSSES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ActionResult:
-    """What became of one job; `refusal` says why nothing was done, empty if it was."""
-
-    number: int
-    refusal: str
-
-
 @router.post("/dashboard/selection")
-async def act(
-    request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
-) -> fastapi.Response:
+def act(viewer: render.Viewer, form: access.Form) -> fastapi.Response:
     """Do it and show the table again; or what was refused; or the question before."""
-    form = await access.checked_form(request, viewer)
     numbers = numbers_of(form.get("job", []))[:MAX_SELECTED]
     verb = (form.get("verb") or [""])[-1]
     back = access.inside((form.get("back") or [access.HOME])[-1])
@@ -62,60 +49,46 @@ async def act(
         return responses.RedirectResponse(f"/dashboard/compare?{query}", 303)
     if verb not in VERBS:
         raise errors.NotFound("there is no such action")
-    if not viewer.can("submit"):
-        raise errors.Forbidden("this needs a key with the scope submit")
+    viewer.need("submit")
     if verb in LOSSES and "sure" not in form:
-        listed = await anyio.to_thread.run_sync(_existing, viewer, numbers)
-        return _page(request, viewer, verb, back, listed, [])
-    outcomes = await anyio.to_thread.run_sync(_each, services, viewer, verb, numbers)
-    if not any(outcome.refusal for outcome in outcomes):
+        with viewer.read() as tx:
+            listed = jobs.some(tx, numbers)
+        return _page(viewer, verb, back, listed, {})
+    refusals = {number: _refusal(viewer, verb, number) for number in numbers}
+    if not any(refusals.values()):
         return responses.RedirectResponse(back, 303)
-    return _page(request, viewer, verb, back, [], outcomes)
+    return _page(viewer, verb, back, [], refusals)
 
 
 def _page(
-    request: fastapi.Request,
-    viewer: auth.Caller,
+    viewer: render.LoggedIn,
     verb: str,
     back: str,
     listed: Sequence[rows.Job],
-    outcomes: Sequence[ActionResult],
+    refusals: Mapping[int, str],
 ) -> fastapi.Response:
     label, done = VERBS[verb]
-    return render.page(
-        request,
+    return viewer.page(
         "selection.html",
-        viewer,
         verb=verb,
         label=label,
         done=done,
         loss=LOSSES.get(verb, ""),
         back=back,
         jobs=listed,
-        outcomes=outcomes,
+        refusals=refusals,
     )
 
 
-def _existing(viewer: auth.Caller, numbers: Sequence[int]) -> list[rows.Job]:
-    with viewer.read() as tx:
-        return jobs.some(tx, numbers)
-
-
-def _each(
-    services: dependencies.Services, viewer: auth.Caller, verb: str, numbers: Sequence[int]
-) -> list[ActionResult]:
-    return [ActionResult(number, _refusal(services, viewer, verb, number)) for number in numbers]
-
-
-def _refusal(services: dependencies.Services, viewer: auth.Caller, verb: str, number: int) -> str:
+def _refusal(viewer: auth.Caller, verb: str, number: int) -> str:
     """Do it to one job; why not, or nothing."""
     try:
         if number > request_bodies.MAX_INT:
             raise errors.NotFound(f"there is no job {number}")
         if verb == "delete":
-            actions.delete_job(services, viewer, number)
+            actions.delete_job(viewer, number)
         else:
-            actions.move_job(services, viewer, number, actions.Action(verb))
+            actions.move_job(viewer, number, actions.Action(verb))
     except errors.ServiceError as error:
         return str(error)
     return ""
@@ -128,10 +101,7 @@ _NUMBERS = re.compile(r"[0-9]{1,9}")
 
 @compare_router.get("/dashboard/compare")
 def compare(
-    request: fastapi.Request,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
-    job: Annotated[list[str] | None, fastapi.Query(max_length=200)] = None,
+    viewer: render.Viewer, job: Annotated[list[str] | None, fastapi.Query(max_length=200)] = None
 ) -> fastapi.Response:
     """`?job=3&job=7`, or numbers with commas in one field."""
     numbers = numbers_of(job or [])
@@ -146,10 +116,8 @@ def compare(
                 missing.append(number)
         chart = chart_data.compared(tx, compared)
     bests = [row.best_us for row in compared if row.best_us is not None]
-    return render.page(
-        request,
+    return viewer.page(
         "compare.html",
-        viewer,
         jobs=compared,
         chart=chart,
         missing=missing,
@@ -174,16 +142,11 @@ changes_router = fastapi.APIRouter(
 
 
 @changes_router.post("/change")
-async def change(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
+def change(
+    job_id: request_bodies.Id, viewer: render.Submitter, form: access.Form
 ) -> fastapi.Response:
     """Store what the form has."""
-    form = await access.checked_form(request, viewer)
-    _check(viewer)
-    texts = {name: values[-1].strip() for name, values in form.items()}
+    texts = access.texts_of(form)
     tags = [tag.strip() for tag in texts.get("tags", "").split(",") if tag.strip()]
     values = {name: texts[name] for name in ("name", "note", "priority") if name in texts}
     try:
@@ -192,24 +155,14 @@ async def change(
         first = error.errors()[0]
         where = ", ".join(map(str, first["loc"]))
         raise errors.InvalidRequest(f"{where}: {first['msg']}") from error
-    await anyio.to_thread.run_sync(actions.change_job, services, viewer, job_id, changes)
+    actions.change_job(viewer, job_id, changes)
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
 
 
 @changes_router.post("/delete")
-async def delete(
-    request: fastapi.Request,
-    job_id: request_bodies.Id,
-    viewer: render.Viewer,
-    services: dependencies.ServicesDep,
+def delete(
+    job_id: request_bodies.Id, viewer: render.Submitter, _: access.Form
 ) -> fastapi.Response:
     """Remove an ended job with all it has."""
-    await access.checked_form(request, viewer)
-    _check(viewer)
-    await anyio.to_thread.run_sync(actions.delete_job, services, viewer, job_id)
+    actions.delete_job(viewer, job_id)
     return responses.RedirectResponse(access.HOME, 303)
-
-
-def _check(viewer: auth.Caller) -> None:
-    if not viewer.can("submit"):
-        raise errors.Forbidden("this needs a key with the scope submit")

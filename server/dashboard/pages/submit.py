@@ -28,7 +28,7 @@ from server.dashboard.pages import access
 from server.parsing import parser
 from server.store import jobs, requests
 from server.store import tuners as store_tuners
-from server.web import auth, dependencies, request_bodies, uploads
+from server.web import auth, request_bodies, uploads
 
 router = fastapi.APIRouter(
     prefix="/dashboard/submit", route_class=render.Page, include_in_schema=False
@@ -67,9 +67,7 @@ class _Refused(Exception):
 
 @router.get("")
 def form(
-    request: fastapi.Request,
     viewer: render.Viewer,
-    services: dependencies.ServicesDep,
     op: Annotated[str, fastapi.Query(max_length=100)] = "",
     like: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
     target: Annotated[str, fastapi.Query(max_length=200)] = "",
@@ -92,55 +90,53 @@ def form(
             op = request_body["workload"]["name"]
         else:
             source = TEMPLATE
-    operators = services.parser.operators()
+    operators = viewer.services.parser.operators()
     op = op or (FIRST if FIRST in operators else next(iter(operators)))
     if op not in operators:
         raise errors.NotFound(f"there is no operator {op!r}")
     texts = job_form.of_params(job_form.defaults(operators[op])) | texts
-    return _page(request, viewer, services, _Form(source, op, texts, template))
+    return _page(viewer, _Form(source, op, texts, template))
 
 
 @router.post("")
-async def submit(
-    request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
-) -> fastapi.Response:
+async def submit(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Response:
     """Queue the job and show it; or the form again, with what is wrong."""
     form_fields = await access.checked_form(request, viewer, max_files=1)
     texts = {name: values[-1] for name, values in form_fields.items()}
-    operators = await anyio.to_thread.run_sync(services.parser.operators)
+    operators = await anyio.to_thread.run_sync(viewer.services.parser.operators)
     source = texts.get("source", OPERATOR)
     if source not in (FILE, TEMPLATE):
         source = OPERATOR
     op = texts.get("op", "" if source == OPERATOR else FIRST)
     if op not in operators:
         raise errors.NotFound("there is no such operator")
-    if not viewer.can("submit"):
-        raise errors.Forbidden("this needs a key with the scope submit")
+    viewer.need("submit")
     try:
         if source == FILE:
-            made = await _submit_file(request, viewer, services, texts)
+            made = await _submit_file(request, viewer, texts)
         elif source == TEMPLATE:
-            made = await _submit_template(viewer, services, texts)
+            with viewer.read() as tx:
+                saved = requests.get_template(tx, viewer.key.id, texts.get("template", ""))
+            made = await _submit_json(viewer, texts, saved.job["workload"], {})
         else:
-            made = await _submit_operator(viewer, services, op, operators[op], texts)
+            reading = job_form.read(operators[op], job_form.params(texts))
+            workload = {"kind": "operator", "name": op, "params": reading.params}
+            wrong = job_form.of_params(reading.wrong)
+            made = await _submit_json(viewer, texts, workload, wrong)
     except _Refused as refused:
         template = texts.get("template", "")
         filled = _Form(source, op, texts, template, refused.wrong, refused.problem)
-        return await anyio.to_thread.run_sync(_page, request, viewer, services, filled)
+        return await anyio.to_thread.run_sync(_page, viewer, filled)
     return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
 
 
-async def _submit_operator(
+async def _submit_json(
     viewer: auth.Caller,
-    services: dependencies.Services,
-    op: str,
-    schema: job_form.Schema,
     texts: Mapping[str, str],
+    workload: Mapping[str, Any],
+    wrong: dict[str, str],
 ) -> jobs.Made:
-    params = job_form.params(texts)
-    reading = job_form.read(schema, params)
-    wrong = job_form.of_params(reading.wrong)
-    workload = {"kind": "operator", "name": op, "params": reading.params}
+    """Submit a program, or an operator of whose parameters `wrong` says what is wrong."""
     try:
         body = request_bodies.NewJob.model_validate(
             {**job_form.settings(texts), "workload": workload}
@@ -149,33 +145,13 @@ async def _submit_operator(
         raise _Refused(wrong | job_form.wrong(error.errors())) from error
     if wrong:
         raise _Refused(wrong)
-    from_form = submission.from_json(body, job_form.idempotency_key(body, texts))
-    return await _queue(viewer, services, from_form, list(job_form.of_params(params)))
-
-
-async def _submit_template(
-    viewer: auth.Caller, services: dependencies.Services, texts: Mapping[str, str]
-) -> jobs.Made:
-    """Submit the program of a template with the settings of the form."""
-    name = texts.get("template", "")
-    with viewer.read() as tx:
-        workload = requests.get_template(tx, viewer.key.id, name).job["workload"]
-    try:
-        body = request_bodies.NewJob.model_validate(
-            {**job_form.settings(texts), "workload": workload}
-        )
-    except pydantic.ValidationError as error:
-        raise _Refused(job_form.wrong(error.errors())) from error
-    submission.refuse_long(body, actions.upload_limit(services, viewer))
-    from_form = submission.from_json(body, job_form.idempotency_key(body, texts))
-    return await _queue(viewer, services, from_form, [])
+    from_form = submission.from_json(viewer, body, job_form.idempotency_key(body, texts))
+    params = job_form.params(texts) if workload["kind"] == OPERATOR else {}
+    return await _queue(viewer, from_form, list(job_form.of_params(params)))
 
 
 async def _submit_file(
-    request: fastapi.Request,
-    viewer: auth.Caller,
-    services: dependencies.Services,
-    texts: Mapping[str, str],
+    request: fastapi.Request, viewer: auth.Caller, texts: Mapping[str, str]
 ) -> jobs.Made:
     try:
         body = request_bodies.UploadedJob.model_validate(job_form.of_file(texts))
@@ -186,9 +162,9 @@ async def _submit_file(
     file = (await request.form()).get("file")
     if not isinstance(file, datastructures.UploadFile) or not file.filename:
         raise _Refused({"file": "is needed: a model or a program"})
-    async with _received(file, body, actions.upload_limit(services, viewer)) as upload:
+    async with _received(file, body, actions.upload_limit(viewer)) as upload:
         key = job_form.idempotency_key(body, {**texts, "sha256": upload.sha256})
-        return await _queue(viewer, services, submission.from_upload(upload, key), ["file"])
+        return await _queue(viewer, submission.from_upload(upload, key), ["file"])
 
 
 @contextlib.asynccontextmanager
@@ -204,23 +180,18 @@ async def _received(
         raise _Refused({"file": str(error)}) from error
 
 
-async def _queue(
-    viewer: auth.Caller,
-    services: dependencies.Services,
-    new: submission.Submission,
-    sources: list[str],
-) -> jobs.Made:
+async def _queue(viewer: auth.Caller, new: submission.Submission, sources: list[str]) -> jobs.Made:
     """Submit; a refusal is put at the field that it is about."""
-    quota = actions.quota(services, viewer)
+    quota = actions.quota(viewer)
     if new.body.trials is not None and new.body.trials > quota.max_trials:
         raise _Refused(
             {"trials": f"must be at most {quota.max_trials}: this key may ask for no more"}
         )
     try:
-        return await submission.submit(services, viewer, new)
+        return await submission.submit(viewer, new)
     except errors.InvalidRequest as error:
         message = str(error)
-        if await anyio.to_thread.run_sync(_refuses_all, services, new.body.target):
+        if await anyio.to_thread.run_sync(_refuses_all, viewer, new.body.target):
             raise _Refused({"target": message}) from error
         field = _about(sources, message)
         raise _Refused({field: message} if field else {}, "" if field else message) from error
@@ -228,10 +199,10 @@ async def _queue(
         raise _Refused({}, str(error)) from error
 
 
-def _refuses_all(services: dependencies.Services, target: str) -> bool:
+def _refuses_all(viewer: auth.Caller, target: str) -> bool:
     """Whether the target is at fault: it refuses what every device can run."""
     try:
-        services.parser.parse(_PROBE, target)
+        viewer.services.parser.parse(_PROBE, target)
     except errors.InvalidRequest:
         return True
     return False
@@ -249,17 +220,13 @@ def _about(sources: list[str], message: str) -> str:
     return places[min(places)] if places else ""
 
 
-def _page(
-    request: fastapi.Request, viewer: auth.Caller, services: dependencies.Services, filled: _Form
-) -> fastapi.Response:
-    operators = services.parser.operators()
+def _page(viewer: render.LoggedIn, filled: _Form) -> fastapi.Response:
+    operators = viewer.services.parser.operators()
     with viewer.read() as tx:
-        tuners = store_tuners.every(tx, services.settings.stale_s)
-    quota = actions.quota(services, viewer)
-    return render.page(
-        request,
+        tuners = store_tuners.every(tx, viewer.services.settings.stale_s)
+    quota = actions.quota(viewer)
+    return viewer.page(
         "submit.html",
-        viewer,
         422 if filled.wrong or filled.problem else 200,
         source=filled.source,
         op=filled.op,
@@ -275,7 +242,7 @@ def _page(
         strategies=strategies.NAMES,
         default_trials=submission.DEFAULT_TRIALS,
         max_trials=quota.max_trials,
-        max_upload_bytes=actions.upload_limit(services, viewer),
+        max_upload_bytes=actions.upload_limit(viewer),
         form_id=secrets.token_urlsafe(16),
         can_submit=viewer.can("submit"),
     )
