@@ -208,8 +208,7 @@ def _make(
 
 def _check_float8(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
     """Refuse float8 on CPUs."""
-    inner = [buffer for block in grammar.blocks(func.body) for buffer in block.alloc_buffers]
-    types = {grammar.dtype(buffer) for buffer in (*func.params, *inner)}
+    types = {grammar.dtype(buffer) for buffer in grammar.buffers(func)}
     if full.kind.name == "llvm" and types & set(grammar.STORAGE_DTYPES):
         raise errors.WorkloadError(
             "programs of float8 are tuned for cuda alone: TVM's code for CPUs converts float8 to "

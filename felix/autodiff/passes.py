@@ -180,6 +180,7 @@ class Passes:
         return values.take(self.outputs, 0)
 
     def forward(self, points: Array, temperature: smoothing.Temperature) -> tuple[Array, Array]:
+        """Smooth raw values [n_outputs, batch] at [n_symbols, batch], and X for `backward`."""
         values = self._start(points)
         buffer = np.empty((self.n_edges + self.n_nodes + len(self.outputs), points.shape[1]))
         for group in self.groups:
@@ -196,6 +197,7 @@ class Passes:
         return values.take(self.outputs, 0), buffer
 
     def backward(self, buffer: Array, gradient: Array) -> Array:
+        """Gradient [n_symbols, batch] from X and d/d raw outputs [n_outputs, batch]; uses X up."""
         buffer[self.n_edges + self.n_nodes :] = gradient
         for group, gather in zip(reversed(self.groups), self.gathers[:-1], strict=True):
             if group.matrix is not None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from felix import errors
 from felix.autodiff import graph as expression_graph
-from felix.autodiff import passes, smoothing
+from felix.autodiff.passes import Passes
 
 Array = NDArray[np.float64]
 
@@ -124,23 +124,14 @@ class FormulaProgram:
             merged, flags = [merged[i] for i in order], [flags[i] for i in order]
         return cls(graph, names, merged, flags)
 
-    @property
-    def n_nodes(self) -> int:
-        """Number of distinct nodes that the outputs need."""
-        return self._passes.n_nodes
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups: what the cost of a small batch is proportional to."""
-        return len(self._passes.groups)
-
     @cached_property
     def _log_rows(self) -> NDArray[np.intp]:
         return np.flatnonzero(self.log_outputs)
 
     @cached_property
-    def _passes(self) -> passes.Passes:
-        return passes.Passes.make(self.graph, len(self.symbols), self.outputs)
+    def passes(self) -> Passes:
+        """The passes over the nodes that the outputs need."""
+        return Passes.make(self.graph, len(self.symbols), self.outputs)
 
     def exact(self, values: NDArray[Any], *, raw: bool = False) -> Array:
         """Values of the outputs at integer points.
@@ -154,23 +145,15 @@ class FormulaProgram:
         """
         points = self._checked(np.asarray(values, dtype=np.float64))
         result = np.empty((len(points), len(self.outputs)))
-        size = max(EXACT_COLUMNS, EXACT_VALUES // max(1, self.n_nodes))
+        size = max(EXACT_COLUMNS, EXACT_VALUES // max(1, self.passes.n_nodes))
         for start in range(0, len(points), size):
             block = points[start : start + size]
-            outputs = self._passes.exact(block.T)
+            outputs = self.passes.exact(block.T)
             if not raw and len(self._log_rows):
                 flagged = outputs.take(self._log_rows, 0)
                 outputs[self._log_rows] = signed_log2(flagged)
             result[start : start + size] = outputs.T
         return result
-
-    def forward(self, points: Array, temperature: smoothing.Temperature) -> tuple[Array, Array]:
-        """Smooth raw values [n_outputs, batch] at [n_symbols, batch], and X for `backward`."""
-        return self._passes.forward(points, temperature)
-
-    def backward(self, buffer: Array, gradient: Array) -> Array:
-        """Gradient [n_symbols, batch] from X and d/d raw outputs [n_outputs, batch]; uses X up."""
-        return self._passes.backward(buffer, gradient)
 
     def _checked(self, points: Array) -> Array:
         if points.ndim != 2 or points.shape[1] != len(self.symbols):

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from felix.autodiff import program as autodiff_program
-from felix.autodiff import smoothing
 
 _LN2 = float(np.log(2.0))
 
@@ -22,13 +21,10 @@ class _Smooth(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        program: autodiff_program.FormulaProgram,
-        temperature: smoothing.Temperature,
+        ctx: Any, x: torch.Tensor, program: autodiff_program.FormulaProgram, temperature: float
     ) -> torch.Tensor:
         points = np.ascontiguousarray(x.detach().double().cpu().numpy().T)
-        values, buffer = program.forward(points, temperature)
+        values, buffer = program.passes.forward(points, temperature)
         ctx.again = (points, temperature)
         ctx.program, ctx.buffer, ctx.slopes, ctx.x = program, buffer, None, x
         if program.log_outputs.any():
@@ -45,33 +41,28 @@ class _Smooth(torch.autograd.Function):
         if ctx.slopes is not None:
             outer = outer * ctx.slopes
         if ctx.buffer is None:  # a second reverse pass (retain_graph): the first one overwrote X
-            _, ctx.buffer = ctx.program.forward(*ctx.again)
-        inner = ctx.program.backward(ctx.buffer, outer)
+            _, ctx.buffer = ctx.program.passes.forward(*ctx.again)
+        inner = ctx.program.passes.backward(ctx.buffer, outer)
         ctx.buffer = None
         return torch.from_numpy(inner).T.to(ctx.x), None, None
 
 
 def smooth(
-    program: autodiff_program.FormulaProgram, x: torch.Tensor, temperature: float | torch.Tensor
+    program: autodiff_program.FormulaProgram, x: torch.Tensor, temperature: float
 ) -> torch.Tensor:
     """Smooth values of a program's outputs, differentiable (once) in x.
 
     Args:
         program: what to evaluate.
         x: [batch, n_symbols] relaxed values of the variables (not their logarithms).
-        temperature: > 0; a tensor [batch] gives each point its own.
+        temperature: > 0.
 
     Returns:
         [batch, n_outputs], float64.
     """
     if x.ndim != 2 or x.shape[1] != len(program.symbols):
         raise ValueError(f"expected [batch, {len(program.symbols)}], got {list(x.shape)}")
-    level: smoothing.Temperature
-    if isinstance(temperature, torch.Tensor):
-        level = temperature.detach().double().cpu().numpy()
-    else:
-        level = float(temperature)
-    if not np.all(np.asarray(level) > 0.0):
+    if not temperature > 0.0:
         raise ValueError("the temperature must be above 0; use exact() for the limit")
-    result: torch.Tensor = _Smooth.apply(x, program, level)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Smooth.apply(x, program, temperature)  # type: ignore[no-untyped-call]
     return result

@@ -55,11 +55,6 @@ def moved_dims(access: Access, block: Block, components: Collection[IterComponen
     return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]
 
 
-def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:
-    """Row-major element strides."""
-    return [ir.product(shape[i + 1 :]) for i in range(len(shape))]
-
-
 def loop_point(loop: Loop, value: Scalar) -> dict[IterComponent, Scalar]:
     """The components of a loop when its (fused) variable has `value`."""
     point = {}
@@ -86,7 +81,7 @@ class Address:
 
     @functools.cached_property
     def _steps(self) -> list[Scalar]:
-        return strides(self.shape)
+        return [ir.product(self.shape[i + 1 :]) for i in range(len(self.shape))]
 
     @functools.cached_property
     def _indices(self) -> list[sympy.Expr]:

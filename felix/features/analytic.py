@@ -22,7 +22,6 @@ from felix.target import Hardware
 GPU_LAUNCH_US = 2
 CPU_FORK_US = 5
 #: CPU cache rates in bytes per cycle and core; GPU in bytes per cycle and SM.
-L1_BYTES_PER_CYCLE = 64
 L2_BYTES_PER_CYCLE = 32
 L3_BYTES_PER_CYCLE = 16
 GPU_SHARED_BYTES_PER_CYCLE = 128

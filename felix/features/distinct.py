@@ -11,7 +11,6 @@ each visit until all are touched that its other indices leave: min(table, visits
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -32,8 +31,7 @@ def elements(row: stores.Row, accesses: list[Access]) -> Scalar:
     joined = _joined(accesses, visited)
     if joined:
         conditions = {
-            _renamed_access(a, joined): [_renamed(c, joined) for c in conditions[a]]
-            for a in accesses
+            a.substituted(joined): [c.substituted(joined) for c in conditions[a]] for a in accesses
         }
         accesses = list(conditions)
     if len(accesses) == 1:
@@ -85,19 +83,6 @@ def _joined(accesses: list[Access], visited: _Visited) -> dict[sympy.Expr, sympy
                 visited[joined[total]] = iterators.Visited(0, length, length)
                 break
     return joined
-
-
-def _renamed_access(access: Access, names: dict[sympy.Expr, sympy.Symbol]) -> Access:
-    return Access(access.buffer, tuple(index.xreplace(names) for index in access.indices))
-
-
-def _renamed(value: ir.Value, names: dict[sympy.Expr, sympy.Symbol]) -> ir.Value:
-    return dataclasses.replace(
-        value,
-        args=tuple(_renamed(a, names) for a in value.args),
-        access=None if value.access is None else _renamed_access(value.access, names),
-        expr=None if value.expr is None else value.expr.xreplace(names),
-    )
 
 
 # ---------------------------------------------------------------- conditions

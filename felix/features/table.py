@@ -30,7 +30,7 @@ def build(program: SymbolicProgram, hardware: Hardware) -> Table:
     """All features of a program after its postprocessors."""
     machine = memory.Machine(
         hardware.is_gpu,
-        SECTOR_LINE if hardware.is_gpu else hardware.cache_line_bytes,
+        memory.SECTOR_BYTES if hardware.is_gpu else hardware.cache_line_bytes,
         hardware.l1_bytes,
         hardware.l2_bytes,
         max(hardware.l3_bytes, hardware.l2_bytes),
@@ -50,10 +50,6 @@ def build(program: SymbolicProgram, hardware: Hardware) -> Table:
         full = {**features, **by_kernel[row.kernel]}
         values.append(tuple(sympy.sympify(full.get(name, 0)) for name in spec.NAMES))
     return Table(tuple(r.name for r in stores), tuple(values))
-
-
-#: GPU global memory moves in sectors of this size.
-SECTOR_LINE = memory.SECTOR_BYTES
 
 
 def _row_values(

@@ -14,7 +14,7 @@ import logging
 import pathlib
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -42,17 +42,26 @@ _log = logging.getLogger("felix.metaschedule")
 _FAILED_RUN_S = 1e9
 
 
-class Context(Protocol):
-    """The part of a TuneContext that says what is tuned."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """The part of a TuneContext that says what is tuned; the context owns what keeps this."""
 
-    @property
-    def mod(self) -> tvm.IRModule: ...
-    @property
-    def target(self) -> tvm.target.Target: ...
-    @property
-    def space_generator(self) -> ms.space_generator.SpaceGenerator: ...
-    @property
-    def task_name(self) -> str: ...
+    mod: tvm.IRModule
+    target: tvm.target.Target
+    space_generator: ms.space_generator.SpaceGenerator
+    task_name: str
+    rand_state: int
+
+    @classmethod
+    def of(cls, context: ms.TuneContext) -> Context:
+        """What is kept of a context."""
+        return cls(
+            context.mod,
+            context.target,
+            context.space_generator,
+            str(context.task_name),
+            int(context.rand_state),
+        )
 
 
 class Workload:
@@ -62,14 +71,11 @@ class Workload:
         """Raises WorkloadError or TargetError if Felix cannot model the module or the target."""
         complete = target.parse(context.target)
         cost = tir_cost.count(context.mod["main"])
-        self.task = Task(
-            str(context.task_name), context.mod, complete, 1.0, cost.flops, cost.min_bytes
-        )
+        self.task = Task(context.task_name, context.mod, complete, 1.0, cost.flops, cost.min_bytes)
         self.index = index
         #: ln(latency_us) that scores 1; None before anything is known
         self.reference: float | None = None
         self._machine = target.hardware(complete)
-        # not the context itself, which owns the strategy that keeps this
         self._space_generator = context.space_generator
         sketches: list[TraceSketch] = []
         scorer = scoring.Scorer(sketches, no_model)
@@ -225,20 +231,20 @@ class MLPCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
 
     def update(
         self,
-        context: Context,
+        context: ms.TuneContext,
         candidates: Sequence[ms.search_strategy.MeasureCandidate],
         results: Sequence[ms.runner.RunnerResult],
     ) -> None:
         """Fine-tune on new measurements."""
-        workload = self.online.workload_or_none(context)
+        workload = self.online.workload_or_none(Context.of(context))
         if workload is not None:
             self.online.learn(workload, latencies_us(candidates, results))
 
     def predict(
-        self, context: Context, candidates: Sequence[ms.search_strategy.MeasureCandidate]
+        self, context: ms.TuneContext, candidates: Sequence[ms.search_strategy.MeasureCandidate]
     ) -> NDArray[np.float64]:
         """Scores, higher is better."""
-        workload = self.online.workload_or_none(context)
+        workload = self.online.workload_or_none(Context.of(context))
         if workload is None or not len(candidates):
             return np.ones(len(candidates))
         predicted = self.online.predict(workload, [c.sch.trace for c in candidates])

@@ -54,18 +54,12 @@ class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
         self._model = model
         self._options = options
         self._seed = seed
-        self._context: _Context | None = None
+        self._context: ms_cost_model.Context | None = None
         self._state: _State | None = None
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         """Remember what is to be tuned, without keeping the context alive."""
-        self._context = _Context(
-            context.mod,
-            context.target,
-            context.space_generator,
-            str(context.task_name),
-            int(context.rand_state),
-        )
+        self._context = ms_cost_model.Context.of(context)
         self._state = None
 
     def pre_tuning(
@@ -128,17 +122,6 @@ class GradientSearch(ms.search_strategy.PySearchStrategy):  # type: ignore[misc]
         if self._state is None:
             raise errors.TuningError("the strategy is used before pre_tuning")
         return self._state
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Context:
-    """The part of a TuneContext that the strategy keeps."""
-
-    mod: tvm.IRModule
-    target: tvm.target.Target
-    space_generator: ms.space_generator.SpaceGenerator
-    task_name: str
-    rand_state: int
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -11,26 +11,17 @@ search itself does.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-_LAZY = {
-    "Allocator": "felix.search.allocate",
-    "GradientOptions": "felix.search.gradient",
-    "GradientSearch": "felix.search.gradient",
-    "Search": "felix.search.interface",
-    "Candidate": "felix.search.interface",
-}
-
 if TYPE_CHECKING:
-    from felix.search.allocate import Allocator
     from felix.search.gradient import GradientOptions, GradientSearch
-    from felix.search.interface import Candidate, Search
 
-__all__ = ["Allocator", "Candidate", "GradientOptions", "GradientSearch", "Search"]
+__all__ = ["GradientOptions", "GradientSearch"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module 'felix.search' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    from felix.search import gradient
+
+    return getattr(gradient, name)

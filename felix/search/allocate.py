@@ -13,7 +13,7 @@ task of the largest gain goes next.
 
 Every task gets one warm-up round first, in the order of weight times the latency that is expected
 of it untuned: what gets none before time is up matters least. A task without a legal result after
-`patience` rounds is dead, and one whose search returns nothing new for `patience` rounds is
+`PATIENCE` rounds is dead, and one whose search returns nothing new for `PATIENCE` rounds is
 exhausted: neither is chosen again, so a run always ends. The original gives failing tasks a
 latency of 1e10, which makes them the most promising for ever, and loops endlessly on an empty
 candidate list.
@@ -33,15 +33,12 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationOptions:
-    """Constants of the rule; alpha and window as in Ansor."""
-
-    alpha: float = 0.2
-    window: int = 3
-    patience: int = 3
-    #: share of a busy task's gain that another one must promise for a round beside it
-    least_gain: float = 0.1
+#: Alpha and D of the rule, as in Ansor.
+ALPHA, WINDOW = 0.2, 3
+#: Rounds without a result, or without anything new, after which a task gets no more.
+PATIENCE = 3
+#: Share of a busy task's gain that another one must promise for a round beside it.
+LEAST_GAIN = 0.1
 
 
 @dataclass(slots=True)
@@ -104,7 +101,6 @@ class Allocator:
     Args:
         weights: of the tasks.
         floors_us: their floors; 0 if left out.
-        options: constants of the rule.
         untuned_us: what orders first rounds, with the weights; all equal if left out.
     """
 
@@ -112,14 +108,13 @@ class Allocator:
         self,
         weights: Sequence[float],
         floors_us: Sequence[float] | None = None,
-        options: AllocationOptions | None = None,
         untuned_us: Sequence[float] | None = None,
     ) -> None:
         expected_us = untuned_us if untuned_us is not None else [0.0] * len(weights)
         costs = [w * us for w, us in zip(weights, expected_us, strict=True)]
-        self._order = sorted(range(len(costs)), key=lambda i: -costs[i])
+        #: the tasks in the order of their first rounds
+        self.order: Sequence[int] = sorted(range(len(costs)), key=lambda i: -costs[i])
         floors = floors_us if floors_us is not None else [0.0] * len(weights)
-        self.options = options or AllocationOptions()
         self.tasks = [TaskProgress(w, f) for w, f in zip(weights, floors, strict=True)]
         self._settled: set[int] = set()
 
@@ -144,7 +139,7 @@ class Allocator:
         if unsolved:
             return min(unsolved, key=lambda i: (self._rounds(i), i))
         best = max(open_tasks, key=lambda i: (self.gain_us(i), -i))
-        if any(self.gain_us(i) * self.options.least_gain > self.gain_us(best) for i in busy):
+        if any(self.gain_us(i) * LEAST_GAIN > self.gain_us(best) for i in busy):
             return None
         return best
 
@@ -182,20 +177,15 @@ class Allocator:
 
     def fresh(self, busy: Collection[int] = ()) -> list[int]:
         """Those tasks, without the ones that are busy with it."""
-        open_tasks = [i for i in self._order if not self._rounds(i) and self.is_open(i)]
+        open_tasks = [i for i in self.order if not self._rounds(i) and self.is_open(i)]
         return [i for i in open_tasks if i not in busy]
-
-    @property
-    def order(self) -> Sequence[int]:
-        """The tasks in the order of their first rounds."""
-        return self._order
 
     def is_open(self, task: int) -> bool:
         """Neither settled, dead nor exhausted."""
         progress = self.tasks[task]
-        if task in self._settled or progress.n_empty >= self.options.patience:
+        if task in self._settled or progress.n_empty >= PATIENCE:
             return False
-        return progress.latency_us is not None or self._rounds(task) < self.options.patience
+        return progress.latency_us is not None or self._rounds(task) < PATIENCE
 
     def has_converged(self, n_rounds: int, min_improvement: float) -> bool:
         """Whether every task that is still open has stalled (`TaskProgress.has_stalled`)."""
@@ -204,17 +194,17 @@ class Allocator:
 
     def gain_us(self, task: int) -> float:
         """G_i in weighted microseconds; 0 without a latency. An empty round halves it."""
-        progress, options = self.tasks[task], self.options
+        progress = self.tasks[task]
         latency_us = progress.latency_us
         if latency_us is None:
             return 0.0
         backward = 0.0
-        if len(progress.best_us) > options.window:
-            before = progress.best_us[-1 - options.window]
+        if len(progress.best_us) > WINDOW:
+            before = progress.best_us[-1 - WINDOW]
             if before is not None:
-                backward = (before - latency_us) / options.window
+                backward = (before - latency_us) / WINDOW
         forward = max(0.0, latency_us - progress.floor_us) / len(progress.best_us)
-        gain = options.alpha * backward + (1.0 - options.alpha) * forward
+        gain = ALPHA * backward + (1.0 - ALPHA) * forward
         return progress.weight * gain * 0.5**progress.n_empty
 
     def _rounds(self, task: int) -> int:

@@ -308,7 +308,6 @@ class Descent:
             predicted = model(rows, mask.to(rows.dtype).repeat(batch, 1))
             costs.append(predicted.double().reshape(batch, len(block.entries)))
         cost = costs[0] if len(costs) == 1 else torch.cat(costs, dim=1)[:, merged.entry_order]
-        self.scorer.n_predictions += batch * merged.n_entries
         residuals = torch.asinh(outputs[:, merged.n_feature_outputs :])
         return cost, torch.square(torch.relu(residuals)) @ merged.constraint_to_entry
 

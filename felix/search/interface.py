@@ -21,7 +21,7 @@ from felix.features.kind import FeatureKind
 if TYPE_CHECKING:
     import torch
 
-    from felix.space.formulas import StructureFormulas as StructureFormulas
+    from felix.space.formula_cache import StructureFormulas as StructureFormulas
     from felix.space.sketch import Sketch as Sketch
     from felix.symbolic.interpret import Instruction as Instruction
 
@@ -63,15 +63,6 @@ class ProbabilisticModel(Protocol):
         """Draws of ln(latency_us) of B programs less its mean [B, n], of standard normal numbers
         [B, n]; a column is one draw of all programs."""
         ...
-
-
-def model_of(models: CostModels, kind: FeatureKind) -> CostModel:
-    """The model that reads features of a kind.
-
-    Raises:
-        KeyError: there are models for other kinds alone.
-    """
-    return models[kind] if isinstance(models, Mapping) else models
 
 
 class Search(Protocol):

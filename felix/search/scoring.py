@@ -16,7 +16,7 @@ counts them: they give other kernels.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,8 +68,6 @@ class Scorer:
 
     sketches: Sequence[interface.Sketch]
     model: interface.CostModels
-    #: how many predictions the model has made
-    n_predictions: int = 0
     #: new structures of each sketch that this round may still compile; None: any number
     _allowance: list[int] | None = None
     #: structures admitted so far; stored with the search, so that a resumed one goes on alike
@@ -86,8 +84,12 @@ class Scorer:
         return self.sketches[sketch_index].formulas.kind
 
     def model_of(self, kind: FeatureKind) -> interface.CostModel:
-        """The model that reads features of a kind."""
-        return interface.model_of(self.model, kind)
+        """The model that reads features of a kind.
+
+        Raises:
+            KeyError: there are models for other kinds alone.
+        """
+        return self.model[kind] if isinstance(self.model, Mapping) else self.model
 
     def begin_round(self, n_new_structures: int | Sequence[int]) -> None:
         """Allow so many new structures of every sketch, or of each, until the next call."""
@@ -247,7 +249,7 @@ class Scorer:
             keys = fingerprints.tolist()
             fresh = {key: row for row, key in enumerate(keys) if key not in known}
             if fresh:
-                predicted = self._predicted(model, features[list(fresh.values())])
+                predicted = _predicted(model, features[list(fresh.values())])
                 known.update(zip(fresh, predicted.tolist(), strict=True))
             ln_latency = np.array([known[key] for key in keys])
             result.put(rows, Scores(ln_latency, build, fingerprints))
@@ -260,16 +262,6 @@ class Scorer:
         if self.kind_of(sketch_index) is FeatureKind.TRACE:
             return _digests(features)
         return _digests(np.insert(values, 0, sketch_index, axis=1))
-
-    def _predicted(self, model: interface.CostModel, features: Array) -> Array:
-        self.n_predictions += len(features)
-        batches = []
-        with torch.no_grad():
-            for start in range(0, len(features), MODEL_BATCH):
-                rows = torch.from_numpy(features[start : start + MODEL_BATCH])
-                rows = rows.to(dtype_of(model))
-                batches.append(model(rows, row_mask(rows)).double())
-        return torch.cat(batches).cpu().numpy()
 
     def _by_structure(
         self, sketch_index: int, decisions: interface.Decisions
@@ -285,6 +277,16 @@ class Scorer:
             groups.setdefault(tuple(values), []).append(row)
         for structure, rows in groups.items():
             yield structure, np.asarray(rows, np.intp)
+
+
+def _predicted(model: interface.CostModel, features: Array) -> Array:
+    batches = []
+    with torch.no_grad():
+        for start in range(0, len(features), MODEL_BATCH):
+            rows = torch.from_numpy(features[start : start + MODEL_BATCH])
+            rows = rows.to(dtype_of(model))
+            batches.append(model(rows, row_mask(rows)).double())
+    return torch.cat(batches).cpu().numpy()
 
 
 def _digests(values: Array) -> NDArray[np.bytes_]:

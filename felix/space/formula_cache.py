@@ -7,22 +7,18 @@ read is made anew.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
 import pathlib
 import zlib
 
-from felix.autodiff import program
+from felix.autodiff.program import FormulaProgram
 from felix.errors import RecordError
 from felix.features import spec
 from felix.features.stores import RowName
 from felix.files import cache_folder, write_atomically
-
-#: (rows, constraint names, (features, constraints)).
-Entry = tuple[
-    tuple[RowName, ...], tuple[str, ...], tuple[program.FormulaProgram, program.FormulaProgram]
-]
 
 _COMPILER = ("autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py")
 #: Modules and packages of `felix` that decide what a compiled formula of a trace is,
@@ -35,6 +31,25 @@ TEMPLATE_SOURCES = (
     "space/template_sketch.py",
     *_COMPILER,
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StructureFormulas:
+    """Compiled formulas under one structural choice.
+
+    Attributes:
+        rows: the store of each row; all structures of a sketch have the same rows in one order.
+        program: R * F outputs, row after row, transformed as their table says.
+        constraint_program: legal where every output is <= 0.
+    """
+
+    rows: tuple[RowName, ...]
+    program: FormulaProgram
+    constraint_program: FormulaProgram
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.rows)
 
 
 def folder() -> pathlib.Path:
@@ -70,28 +85,24 @@ def _path(key: str, sources: tuple[str, ...]) -> pathlib.Path:
     return folder() / f"{name[:40]}.bin"
 
 
-def load(key: str, sources: tuple[str, ...] = SOURCES) -> Entry | None:
-    """The entry of `key` by this version of the sources; None without one that can be read."""
+def load(key: str, sources: tuple[str, ...]) -> StructureFormulas | None:
+    """The formulas of `key` by this version of the sources; None without any that can be read."""
     try:
         data = zlib.decompress(_path(key, sources).read_bytes())
         head, rest = data.split(b"\n", 1)
         meta = json.loads(head)
-        first = rest[: meta["size"]]
-        programs = (
-            program.FormulaProgram.from_bytes(first),
-            program.FormulaProgram.from_bytes(rest[meta["size"] :]),
-        )
+        size = meta["size"]
+        programs = [FormulaProgram.from_bytes(part) for part in (rest[:size], rest[size:])]
     except (OSError, ValueError, KeyError, zlib.error, RecordError):
         return None
-    return tuple(RowName(*r) for r in meta["rows"]), tuple(meta["constraints"]), programs
+    return StructureFormulas(tuple(RowName(*r) for r in meta["rows"]), *programs)
 
 
-def store(key: str, entry: Entry, sources: tuple[str, ...]) -> None:
-    """Write an entry; a folder that cannot be written only means extraction next time."""
-    rows, names, (features, constraints) = entry
-    first = features.to_bytes()
-    meta = {"rows": [list(r) for r in rows], "constraints": list(names), "size": len(first)}
-    data = zlib.compress(json.dumps(meta).encode() + b"\n" + first + constraints.to_bytes(), 1)
+def store(key: str, made: StructureFormulas, sources: tuple[str, ...]) -> None:
+    """Write formulas; a folder that cannot be written only means extraction next time."""
+    first, second = made.program.to_bytes(), made.constraint_program.to_bytes()
+    head = json.dumps({"rows": made.rows, "size": len(first)})
+    data = zlib.compress(head.encode() + b"\n" + first + second, 1)
     path = _path(key, sources)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ from felix.features.kind import FeatureKind
 from felix.features.stores import RowName
 from felix.space import coordinates, formula_cache
 from felix.space.coordinates import Structure
+from felix.space.formula_cache import StructureFormulas
 from felix.space.variables import Variable
 from felix.symbolic import expr, interpret, kernels
 from felix.symbolic.ir import SymbolicProgram
@@ -46,27 +47,6 @@ if TYPE_CHECKING:
     import torch
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StructureFormulas:
-    """Compiled formulas under one structural choice.
-
-    Attributes:
-        rows: the store of each row; all structures of a sketch have the same rows in one order.
-        program: R * F outputs, row after row, transformed as their table says.
-        constraint_program: legal where every output is <= 0.
-        constraint_names: what each constraint limits.
-    """
-
-    rows: tuple[RowName, ...]
-    program: autodiff_program.FormulaProgram
-    constraint_program: autodiff_program.FormulaProgram
-    constraint_names: tuple[str, ...]
-
-    @property
-    def n_rows(self) -> int:
-        return len(self.rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,13 +142,12 @@ class Formulas:
         structure = tuple(int(s) for s in structure)
         if structure not in self._by_structure:
             key = f"{self._source.key}-{structure}"
-            stored = formula_cache.load(key, self._source.code)
-            if stored is None:
+            made = formula_cache.load(key, self._source.code)
+            if made is None:
                 with reported():
-                    stored = self._compile(structure)
-                formula_cache.store(key, stored, self._source.code)
-            rows, names, programs = stored
-            self._by_structure[structure] = StructureFormulas(rows, *programs, names)
+                    made = self._compile(structure)
+                formula_cache.store(key, made, self._source.code)
+            self._by_structure[structure] = made
         return self._by_structure[structure]
 
     def _extracted(self, structure: Structure) -> Extracted:
@@ -181,7 +160,7 @@ class Formulas:
         values = [values_of.get(row, absent) for row in self.rows]
         return Extracted(self.rows, values, extracted.constraints)
 
-    def _compile(self, structure: Structure) -> formula_cache.Entry:
+    def _compile(self, structure: Structure) -> StructureFormulas:
         extracted = self._extracted(structure)
         names = [variable.name for variable in self._source.variables]
         symbols = [sympy.Symbol(name, integer=True, positive=True) for name in names]
@@ -194,8 +173,7 @@ class Formulas:
         bounds = autodiff_program.FormulaProgram.compile(
             [autodiff_program.relative_constraint(g) for g in limits], symbols
         )
-        labels = tuple(name for name, _ in extracted.constraints)
-        return extracted.rows, labels, (features, bounds)
+        return StructureFormulas(extracted.rows, features, bounds)
 
     # ------------------------------------------------------------ evaluation
 

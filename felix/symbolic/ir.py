@@ -16,7 +16,7 @@ Notation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import sympy
@@ -161,6 +161,14 @@ class Access:
     buffer: Buffer
     indices: tuple[sympy.Expr, ...]
 
+    def mapped(self, by: Callable[[sympy.Expr], sympy.Expr]) -> Access:
+        """The access with what `by` gives for each index."""
+        return Access(self.buffer, tuple(map(by, self.indices)))
+
+    def substituted(self, values: Mapping[sympy.Expr, sympy.Expr]) -> Access:
+        """The access with parts of its indices replaced, simultaneously."""
+        return self.mapped(lambda index: index.xreplace(values))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
@@ -190,6 +198,17 @@ class Value:
         args = tuple(arg.replaced(by) for arg in self.args)
         return Value(self.op, self.is_float, args, self.access, self.expr)
 
+    def mapped(self, by: Callable[[sympy.Expr], sympy.Expr]) -> Value:
+        """The value with what `by` gives for each index expression in it."""
+        args = tuple(arg.mapped(by) for arg in self.args)
+        access = None if self.access is None else self.access.mapped(by)
+        index = None if self.expr is None else by(self.expr)
+        return Value(self.op, self.is_float, args, access, index)
+
+    def substituted(self, values: Mapping[sympy.Expr, sympy.Expr]) -> Value:
+        """The value with parts of its index expressions replaced, simultaneously."""
+        return self.mapped(lambda index: index.xreplace(values))
+
     def walk(self) -> Iterator[Value]:
         for arg in self.args:
             yield from arg.walk()
@@ -216,6 +235,10 @@ class Store:
 
     target: Access
     value: Value
+
+    def substituted(self, values: Mapping[sympy.Expr, sympy.Expr]) -> Store:
+        """The store with parts of its index expressions replaced, simultaneously."""
+        return Store(self.target.substituted(values), self.value.substituted(values))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -277,12 +300,6 @@ class Block:
     def is_reduction(self) -> bool:
         return any(i.kind == "reduce" for i in self.iters)
 
-    def binding(self, symbol: sympy.Symbol) -> Affine:
-        for it, affine in zip(self.iters, self.bindings, strict=True):
-            if it.symbol == symbol:
-                return affine
-        raise KeyError(symbol)
-
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SymbolicProgram:
@@ -305,13 +322,6 @@ class SymbolicProgram:
         for _, block in self.walk():
             if block.name == name:
                 return block
-        raise KeyError(name)
-
-    def buffer(self, name: str) -> Buffer:
-        """The first buffer of this name; KeyError if there is none."""
-        for buffer in self.buffers:
-            if buffer.name == name:
-                return buffer
         raise KeyError(name)
 
     def like(
@@ -342,10 +352,6 @@ class SymbolicProgram:
         loops = self.loops_of(block)
         top = loops[0] if loops else block
         return next(i for i, node in enumerate(self.body) if node is top)
-
-    def children(self, loops: list[Loop]) -> list[Loop | Block]:
-        """The statement list directly under the innermost of `loops` (the root if empty)."""
-        return loops[-1].body if loops else self.body
 
 
 def labelled(name: str, number: int) -> str:

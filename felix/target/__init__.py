@@ -52,7 +52,10 @@ _CUDA_LIMITS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hardware:
-    """Limits and rates of a target. A core is a CPU core or a GPU multiprocessor (SM)."""
+    """Limits and rates of a target. A core is a CPU core or a GPU multiprocessor (SM).
+
+    Those that have defaults are of launches: a CPU has none.
+    """
 
     name: str
     kind: str  #: "cpu" or "gpu"
@@ -65,14 +68,14 @@ class Hardware:
     l1_bytes: int  #: per core; GPU: the part shared with shared memory
     l2_bytes: int  #: CPU: per core; GPU: the whole chip
     l3_bytes: int  #: the whole chip; 0 where there is none
-    warp_size: int  #: threads that execute together; 1 on a CPU
-    max_threads_per_block: int  #: 1 on a CPU
-    max_threads_per_core: int
-    max_blocks_per_core: int
-    registers_per_block: int  #: 32-bit registers; 0 on a CPU (not a resource of a launch)
-    registers_per_core: int
-    shared_bytes_per_block: int  #: what one block may use, dynamic included; 0 on a CPU
-    shared_bytes_per_core: int
+    warp_size: int = 1  #: threads that execute together
+    max_threads_per_block: int = 1
+    max_threads_per_core: int = 1
+    max_blocks_per_core: int = 1
+    registers_per_block: int = 0  #: 32-bit registers
+    registers_per_core: int = 0
+    shared_bytes_per_block: int = 0  #: what one block may use, dynamic included
+    shared_bytes_per_core: int = 0
 
     @property
     def is_gpu(self) -> bool:
@@ -387,14 +390,6 @@ def _cpu_hardware(target: Target) -> Hardware:
         l1_bytes=l1,
         l2_bytes=l2,
         l3_bytes=l3,
-        warp_size=1,
-        max_threads_per_block=1,
-        max_threads_per_core=1,
-        max_blocks_per_core=1,
-        registers_per_block=0,
-        registers_per_core=0,
-        shared_bytes_per_block=0,
-        shared_bytes_per_core=0,
     )
 
 

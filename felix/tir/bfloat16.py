@@ -25,11 +25,6 @@ from felix.tir import grammar
 _NARROW, _WIDE = "bfloat16", "float32"
 #: The upper half of a NaN.
 _NAN = 0x7FC0
-_OPERATIONS = tuple(
-    getattr(tirx, name)
-    for name in (*grammar.ARITHMETIC, *grammar.COMPARISONS)
-    if hasattr(tirx, name)
-)
 
 
 def written_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -49,7 +44,7 @@ def written_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
         (tvm.ir.Call, writing.call),
         (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
         (tirx.Let, lambda node: tirx.Let(node.var, node.value, node.body)),
-        *((kind, lambda node: type(node)(node.a, node.b)) for kind in _OPERATIONS),
+        *((kind, lambda node: type(node)(node.a, node.b)) for kind in grammar.BINARY_NODES),
     )
     return func.with_body(structural.structural_map(func.body, rules))
 
@@ -134,18 +129,12 @@ def _from_bits(expr: Any) -> Any:
     return tirx.reinterpret(_WIDE, upper << tirx.const(16, "uint32"))
 
 
-def _reinterpreted(expr: Any) -> Any:
-    """What a call reinterprets; another expression as it is."""
-    is_call = type(expr).__name__ == "Call" and grammar.function_name(expr) == "reinterpret"
-    return expr.args[0] if is_call else expr
-
-
 def _narrowed(value: Any) -> Any:
     """A float32 as bfloat16; it is computed once, and what `_from_bits` widened is as it was."""
-    upper = _reinterpreted(value)
+    upper: Any = grammar.reinterpreted(value)
     if type(upper).__name__ == "LShift" and type(upper.a).__name__ == "Cast":
-        narrow = _reinterpreted(upper.a.value)
-        if grammar.dtype(narrow) == _NARROW:
+        narrow = grammar.reinterpreted(upper.a.value)
+        if narrow is not None and grammar.dtype(narrow) == _NARROW:
             return narrow
 
     def number(of: int) -> Any:

@@ -21,23 +21,6 @@ from tvm_ffi import structural
 
 from felix.tir import grammar
 
-_BINARY = (
-    tirx.Add,
-    tirx.Sub,
-    tirx.Mul,
-    tirx.Div,
-    tirx.FloorDiv,
-    tirx.FloorMod,
-    tirx.Min,
-    tirx.Max,
-    tirx.EQ,
-    tirx.NE,
-    tirx.LT,
-    tirx.LE,
-    tirx.GT,
-    tirx.GE,
-)
-
 
 def at_roots(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with its Lets as far out as they may be; itself if it has none."""
@@ -45,7 +28,10 @@ def at_roots(func: tirx.PrimFunc) -> tirx.PrimFunc:
     structural.structural_walk(func.body, ((tirx.Let, found.append),))
     if not found:
         return func
-    rules = [(kind, lambda node: _around(node, (node.a, node.b), type(node))) for kind in _BINARY]
+    rules = [
+        (kind, lambda node: _around(node, (node.a, node.b), type(node)))
+        for kind in grammar.BINARY_NODES
+    ]
     rules += [(tirx.Cast, _of_cast), (tirx.Select, _of_select), (tvm.ir.Call, _of_call)]
     return func.with_body(structural.structural_map(func.body, (*rules, (tirx.Let, _of_let))))
 

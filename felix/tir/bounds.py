@@ -54,16 +54,14 @@ def prove(func: tirx.PrimFunc) -> None:
 
 def _check_index_width(func: tirx.PrimFunc) -> None:
     """Products of 32-bit extents that TVM forms when it flattens buffers and fuses loops fit."""
-    all_blocks = list(grammar.blocks(func.body))
-    buffers = [*func.params, *(buffer for block in all_blocks for buffer in block.alloc_buffers)]
-    for buffer in buffers:
+    for buffer in grammar.buffers(func):
         if math.prod(grammar.shape(buffer)) > NARROW_LIMIT:
             _wide(
                 all(grammar.dtype(extent) == "int64" for extent in buffer.ty.shape),
                 f"buffer {quoted(buffer.name)} has more than 2^30 elements and int32 extents; "
                 "use int64",
             )
-    for block in all_blocks:
+    for block in grammar.blocks(func.body):
         points = math.prod(int(v.dom.extent) for v in block.iter_vars)
         narrow = any(grammar.dtype(v.var) != "int64" for v in block.iter_vars)
         _wide(

@@ -134,7 +134,7 @@ class BufferReader(ExpressionReader):
             for item in graph.array(layout["shard"])
         ]
         return (
-            all(graph.axis(each["axis"]) == _MEMORY for each in axes)
+            all(graph.name(each["axis"], "tirx.Axis") == _MEMORY for each in axes)
             and self._integers([each["extent"] for each in axes]) == list(shape)
             and self._integers([each["stride"] for each in axes]) == _strides(shape)
             and not graph.array(layout["replica"])

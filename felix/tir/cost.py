@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import tirx
 
-from felix.tir import grammar
+from felix.tir import grammar, numeric
 
 #: Index values enumerated for one dimension of one access; above, the dimension counts in full.
 _MAX_ENUMERATED = 2**22
@@ -79,11 +79,7 @@ def float_ops(expr: Any) -> int:
     is_free = (
         grammar.function_name(expr) in _FREE_CALLS if kind == "Call" else kind not in _FLOAT_OPS
     )
-    return below + int(_is_float(expr) and not is_free)
-
-
-def _is_float(expr: Any) -> bool:
-    return str(expr.ty.dtype).startswith(("float", "bfloat"))
+    return below + int(grammar.is_float(grammar.dtype(expr)) and not is_free)
 
 
 def _operations(expr: Any) -> int:
@@ -98,7 +94,7 @@ def _widened_ops(expr: Any) -> tuple[int, bool]:
         return 0, False
     below = [_widened_ops(child) for child in grammar.children(expr)]
     count, is_widened = sum(ops for ops, _ in below), any(widened for _, widened in below)
-    if _is_float(expr):
+    if grammar.is_float(grammar.dtype(expr)):
         return count, False
     if kind == "Cast" and _widens(expr):
         return count, True
@@ -148,7 +144,7 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
             block = stmt.block
             inside = {**domains, **{v.var: int(v.dom.extent) for v in block.iter_vars}}
             if block.init is not None:
-                spatial = (v for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar)
+                spatial = (v for v in block.iter_vars if int(v.iter_type) == grammar.SPATIAL)
                 points = math.prod(int(v.dom.extent) for v in spatial)
                 yield from _stores(block.init, points, inside)
             yield from _stores(block.body, trips, inside)
@@ -241,7 +237,7 @@ def _touched(
     if math.prod(sizes) > _MAX_ENUMERATED:
         return None
     with np.errstate(all="ignore"):
-        values = np.unique(_evaluate(index, _grid(variables, domains, limits)))
+        values = np.unique(numeric.evaluate(index, _grid(variables, domains, limits)))
     values = values[(values >= 0) & (values < extent)]
     return None if len(values) == extent else values
 
@@ -264,63 +260,15 @@ def _grid(
 
 
 def _is_evaluable(expr: Any) -> bool:
-    kind = type(expr).__name__
-    name = grammar.function_name(expr) if kind == "Call" else kind
-    return kind in ("IntImm", "Var") or name in _NUMPY
-
-
-def _evaluate(expr: Any, grid: Mapping[Any, npt.NDArray[np.int64]]) -> Any:
-    kind = type(expr).__name__
-    if kind == "IntImm":
-        return np.int64(int(expr.value))
-    if kind == "Var":
-        return grid[expr]
-    below = [_evaluate(child, grid) for child in grammar.children(expr)]
-    name = grammar.function_name(expr) if kind == "Call" else kind
-    return _NUMPY[name](*below)
-
-
-def _truncated_div(a: Any, b: Any) -> Any:
-    return np.where((a < 0) ^ (b < 0), -(np.abs(a) // np.abs(b)), np.abs(a) // np.abs(b))
-
-
-_NUMPY: dict[str, Any] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "FloorDiv": np.floor_divide,
-    "FloorMod": np.mod,
-    "Div": _truncated_div,
-    "Mod": np.fmod,
-    "Min": np.minimum,
-    "Max": np.maximum,
-    "EQ": np.equal,
-    "NE": np.not_equal,
-    "LT": np.less,
-    "LE": np.less_equal,
-    "GT": np.greater,
-    "GE": np.greater_equal,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Not": np.logical_not,
-    "Cast": lambda value: value,
-    "Select": np.where,
-    "if_then_else": np.where,
-    "likely": lambda value: value,
-    "shift_left": np.left_shift,
-    "shift_right": np.right_shift,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-}
+    name = numeric.operation(expr)
+    return name in ("IntImm", "Var") or name in numeric.INTEGER_OPERATIONS
 
 
 def buffer_bytes(func: tirx.PrimFunc) -> int:
     """Bytes of all inputs, outputs and intermediate buffers of the unscheduled program."""
-    inner = [buffer for block in grammar.blocks(func.body) for buffer in block.alloc_buffers]
     return sum(
         math.prod(grammar.shape(buffer)) * grammar.element_bytes(grammar.dtype(buffer))
-        for buffer in (*func.params, *inner)
+        for buffer in grammar.buffers(func)
     )
 
 

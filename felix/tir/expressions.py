@@ -293,7 +293,7 @@ class ExpressionReader:
         if kind != "ir.Op":
             name = json_graph.short_type(kind)
             raise errors.WorkloadError(f"the program calls a {name}, not an operator")
-        name = graph.operator(index)
+        name = graph.name(index, "ir.Op")
         check(
             name in grammar.FUNCTIONS or name == grammar.REINTERPRET,
             f"unsupported operation {quoted(name.rpartition('.')[2])} in the program",

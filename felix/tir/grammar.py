@@ -8,7 +8,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm_ffi import structural
 
 from felix import errors
@@ -25,6 +25,11 @@ LOGIC = ("And", "Or")
 BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
 DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 SHIFTS = ("LShift", "RShift")
+
+#: The types of nodes of two operands that TVM's passes and ours rewrite.
+BINARY_NODES = tuple(getattr(tirx, name) for name in (*ARITHMETIC, *COMPARISONS))
+#: Types of iterators of a block.
+SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 #: Operators of two operands as Python writes them.
 SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "EQ": "==",
@@ -171,13 +176,19 @@ def depends_on_data(expr: Any) -> bool:
 
 def is_constant(expr: Any, value: int) -> bool:
     """Whether an expression is an integer constant of this value."""
-    return isinstance(expr, tvm.tirx.IntImm) and int(expr) == value
+    return isinstance(expr, tirx.IntImm) and int(expr) == value
+
+
+def reinterpreted(expr: Any) -> Any | None:
+    """The number whose bits an expression is; None of another one."""
+    is_call = type(expr).__name__ == "Call" and getattr(expr.op, "name", "") == REINTERPRET
+    return expr.args[0] if is_call else None
 
 
 def substituted(expr: Any, values: Mapping[Any, Any]) -> Any:
     """The expression with variables replaced."""
     return structural.structural_map(
-        expr, (tvm.tirx.Var, lambda variable: values.get(variable, variable))
+        expr, (tirx.Var, lambda variable: values.get(variable, variable))
     )
 
 
@@ -249,3 +260,16 @@ def blocks(stmt: Any) -> Iterator[Any]:
         if type(each).__name__ == "SBlockRealize":
             yield each.block
             yield from blocks(each.block.body)
+
+
+def buffers(func: tirx.PrimFunc) -> list[Any]:
+    """The parameters of a checked function, then the buffers that its blocks allocate."""
+    inner = (buffer for block in blocks(func.body) for buffer in block.alloc_buffers)
+    return [*func.params, *inner]
+
+
+def changed(block: s_tir.SBlock, **fields: Any) -> s_tir.SBlock:
+    """The block with these fields in place of its own."""
+    names = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
+             "match_buffers", "annotations")  # fmt: skip
+    return s_tir.SBlock(**({name: getattr(block, name) for name in names} | fields))

@@ -79,13 +79,12 @@ class Graph:
             raise _broken(f"a string is a {short_type(self.type_of(index))}")
         return value
 
-    def operator(self, index: int) -> str:
-        """The name of a node of type Op."""
-        return self._name(index, "ir.Op", "an operator")
-
-    def axis(self, index: int) -> str:
-        """The name of a node of type Axis."""
-        return self._name(index, "tirx.Axis", "an axis")
+    def name(self, index: int, kind: str) -> str:
+        """The name of a node of a type that has one: Op, Axis."""
+        value = self._data(index)
+        if self.type_of(index) != kind or not isinstance(value, str):
+            raise _broken(f"an {short_type(kind)} has no name")
+        return value
 
     def array(self, index: int) -> list[int]:
         """The indices of the items of an array."""
@@ -105,12 +104,6 @@ class Graph:
     def is_none(self, index: int) -> bool:
         """Whether the node is None."""
         return self.type_of(index) == "None"
-
-    def _name(self, index: int, kind: str, what: str) -> str:
-        value = self._data(index)
-        if self.type_of(index) != kind or not isinstance(value, str):
-            raise _broken(f"{what} has no name")
-        return value
 
     def _data(self, index: int) -> Any:
         return self._node(index).get("data")

@@ -47,10 +47,6 @@ class Interval:
         """The values in both."""
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
-    def union(self, other: Interval) -> Interval:
-        """The smallest interval that holds both."""
-        return Interval(min(self.low, other.low), max(self.high, other.high))
-
     def scaled(self, factor: int) -> Interval:
         """The interval of `factor` times the value."""
         ends = (self.low * factor, self.high * factor)

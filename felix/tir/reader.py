@@ -27,7 +27,6 @@ from felix.tir.graph import quoted
 
 #: What every root block is called; TVM's structural equality does not see names of blocks.
 _ROOT = "root"
-_ITER_TYPES = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
 #: The annotation by which topi chooses a rule of TVM's default design space, and its values.
 _RULE = "schedule_rule"
 _RULES = (
@@ -237,7 +236,7 @@ class _Reader(BufferReader):
         allocated = [self._declare_buffer(item) for item in graph.array(block["alloc_buffers"])]
         variables = self._variables
         self._outer = None if is_root else name
-        spatial = {i: v.var for i, v in iterators.items() if v.iter_type == tirx.IterVar.DataPar}
+        spatial = {i: v.var for i, v in iterators.items() if v.iter_type == grammar.SPATIAL}
         self._variables = spatial
         init = None if graph.is_none(block["init"]) else self._init(block["init"])
         self._variables = {i: v.var for i, v in iterators.items()}
@@ -271,16 +270,7 @@ class _Reader(BufferReader):
         buffers = {buffer: buffer for buffer in self._buffers.values()}
         reads, writes, opaque = s_tir.analysis.get_sblock_access_region(block, buffers)
         check(not opaque, f"block {quoted(block.name_hint)} has an opaque access")
-        return s_tir.SBlock(
-            block.iter_vars,
-            reads,
-            writes,
-            block.name_hint,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            annotations=block.annotations,
-        )
+        return grammar.changed(block, reads=reads, writes=writes)
 
     def _init(self, index: int) -> Any:
         kind = self._graph.type_of(index)
@@ -310,7 +300,7 @@ class _Reader(BufferReader):
             check(int(extent) > 0, f"block {owner} has an iterator without a constant domain")
             kind = json_graph.raw_integer(fields["iter_type"])
             check(
-                kind in _ITER_TYPES,
+                kind in (grammar.SPATIAL, grammar.REDUCE),
                 f"block {owner} has an iterator that is neither spatial nor a reduction",
             )
             check(
@@ -368,7 +358,7 @@ class _Reader(BufferReader):
 def _has_one_result(block: Any) -> bool:
     """Whether what a block stores is no other for each value of a reduction iterator."""
     kinds = {int(each.iter_type) for each in block.iter_vars if int(each.dom.extent) > 1}
-    if block.init is not None or kinds <= {tirx.IterVar.DataPar}:
+    if block.init is not None or kinds <= {grammar.SPATIAL}:
         return True
     read = [region.source for region in block.reads]
     return all(any(region.source.same_as(each) for each in read) for region in block.writes)

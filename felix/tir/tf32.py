@@ -16,8 +16,6 @@ from tvm import tirx
 from felix.tir import grammar
 
 _ATTRIBUTE = "felix.allow_tf32"
-#: Iterator type of a reduction axis of a block.
-_REDUCTION = 2
 #: Distance from 1 to the next larger value.
 EPS = 2.0**-10
 
@@ -39,7 +37,9 @@ def matters(func: tirx.PrimFunc) -> bool:
 
 def sums_float32(block: Any) -> bool:
     """Whether a block sums products of float32, not of narrower factors that are widened."""
-    is_sum = math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == _REDUCTION) > 1
+    is_sum = (
+        math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == grammar.REDUCE) > 1
+    )
     if not is_sum or type(block.body).__name__ != "BufferStore":
         return False
     is_product = any(

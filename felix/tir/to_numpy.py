@@ -148,7 +148,7 @@ def _statement(block: Any, names: _Names) -> tuple[str, str]:
     if len(block.iter_vars) > len(string.ascii_letters):
         raise _Unknown
     letters = {v.var: string.ascii_letters[i] for i, v in enumerate(block.iter_vars)}
-    reduced = [letters[v.var] for v in block.iter_vars if v.iter_type == REDUCTION]
+    reduced = [letters[v.var] for v in block.iter_vars if v.iter_type == grammar.REDUCE]
     axes, indexer = _axes(store.indices, letters)
     spatial = [letter for letter in letters.values() if letter not in reduced]
     if sorted(axes) != sorted(spatial) or len(set(axes)) != len(axes):
@@ -285,9 +285,6 @@ def _axes(indices: Any, letters: Any) -> tuple[str, list[int | None]]:
     return axes, indexer
 
 
-REDUCTION = 2  #: type of an iterator
-
-
 def of(func: tirx.PrimFunc) -> list[Any] | None:
     """The blocks that compute, in program order; None if one is not plain."""
     realizes = _realizes(func.body, ())
@@ -341,7 +338,9 @@ def _is_plain(block: Any) -> bool:
         return False
     loads = grammar.nodes(store.value, tvm.ir.TensorLoad)
     own = [load for load in loads if load.source.same_as(store.buffer)]
-    if any(v.iter_type == REDUCTION for v in block.iter_vars) and not _accumulates(store, own):
+    if any(v.iter_type == grammar.REDUCE for v in block.iter_vars) and not _accumulates(
+        store, own
+    ):
         return False
     return all(_same_element(each, store) for each in (*own, *stores))
 

@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 from tvm_ffi import structural
 
-_SPATIAL, _REDUCED = 0, 2
+from felix.tir import grammar
 
 
 def _of_function(
@@ -27,7 +27,7 @@ REMOVED = tirx.transform.prim_func_pass(_of_function, opt_level=0, name="felix.U
 
 
 def _of_block(block: s_tir.SBlock) -> s_tir.SBlock:
-    reduced = [each for each in block.iter_vars if each.iter_type == _REDUCED]
+    reduced = [each for each in block.iter_vars if each.iter_type == grammar.REDUCE]
     stores = block.body, block.init
     if not all(isinstance(each, tirx.BufferStore) for each in stores):
         return block
@@ -39,14 +39,9 @@ def _of_block(block: s_tir.SBlock) -> s_tir.SBlock:
         return start.value if load.source.same_as(store.buffer) else load
 
     value = structural.structural_map(store.value, (TensorLoad, read))
-    return s_tir.SBlock(
-        [tirx.IterVar(each.dom, each.var, _SPATIAL) for each in block.iter_vars],
-        block.reads,
-        block.writes,
-        block.name_hint,
-        tirx.BufferStore(store.buffer, value, store.indices),
-        None,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
+    return grammar.changed(
+        block,
+        iter_vars=[tirx.IterVar(each.dom, each.var, grammar.SPATIAL) for each in block.iter_vars],
+        body=tirx.BufferStore(store.buffer, value, store.indices),
+        init=None,
     )

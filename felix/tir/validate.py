@@ -33,9 +33,6 @@ from tvm_ffi import structural
 from felix import errors, names
 from felix.tir import bounds, grammar, reader
 
-TVM_ERRORS = grammar.TVM_ERRORS
-first_line = grammar.first_line
-
 
 def normalise(func: tirx.PrimFunc, *, clamp: bool = False, narrow: bool = True) -> tirx.PrimFunc:
     """A checked copy of `func` named main, with int32 indices where they cannot overflow.
@@ -84,12 +81,11 @@ def _proved(text: str, clamp: bool) -> tirx.PrimFunc:
 
 def _narrow_is_safe(func: tirx.PrimFunc) -> bool:
     """Whether no index, offset or fused loop can reach 2^31, and no data is 64-bit integer."""
-    all_blocks = list(grammar.blocks(func.body))
-    buffers = [*func.params, *(buffer for block in all_blocks for buffer in block.alloc_buffers)]
+    buffers = grammar.buffers(func)
     if any(grammar.dtype(buffer) in ("int64", "uint64") for buffer in buffers):
         return False
     sizes = [math.prod(grammar.shape(buffer)) for buffer in buffers]
-    for block in all_blocks:
+    for block in grammar.blocks(func.body):
         for kind in {int(iter_var.iter_type) for iter_var in block.iter_vars}:
             sizes.append(
                 math.prod(int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == kind)
@@ -184,18 +180,8 @@ def even(func: tirx.PrimFunc) -> tirx.PrimFunc:
     changed = [_even(statement) for statement in statements]
     if all(new is old for new, old in zip(changed, statements, strict=True)):
         return func
-    block = root.block
     body = tirx.SeqStmt(changed) if len(changed) > 1 else changed[0]
-    made = s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        annotations=block.annotations,
-    )
+    made = grammar.changed(root.block, body=body)
     return func.with_body(s_tir.SBlockRealize(root.iter_values, root.predicate, made))
 
 

@@ -31,10 +31,11 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import sym, tirx
-from tvm.ir.expr import Call, TensorLoad
+from tvm.ir.expr import Call
 from tvm_ffi import structural
 
 from felix.errors import UnsupportedSchedule
+from felix.tir import grammar, numeric
 from felix.verify import tvm_schedule
 
 Sums: TypeAlias = NDArray[np.int64]
@@ -121,7 +122,7 @@ def _part(piece: Piece, group: Sequence[Any], outer: Mapping[Any, int]) -> _Part
         for factor, term in column:
             own = set(tvm_schedule.variables(term))
             if own <= set(group) and bool(own) == bool(group):
-                table[..., number] += factor * tvm_schedule.evaluate(term, grid)
+                table[..., number] += factor * numeric.evaluate(term, grid)
     n_outer = math.prod(shape[: len(outside)])
     table = table.reshape(n_outer, -1, columns)
     base = table[:, 0]
@@ -266,9 +267,9 @@ def indices(stage: tvm_schedule.Stage, buffer: Any, dimension: int) -> list[Any]
         if store.buffer.same_as(buffer)
     ]
     for value in stage.values:
-        for node in tvm_schedule.walk(value):
-            if isinstance(node, TensorLoad) and node.source.same_as(buffer):
-                found.append(node.indices[dimension])
+        for load in filter(grammar.is_load, grammar.expressions(value)):
+            if load.source.same_as(buffer):
+                found.append(load.indices[dimension])
     return found
 
 

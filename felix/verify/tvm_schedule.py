@@ -17,24 +17,16 @@ from typing import Any
 
 import numpy as np
 import tvm
-from numpy.typing import NDArray
 from tvm import tirx
-from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir import transform
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir
+from felix.tir import grammar
 
 PRAGMA_STEP = "pragma_auto_unroll_max_step"
 PIPELINE = "software_pipeline_stage"
-_KINDS = {
-    int(tirx.ForKind.SERIAL): "serial",
-    int(tirx.ForKind.PARALLEL): "parallel",
-    int(tirx.ForKind.VECTORIZED): "vectorized",
-    int(tirx.ForKind.UNROLLED): "unrolled",
-    int(tirx.ForKind.THREAD_BINDING): "thread",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,7 +114,7 @@ def _stages(
 
 
 def _loop(node: Any) -> Loop:
-    kind = _KINDS[int(node.kind)]
+    kind = tirx.ForKind(int(node.kind)).name.partition("_")[0].lower()
     step = node.annotations.get(PRAGMA_STEP)
     thread = str(node.thread_binding.thread_tag) if kind == "thread" else None
     pipelined = PIPELINE in node.annotations
@@ -175,17 +167,15 @@ def labels_of(module: tvm.IRModule) -> dict[Any, str]:
 def allocated(module: tvm.IRModule) -> dict[str, Allocated]:
     """The module's intermediate buffers as TVM places and compacts them, by label."""
     known = {str(b.name) for b in module["main"].body.block.alloc_buffers}
-    return _allocations(_placed(module), known)
+    passes = [*_placing(), transform.CompactBufferAllocation()]
+    return _allocations(tvm.transform.Sequential(passes)(module), known)
 
 
 def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str, int]:
     """Copies of each buffer that InjectSoftwarePipeline keeps, for those in `compact`."""
     lowered = tvm.transform.Sequential(
         [
-            transform.LowerCrossThreadReduction(),
-            transform.LowerInitBlock(),
-            transform.PlanAndUpdateBufferAllocationLocation(),
-            transform.ConvertBlocksToOpaque(),
+            *_placing(),
             transform.LiftThreadBinding(),
             transform.CompactBufferAllocation(),
             tirx.transform.StmtSimplify(),
@@ -207,16 +197,14 @@ def is_pipelined(stages: Sequence[Stage]) -> bool:
     return any(lp.pipelined for stage in stages for lp in stage.loops)
 
 
-def _placed(module: tvm.IRModule) -> tvm.IRModule:
-    return tvm.transform.Sequential(
-        [
-            transform.LowerCrossThreadReduction(),
-            transform.LowerInitBlock(),
-            transform.PlanAndUpdateBufferAllocationLocation(),
-            transform.ConvertBlocksToOpaque(),
-            transform.CompactBufferAllocation(),
-        ]
-    )(module)
+def _placing() -> list[tvm.transform.Pass]:
+    """TVM's passes up to where buffers have their places."""
+    return [
+        transform.LowerCrossThreadReduction(),
+        transform.LowerInitBlock(),
+        transform.PlanAndUpdateBufferAllocationLocation(),
+        transform.ConvertBlocksToOpaque(),
+    ]
 
 
 def _allocations(module: tvm.IRModule, known: Collection[str]) -> dict[str, Allocated]:
@@ -250,98 +238,11 @@ def _allocations(module: tvm.IRModule, known: Collection[str]) -> dict[str, Allo
     return {label: entries[buffer] for buffer, label in named.items()}
 
 
-def walk(node: Any) -> Iterator[Any]:
-    """All nodes of an expression, parents first; indices of loads included."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
-
-
-def children(node: Any) -> list[Any]:
-    """Operands of an expression node."""
-    if isinstance(node, TensorLoad):
-        return list(node.indices)
-    if isinstance(node, Call):
-        return list(node.args)
-    if isinstance(node, tirx.Select):
-        return [node.condition, node.true_value, node.false_value]
-    if isinstance(node, tirx.Cast):
-        return [node.value]
-    if isinstance(node, (tirx.Not, tirx.BitwiseNot)):
-        return [node.a]
-    return [node.a, node.b] if type(node) in _OPERATIONS or hasattr(node, "b") else []
-
-
 def variables(node: Any) -> list[Any]:
-    """Distinct variables of an expression, in order of first use."""
-    return list(dict.fromkeys(n for n in walk(node) if isinstance(n, tirx.Var)))
-
-
-_OPERATIONS: dict[type[Any], Any] = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-    tirx.And: np.logical_and,
-    tirx.Or: np.logical_or,
-    tirx.Mod: np.fmod,
-    tirx.Not: np.logical_not,
-    tirx.BitwiseAnd: np.bitwise_and,
-    tirx.LShift: np.left_shift,
-    tirx.RShift: np.right_shift,
-    tirx.Select: np.where,
-}
-
-
-def _quotient(node: Any, a: Any, b: Any) -> Any:
-    """a / b, of integers towards 0."""
-    return np.trunc(a / b).astype(np.int64) if is_integer(node) else a / b
+    """Distinct variables of an expression."""
+    return list(dict.fromkeys(n for n in grammar.expressions(node) if isinstance(n, tirx.Var)))
 
 
 def is_integer(node: Any) -> bool:
+    """Whether an expression is of integers, and not a condition."""
     return str(node.ty).startswith(("int", "uint"))
-
-
-#: Functions of one float; an index rounds as C does, halves away from 0.
-_FUNCTIONS: dict[str, Any] = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "nearbyint": np.rint,
-    "round": lambda value: np.copysign(np.floor(np.abs(value) + 0.5), value),
-    "likely": np.asarray,
-    "if_then_else": np.where,
-}
-
-
-def evaluate(node: Any, grid: Mapping[Any, NDArray[np.int64]]) -> Any:
-    """A TIR expression of an index or a condition over arrays of loop variables."""
-    if isinstance(node, (int, bool)):
-        return np.asarray(node)
-    if isinstance(node, tirx.IntImm):
-        return np.asarray(int(node.value))
-    if isinstance(node, tirx.Var):
-        return grid[node]
-    if isinstance(node, tirx.FloatImm):
-        return np.asarray(float(node.value), dtype=np.float32)
-    if isinstance(node, tirx.Cast):
-        value = evaluate(node.value, grid)
-        return np.trunc(value).astype(np.int64) if is_integer(node) else value.astype(np.float32)
-    operands = [evaluate(child, grid) for child in children(node)]
-    if isinstance(node, tirx.Div):
-        return _quotient(node, *operands)
-    operation = _OPERATIONS.get(type(node))
-    if isinstance(node, Call):
-        operation = _FUNCTIONS.get(str(node.op.name).rpartition(".")[2])
-    if operation is None:
-        raise UnsupportedSchedule(f"index expression {node} cannot be enumerated")
-    return operation(*operands)

@@ -23,7 +23,7 @@ from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import GroupCosts
 from felix.frontend.rewriting import operator_name
-from felix.tir import grammar, sums
+from felix.tir import grammar, rounding
 
 _Make: TypeAlias = "Callable[[tvm.IRModule], tvm.IRModule]"
 
@@ -83,7 +83,7 @@ def lowered(
     """
     made = _passed(lambda mod: _fused(_grouped(mod, full, grouping), grouping), model.mod, full)
     for variable, function in made.functions_items():
-        name = sums.narrow(function) if isinstance(function, tirx.PrimFunc) else None
+        name = rounding.narrow_sum(function) if isinstance(function, tirx.PrimFunc) else None
         if name is not None:
             raise errors.WorkloadError(
                 f"the model's program {names.quoted(variable.name_hint)} sums 16-bit floats in 16 "

@@ -43,20 +43,15 @@ def _has_other_writer(program: SymbolicProgram, block: Block) -> bool:
 def _inlined(value: ir.Value, target: Access, body: ir.Value) -> ir.Value:
     """The value with `body` for every load of what the target stores, in indices, too."""
 
+    def at(indices: tuple[sympy.Expr, ...]) -> ir.Value:
+        return body.substituted(_formal_to_actual(target, indices))
+
     def of_index(index: sympy.Expr) -> sympy.Expr:
-        def at(indices: tuple[sympy.Expr, ...]) -> sympy.Expr:
-            return _as_index(substitute_value(body, _formal_to_actual(target, indices)))
+        return loaded.replaced(index, target.buffer, lambda indices: _as_index(at(indices)))
 
-        return loaded.replaced(index, target.buffer, at)
-
-    access = value.access
-    if access is not None:
-        access = Access(access.buffer, tuple(map(of_index, access.indices)))
-        if access.buffer is target.buffer:
-            return substitute_value(body, _formal_to_actual(target, access.indices))
-    args = tuple(_inlined(a, target, body) for a in value.args)
-    index = None if value.expr is None else of_index(value.expr)
-    return ir.Value(value.op, value.is_float, args, access, index)
+    return value.mapped(of_index).replaced(
+        lambda v: at(v.access.indices) if v.access and v.access.buffer is target.buffer else None
+    )
 
 
 def _formal_to_actual(
@@ -81,16 +76,6 @@ def _as_index(value: ir.Value) -> sympy.Expr:
     return operands[0] if value.op == "cast" else loaded.operation(value.op, *operands)
 
 
-def substitute_value(value: ir.Value, mapping: dict[sympy.Symbol, sympy.Expr]) -> ir.Value:
-    """The value with block iterators replaced, simultaneously."""
-    access = value.access
-    if access is not None:
-        access = Access(access.buffer, tuple(i.xreplace(mapping) for i in access.indices))
-    args = tuple(substitute_value(a, mapping) for a in value.args)
-    expr = value.expr.xreplace(mapping) if value.expr is not None else None
-    return ir.Value(value.op, value.is_float, args, access, expr)
-
-
 def reverse_compute_inline(program: SymbolicProgram, block: Block) -> None:
     """sch.reverse_compute_inline: append the block's computation to its only producer."""
     producers = [b for _, b in program.walk() if placement.consumes(block, b)]
@@ -112,12 +97,11 @@ def reverse_compute_inline(program: SymbolicProgram, block: Block) -> None:
             if not scalar.is_static(it.extent, 1):
                 raise UnsupportedSchedule("reverse inlining a block with an iterator of its own")
             mapping[it.symbol] = sympy.Integer(0)
-    value = substitute_value(block.store.value, mapping)
-    value = value.replaced(
+    store = block.store.substituted(mapping)
+    value = store.value.replaced(
         lambda v: producer.store.value if v.access and v.access.buffer is stored.buffer else None
     )
-    indices = tuple(i.xreplace(mapping) for i in block.store.target.indices)
-    producer.stores = (ir.Store(Access(block.store.target.buffer, indices), value),)
+    producer.stores = (ir.Store(store.target, value),)
     placement.remove(program, block)
     program.discard(stored.buffer)
     producer.guards += _guards(block, producer, mapping)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,8 @@ import sympy
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import index_expr, inverse, ir
-from felix.symbolic.instructions import inlining, loop_transforms, placement
-from felix.symbolic.ir import (
-    Access,
-    Affine,
-    Block,
-    Buffer,
-    Iter,
-    IterComponent,
-    Loop,
-    SymbolicProgram,
-)
+from felix.symbolic.instructions import loop_transforms, placement
+from felix.symbolic.ir import Access, Block, Buffer, Iter, Loop, SymbolicProgram
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,11 +56,11 @@ def transform_block_layout(program: SymbolicProgram, block: Block, index_map: In
     loops = program.loops_of(block)
     holder, place = loop_transforms.place_of(program, loops[0])
     block.stores, block.inits = (
-        tuple(_substituted(store, mapping) for store in stores)
+        tuple(store.substituted(mapping) for store in stores)
         for stores in (block.stores, block.inits)
     )
     block.iters = iters
-    holder[place] = _nest(block)
+    holder[place] = loop_transforms.bound_nest(block)
 
 
 def _iter_of(result: sympy.Expr, number: int, block: Block) -> Iter:
@@ -111,71 +102,53 @@ def reindex_read(program: SymbolicProgram, block: Block, index: int) -> Block:
     if len(accesses) != 1:
         raise UnsupportedSchedule("reindex of a buffer that is read at several indices")
     (access,) = accesses
-    used = set().union(*(each.free_symbols for each in access.indices))
-    iters = [it for it in block.iters if it.symbol in used]
-    copy = program.like(source, f"{source.name}_reindex", tuple(it.extent for it in iters))
-    read = Access(copy, tuple(it.symbol for it in iters))
+    iters, read = _reindexed(program, block, access)
     block.stores = tuple(
         ir.Store(store.target, store.value.replaced(_moved(access, read)))
         for store in block.stores
     )
-    return _insert_copy(program, block, access, read, iters)
+    copy = _copying(f"{read.buffer.name}_reindex", iters, access, read)
+    program.body.insert(program.place_of(block), loop_transforms.bound_nest(copy))
+    return copy
 
 
 def reindex_write(program: SymbolicProgram, block: Block, index: int) -> Block:
     """sch.reindex of what the block writes: it writes a buffer with an index for each iterator
     that is in the indices of the result, and a copy of that to the result comes after it."""
     (target,) = block.writes[index : index + 1]
-    used = set().union(*(each.free_symbols for each in target.indices))
-    iters = [it for it in block.iters if it.symbol in used]
-    old = target.buffer
-    made = program.like(old, f"{old.name}_reindex", tuple(it.extent for it in iters))
-    written = Access(made, tuple(it.symbol for it in iters))
+    iters, written = _reindexed(program, block, target)
     block.stores, block.inits = (
         tuple(ir.Store(written, store.value.replaced(_moved(target, written))) for store in stores)
         for stores in (block.stores, block.inits)
     )
-    fresh, names = _renamed(iters)
-    value = ir.Value.load(Access(made, tuple(it.symbol for it in fresh)))
-    indices = tuple(each.xreplace(names) for each in target.indices)
-    copy = Block(made.name, fresh, [], (ir.Store(Access(old, indices), value),))
-    program.body.insert(program.place_of(block) + 1, _nest(copy))
+    copy = _copying(written.buffer.name, iters, written, target)
+    program.body.insert(program.place_of(block) + 1, loop_transforms.bound_nest(copy))
     return copy
 
 
-def _renamed(iters: list[Iter]) -> tuple[list[Iter], dict[sympy.Symbol, sympy.Expr]]:
-    """Spatial iterators v0, v1, ... in place of some, and which is in place of which."""
+def _reindexed(
+    program: SymbolicProgram, block: Block, access: Access
+) -> tuple[list[Iter], Access]:
+    """The iterators in the indices of an access, and a new buffer at these iterators alone."""
+    used = set().union(*(each.free_symbols for each in access.indices))
+    iters = [it for it in block.iters if it.symbol in used]
+    old = access.buffer
+    made = program.like(old, f"{old.name}_reindex", tuple(it.extent for it in iters))
+    return iters, Access(made, tuple(it.symbol for it in iters))
+
+
+def _copying(name: str, iters: list[Iter], source: Access, target: Access) -> Block:
+    """The block that stores what `source` has to where `target` is.
+
+    It has spatial iterators v0, v1, ... in place of these.
+    """
     fresh = [
         dataclasses.replace(it, symbol=index_expr.iter_symbol(f"v{number}"), kind="spatial")
         for number, it in enumerate(iters)
     ]
-    return fresh, {it.symbol: new.symbol for it, new in zip(iters, fresh, strict=True)}
-
-
-def _insert_copy(
-    program: SymbolicProgram, block: Block, access: Access, read: Access, iters: list[Iter]
-) -> Block:
-    """The block that stores what `access` has to where `read` is, before the block."""
-    fresh, names = _renamed(iters)
-    indices = tuple(each.xreplace(names) for each in access.indices)
-    target = Access(read.buffer, tuple(it.symbol for it in fresh))
-    value = ir.Value.load(Access(access.buffer, indices))
-    stage = Block(f"{read.buffer.name}_reindex", fresh, [], (ir.Store(target, value),))
-    program.body.insert(program.place_of(block), _nest(stage))
-    return stage
-
-
-def _nest(block: Block, prefix: str = "ax") -> Loop | Block:
-    """The block with a loop for each iterator, which it becomes bound to."""
-    components = [IterComponent(f"{prefix}{i}", it.extent) for i, it in enumerate(block.iters)]
-    block.bindings = [Affine({component: 1}) for component in components]
-    return loop_transforms.nest(components, block)
-
-
-def _substituted(store: ir.Store, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> ir.Store:
-    indices = tuple(each.xreplace(mapping) for each in store.target.indices)
-    target = Access(store.target.buffer, indices)
-    return ir.Store(target, inlining.substitute_value(store.value, dict(mapping)))
+    names = {it.symbol: new.symbol for it, new in zip(iters, fresh, strict=True)}
+    copy = ir.Store(target, ir.Value.load(source)).substituted(names)
+    return Block(name, fresh, [], (copy,))
 
 
 def _moved(old: Access, new: Access) -> Callable[[ir.Value], ir.Value | None]:
@@ -261,7 +234,7 @@ def _copy_out(
 def _copy(target: Buffer, iters: list[Iter], padded: Buffer, value: ir.Value) -> Loop | Block:
     """The nest that stores a value of iterators, called after the padded buffer."""
     store = ir.Store(Access(target, tuple(it.symbol for it in iters)), value)
-    return _nest(Block(padded.name, iters, [], (store,)), "i")
+    return loop_transforms.bound_nest(Block(padded.name, iters, [], (store,)), "i")
 
 
 def _less(symbol: sympy.Symbol, bound: ir.Scalar) -> ir.Value:

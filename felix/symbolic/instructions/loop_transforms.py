@@ -132,6 +132,13 @@ def add_unit_loop(program: SymbolicProgram, node: Loop | Block) -> Loop:
     return loop
 
 
+def bound_nest(block: Block, prefix: str = "ax") -> Loop | Block:
+    """The block with a loop for each iterator, which it becomes bound to."""
+    components = [IterComponent(f"{prefix}{i}", it.extent) for i, it in enumerate(block.iters)]
+    block.bindings = [Affine({component: 1}) for component in components]
+    return nest(components, block)
+
+
 def nest(components: Sequence[IterComponent], node: Loop | Block) -> Loop | Block:
     """Serial loops over the components, outermost first, around `node`."""
     for component in reversed(components):

@@ -254,12 +254,11 @@ def _copy_block(
     program: SymbolicProgram, source: Buffer, target: Buffer, name: str
 ) -> tuple[Block, Loop | Block]:
     iters = iters_of(source)
-    components = [IterComponent(f"ax{i}", extent) for i, extent in enumerate(source.shape)]
     indices = tuple(it.symbol for it in iters)
     store = ir.Store(Access(target, indices), ir.Value.load(Access(source, indices)))
-    block = Block(name, iters, [Affine({comp: 1}) for comp in components], (store,))
+    block = Block(name, iters, [], (store,))
     block.number = sum(other.name == name for _, other in program.walk())
-    return block, loop_transforms.nest(components, block)
+    return block, loop_transforms.bound_nest(block)
 
 
 def iters_of(buffer: Buffer) -> list[Iter]:

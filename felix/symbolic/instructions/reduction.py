@@ -9,7 +9,7 @@ import sympy
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import index_expr, ir, scalar, usage
-from felix.symbolic.instructions import inlining, loop_transforms
+from felix.symbolic.instructions import loop_transforms
 from felix.symbolic.ir import (
     Access,
     Affine,
@@ -82,7 +82,7 @@ def _rfactor_block(
     stores, inits = [], []
     for store, init in zip(block.stores, block.inits, strict=True):
         value = store.value if has_reduce else _combiner_right(store)
-        value = inlining.substitute_value(value.replaced(accumulators.get), mapping)
+        value = value.replaced(accumulators.get).substituted(mapping)
         stores.append(ir.Store(targets[store.target], value))
         inits.append(ir.Store(targets[store.target], init.value))
     guards = [(copied(g, copies), bound) for g, bound in block.guards]

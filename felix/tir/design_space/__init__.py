@@ -7,16 +7,13 @@ import logging
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import tvm
+from tvm.s_tir import meta_schedule as ms
 
 from felix.tir import grammar
 from felix.tir.design_space import blocks, post_order, schedule_rules, shared_memory, variants
 from felix.tir.design_space.variants import Machine, Prefix, Variant
-
-if TYPE_CHECKING:
-    from tvm.s_tir import meta_schedule as ms
 
 #: Schedules of a space that has too many to be made, at most.
 MAX_CHOSEN = 64
@@ -63,9 +60,6 @@ def generate(mod: tvm.IRModule, target: tvm.target.Target, *, name: str = "main"
 
 def _generate(context: ms.TuneContext) -> Sequence[tvm.s_tir.Schedule]:
     """The schedules that the rules of a context make, or some of very many."""
-    from tvm.s_tir import meta_schedule as ms
-
-    from felix.tir.design_space import schedule_rules
 
     def one(
         choice: post_order.Choice, counts: dict[post_order.Place, int]
@@ -134,10 +128,6 @@ def tune_context(
         guarded: a rule that fails on a block leaves it as it is (`schedule_rules`).
     """
     sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
-    from tvm.s_tir import meta_schedule as ms
-
-    from felix.tir.design_space import schedule_rules
-
     kind = target.kind.name
     logger = logging.getLogger("felix.tvm")
     logger.setLevel(logging.ERROR)

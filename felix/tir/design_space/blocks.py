@@ -19,7 +19,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import stmt as s_stmt
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
+
+from felix.tir import grammar
 
 
 def realizes(func: tirx.PrimFunc) -> list[s_stmt.SBlockRealize]:
@@ -30,6 +32,18 @@ def realizes(func: tirx.PrimFunc) -> list[s_stmt.SBlockRealize]:
 def names(func: tirx.PrimFunc) -> list[str]:
     """Names of all blocks, in that order."""
     return [str(realize.block.name_hint) for realize in realizes(func)]
+
+
+def realize_of(func: tirx.PrimFunc, name: str) -> s_stmt.SBlockRealize:
+    """The first block of this name, with its bindings."""
+    return next(each for each in realizes(func) if str(each.block.name_hint) == name)
+
+
+def reduced_variables(realize: s_stmt.SBlockRealize) -> list[tirx.Var]:
+    """The variables that the reduction iterators of a block depend on."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    reduced = [value for each, value in pairs if each.iter_type == grammar.REDUCE]
+    return [var for value in reduced for var in tirx.analysis.undefined_vars(value)]
 
 
 def _visited(statement: Any) -> Iterator[s_stmt.SBlockRealize]:
@@ -53,12 +67,25 @@ def over_threads(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[tvm.s_ti
     The block's spatial loops come first.
     """
     kinds = [int(each.iter_type) for each in schedule.get(block).iter_vars]
-    loops = schedule.get_loops(block)[kinds.count(tirx.IterVar.DataPar) :]
-    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
-    threads = schedule.sample_categorical(list(THREADS), [1 / len(THREADS)] * len(THREADS))
-    _, inner = schedule.split(fused, factors=[None, threads])
-    schedule.bind(inner, "threadIdx.x")
+    loops = schedule.get_loops(block)[kinds.count(grammar.SPATIAL) :]
+    spread(schedule, fused(schedule, loops), one_of(schedule, THREADS))
     return [schedule]
+
+
+def spread(schedule: tvm.s_tir.Schedule, loop: LoopRV, threads: ExprRV) -> None:
+    """Give neighbouring iterations of a loop to neighbouring threads of a block."""
+    _, inner = schedule.split(loop, factors=[None, threads])
+    schedule.bind(inner, "threadIdx.x")
+
+
+def fused(schedule: tvm.s_tir.Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """The loops as one."""
+    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def one_of(schedule: tvm.s_tir.Schedule, choices: Sequence[int]) -> ExprRV:
+    """A decision between numbers, all alike."""
+    return schedule.sample_categorical(list(choices), [1 / len(choices)] * len(choices))
 
 
 def join_consumer(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[tvm.s_tir.Schedule]:
@@ -80,7 +107,7 @@ def _is_spatial(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a block works element by element, and is not scheduled yet."""
     statement = schedule.get(block)
     kinds = {int(each.iter_type) for each in statement.iter_vars}
-    return not statement.annotations and kinds == {tirx.IterVar.DataPar}
+    return not statement.annotations and kinds == {grammar.SPATIAL}
 
 
 def _can_be_bound(schedule: tvm.s_tir.Schedule, block: SBlockRV, loops: Sequence[LoopRV]) -> bool:
@@ -88,7 +115,7 @@ def _can_be_bound(schedule: tvm.s_tir.Schedule, block: SBlockRV, loops: Sequence
     tried = schedule.copy()
     tried.compute_at(block, loops[-1], preserve_unit_loops=True)
     try:
-        tried.bind(tried.fuse(*loops) if len(loops) > 1 else loops[0], "threadIdx.x")
+        tried.bind(fused(tried, loops), "threadIdx.x")
     except s_tir.ScheduleError:
         return False
     return True

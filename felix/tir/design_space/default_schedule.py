@@ -53,26 +53,19 @@ def on_gpu(mod: tvm.IRModule) -> s_tir.Schedule:
         n_terms = math.prod(
             int(each.dom.extent)
             for each in realize.block.iter_vars
-            if each.iter_type == tirx.IterVar.CommReduce
+            if each.iter_type == grammar.REDUCE
         )
         if n_terms > MAX_TERMS:
             raise errors.UnsupportedSchedule(
                 f"block {name} has no default schedule: a thread would combine {n_terms} values"
             )
         try:
-            _bind(schedule, name, _is_reduced(realize))
+            _bind(schedule, name, blocks.reduced_variables(realize))
         except grammar.SCHEDULE_ERRORS as error:
             raise errors.UnsupportedSchedule(
                 f"block {name} has no default schedule: {grammar.first_line(error)}"
             ) from error
     return schedule
-
-
-def _is_reduced(realize: s_tir.SBlockRealize) -> list[tirx.Var]:
-    """Variables of the loops that a block reduces over."""
-    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    reduced = [value for each, value in pairs if each.iter_type == tirx.IterVar.CommReduce]
-    return [var for value in reduced for var in tirx.analysis.undefined_vars(value)]
 
 
 def _bind(schedule: s_tir.Schedule, name: str, reduced: list[tirx.Var]) -> None:

@@ -17,18 +17,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir
+from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import SBlockRV
 
 from felix.tir import grammar
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import Prefix, Rule
-
-if TYPE_CHECKING:
-    from tvm.s_tir import meta_schedule as ms
 
 #: The first of the rules that need every block at its place.
 _FINISHING = "ParallelizeVectorizeUnroll"
@@ -176,7 +174,7 @@ def _choices(mod: tvm.IRModule, counts: Mapping[Place, int], limit: int) -> Iter
 
 
 def _is_reduction(realize: s_tir.SBlockRealize) -> bool:
-    return any(each.iter_type == tirx.IterVar.CommReduce for each in realize.block.iter_vars)
+    return any(each.iter_type == grammar.REDUCE for each in realize.block.iter_vars)
 
 
 def _work(realize: s_tir.SBlockRealize) -> int:

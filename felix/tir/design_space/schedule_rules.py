@@ -23,7 +23,7 @@ from tvm_ffi import structural
 
 from felix import errors
 from felix.tir import grammar
-from felix.tir.design_space import post_order
+from felix.tir.design_space import blocks, post_order
 
 _LOGGER = logging.getLogger(__name__)
 #: Largest innermost tile of MetaSchedule's default for CPUs.
@@ -178,11 +178,5 @@ def _is_racing(func: tirx.PrimFunc) -> bool:
 
     visitors = ((tirx.For, note_loop), (s_stmt.SBlockRealize, note_block))
     structural.structural_walk(func.body, visitors)
-    terms = [
-        value
-        for realize in reductions
-        for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        if each.iter_type == tirx.IterVar.CommReduce
-    ]
-    used = [var for value in terms for var in tirx.analysis.undefined_vars(value)]
+    used = [var for realize in reductions for var in blocks.reduced_variables(realize)]
     return any(var.same_as(thread) for var in used for thread in threads)

@@ -8,14 +8,12 @@ rules cache in static memory. A schedule that needs more is the same trace with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm
+from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Instruction, Trace
 from tvm.target import Target
-
-if TYPE_CHECKING:
-    from tvm.s_tir import meta_schedule as ms
 
 STATIC_BYTES = 48 * 1024
 STATIC, DYNAMIC = "shared", "shared.dyn"
@@ -56,8 +54,6 @@ def verified_to(
     mod: tvm.IRModule, target: Target, postprocs: Sequence[ms.Postproc]
 ) -> list[ms.Postproc]:
     """The postprocessors with the legality of a kernel judged by the target's own limits."""
-    from tvm.s_tir import meta_schedule as ms
-
     verifier = ms.postproc.VerifyGPUCode()
     verifier._initialize_with_tune_context(ms.TuneContext(mod=mod, target=target))
     kind = ms.postproc.VerifyGPUCode

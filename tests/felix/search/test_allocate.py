@@ -99,15 +99,6 @@ def test_a_worse_round_does_not_lose_the_best() -> None:
     assert allocator.tasks[0].best_us == [5.0, 5.0, 5.0]
 
 
-def test_options_change_the_rule() -> None:
-    falling = [100.0, 80.0, 60.0, 40.0, 39.0]
-    greedy = allocate.AllocationOptions(alpha=1.0, window=1)
-    allocator = allocate.Allocator([1.0, 1.0], options=greedy)
-    assert run(allocator, 7, {0: falling, 1: [30.0]})[2:4] == [0, 0]
-    impatient = allocate.Allocator([1.0], options=allocate.AllocationOptions(patience=1))
-    assert run(impatient, 9, {0: [None]}) == [0]
-
-
 def test_a_run_converges_when_every_open_task_has_stalled() -> None:
     allocator = allocate.Allocator([1.0, 1.0])
     for task, latencies in enumerate(([10.0, 9.99, 9.98], [10.0, 8.0, 6.0])):

@@ -29,7 +29,7 @@ from felix.space import sketch as sketching
 from felix.task import Task
 from felix.tir import design_space
 from felix.tir.design_space import default_schedule, post_order, schedule_rules, variants
-from felix.tir.design_space.variants import STOCK, Prefix, variant
+from felix.tir.design_space.variants import STOCK, Prefix
 from felix.tuning import results
 from felix.workloads import suite
 from tests.corpus import outcome
@@ -200,7 +200,7 @@ def applied(error: Exception) -> list[tvm.s_tir.Schedule]:
         def apply(self, schedule: Any, block: Any) -> list[Any]:
             return [schedule]
 
-    prefix = Prefix(STOCK, variant.nothing, before_finishing=failing)
+    prefix = Prefix(STOCK, before_finishing=failing)
     return post_order.apply(schedule, [ParallelizeVectorizeUnroll()], prefix)
 
 

@@ -132,7 +132,7 @@ def _other_axis(program: ir.SymbolicProgram) -> None:
 
 
 def _to_global(program: ir.SymbolicProgram) -> None:
-    program.buffer("A_shared").scope = "global"
+    next(b for b in program.buffers if b.name == "A_shared").scope = "global"
 
 
 @pytest.mark.parametrize(

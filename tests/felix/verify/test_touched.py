@@ -15,6 +15,7 @@ from felix import errors
 from felix.space import sketch as sketching
 from felix.space import trace_sketch
 from felix.task import Task
+from felix.tir import numeric
 from felix.verify import compare, touched, tvm_schedule
 from tests.support import legal_rows, share
 
@@ -46,14 +47,10 @@ def visited(module: tvm.IRModule, label: str, dimension: int) -> int:
         threads = [(loop.thread or "").startswith("threadIdx") for loop in stage.loops[:depth]]
         outer = [i for i, thread in enumerate(threads) if not (is_shared and thread)]
         bindings = zip(stage.realize.block.iter_vars, stage.realize.iter_values, strict=True)
-        iterators = {each.var: tvm_schedule.evaluate(value, grid) for each, value in bindings}
-        keep = np.broadcast_to(
-            tvm_schedule.evaluate(stage.realize.predicate, grid), places[0].shape
-        )
+        iterators = {each.var: numeric.evaluate(value, grid) for each, value in bindings}
+        keep = np.broadcast_to(numeric.evaluate(stage.realize.predicate, grid), places[0].shape)
         for index in touched.indices(stage, buffer, dimension):
-            values = np.broadcast_to(tvm_schedule.evaluate(index, iterators), keep.shape)[
-                keep == 1
-            ]
+            values = np.broadcast_to(numeric.evaluate(index, iterators), keep.shape)[keep == 1]
             for *key, value in np.unique([*places[outer][:, keep == 1], values], axis=1).T:
                 at = tuple(key)
                 low[at], high[at] = min(low.get(at, value), value), max(high.get(at, value), value)

@@ -17,8 +17,7 @@ from tvm_ffi import structural
 
 from felix.tir import grammar
 
-SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
-
+SPATIAL, REDUCE = grammar.SPATIAL, grammar.REDUCE
 #: An expression of TIR.
 Expr = Any
 #: Expressions at one point of a domain.
@@ -139,11 +138,21 @@ def make(
 
 def computed(name: str, like: tirx.Buffer, shape: Sequence[int], value: AtPoint) -> Nest:
     """A nest that fills a new buffer of `like`'s type with a value at each of its indices."""
-    buffer = buffer_like(name, like, shape)
-    dtype = index_dtype(like)
+    return filled(buffer_like(name, like, shape), shape, value)
+
+
+def filled(
+    buffer: tirx.Buffer, shape: Sequence[int], value: AtPoint, name: str | None = None
+) -> Nest:
+    """A nest that fills a buffer of this shape with a value at each of its indices.
+
+    Args:
+        name: of the block; the buffer's when left out.
+    """
+    dtype = index_dtype(buffer)
     axes = [Axis(tirx.Var(f"v_{i}", dtype), extent) for i, extent in enumerate(shape)]
     variables = [axis.variable for axis in axes]
-    return make(buffer, axes, variables, value(variables))
+    return make(buffer, axes, variables, value(variables), name=name)
 
 
 def buffer_like(name: str, like: tirx.Buffer, shape: Sequence[int]) -> tirx.Buffer:

@@ -39,6 +39,7 @@ from tvm import sym, tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import SBlockRV
 
+from felix.tir import grammar
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import split_reductions
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
@@ -49,7 +50,6 @@ MIN_ROW_BYTES = 4096
 MIN_USES = 16
 #: Vectors of a panel, the better number first.
 VECTORS = (2, 1)
-SPATIAL = split_reductions.SPATIAL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     largest = None if machine.is_gpu else split_reductions.large_product(mod["main"])
     if largest is None:
         return []
-    block = _block(mod, largest.name)
+    block = blocks.realize_of(mod["main"], largest.name).block
     operands = [each for each in _operands(block) if _reads_badly(each, block, machine)]
     for operand in sorted(operands, key=lambda each: each.axis, reverse=True):
         panel = panel_of(largest.extents[operand.axis], machine)
@@ -122,14 +122,6 @@ def _inline_consumers(schedule: tvm.s_tir.Schedule, copy: SBlockRV) -> None:
 # ---------------------------------------------------------------- reading the program
 
 
-def _block(mod: tvm.IRModule, name: str) -> s_stmt.SBlock:
-    return next(
-        realize.block
-        for realize in blocks.realizes(mod["main"])
-        if str(realize.block.name_hint) == name
-    )
-
-
 def _operands(block: s_stmt.SBlock) -> list[Operand]:
     """The operands that can be packed, each along the last axis of the result that it has."""
     iters = {each.var: number for number, each in enumerate(block.iter_vars)}
@@ -175,5 +167,7 @@ def _has_windows(block: s_stmt.SBlock, axis: tirx.Var) -> bool:
 def _is_reused(block: s_stmt.SBlock, used: set[tirx.Var]) -> bool:
     """Whether every axis of the sum is used, and elements are used by enough results."""
     others = [each for each in block.iter_vars if each.var not in used]
-    is_whole = all(each.iter_type == SPATIAL or int(each.dom.extent) == 1 for each in others)
+    is_whole = all(
+        each.iter_type == grammar.SPATIAL or int(each.dom.extent) == 1 for each in others
+    )
     return is_whole and math.prod(int(each.dom.extent) for each in others) >= MIN_USES

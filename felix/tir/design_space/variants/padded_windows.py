@@ -169,8 +169,8 @@ def _cropped(padded: Padded, result: Nest) -> Nest:
     """The part of the result that the task has."""
     nest = padded.nest
     spatial = [axis.extent for axis in nest.axes if axis.kind == SPATIAL]
-    dtype = nests.index_dtype(nest.buffer)
-    axes = [Axis(tirx.Var(f"v_{i}", dtype), extent) for i, extent in enumerate(spatial)]
-    at = [axis.variable for axis in axes]
-    value = tirx.BufferLoad(result.buffer, at)
-    return nests.make(nest.buffer, axes, at, value, name=f"{nest.name}_cropped")
+
+    def value(at: Sequence[Expr]) -> Expr:
+        return tirx.BufferLoad(result.buffer, list(at))
+
+    return nests.filled(nest.buffer, spatial, value, f"{nest.name}_cropped")

@@ -41,8 +41,8 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     reductions = [block for block in every if block.init is not None]
     if not machine.is_gpu or not reductions or every[-1].init is not None:
         return []
-    rows = {split_reductions.extent(block, split_reductions.SPATIAL) for block in reductions}
-    terms = {split_reductions.extent(block, split_reductions.REDUCE) for block in reductions}
+    rows = {split_reductions.extent(block, grammar.SPATIAL) for block in reductions}
+    terms = {split_reductions.extent(block, grammar.REDUCE) for block in reductions}
     if (
         len(rows) > 1
         or min(terms) < MIN_TERMS
@@ -60,9 +60,7 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
 def _stitch(schedule: tvm.s_tir.Schedule) -> None:
     every = [each.block for each in blocks.realizes(schedule.mod["main"])[:-1]]
     reduced = [str(block.name_hint) for block in every if block.init is not None]
-    rows = split_reductions.extent(
-        next(b for b in every if b.init is not None), split_reductions.SPATIAL
-    )
+    rows = split_reductions.extent(next(b for b in every if b.init is not None), grammar.SPATIAL)
     of_rows = _row_loops(every, rows) or []
     for block in every[:-1]:
         if block.init is None:
@@ -77,26 +75,15 @@ def _stitch(schedule: tvm.s_tir.Schedule) -> None:
         schedule.reorder(*outer, *inner)
     row = schedule.fuse(*outer)
     schedule.bind(row, "blockIdx.x")
-    n_choices = len(blocks.THREADS)
-    threads = schedule.sample_categorical(list(blocks.THREADS), [1 / n_choices] * n_choices)
-    _spread(schedule, inner, threads)
+    threads = blocks.one_of(schedule, blocks.THREADS)
+    blocks.spread(schedule, blocks.fused(schedule, inner), threads)
     for name in reversed(reduced):
         block = schedule.get_sblock(name, func_name="main")
         schedule.compute_at(block, row, preserve_unit_loops=True)
         for index in range(len(schedule.get(block).writes)):
             schedule.set_scope(block, index, "shared")
-        _spread(schedule, schedule.get_loops(block)[1:], threads)
-
-
-def _spread(
-    schedule: tvm.s_tir.Schedule,
-    loops: Sequence[tvm.s_tir.schedule.LoopRV],
-    threads: tvm.s_tir.schedule.ExprRV,
-) -> None:
-    """Give the iterations of loops to the threads of a block, neighbours to neighbours."""
-    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
-    _, inner = schedule.split(fused, factors=[None, threads])
-    schedule.bind(inner, "threadIdx.x")
+        terms = blocks.fused(schedule, schedule.get_loops(block)[1:])
+        blocks.spread(schedule, terms, threads)
 
 
 def _has_common_operand(every: Sequence[s_stmt.SBlock], rows: int) -> bool:
@@ -138,7 +125,7 @@ def _row_loops(every: Sequence[s_stmt.SBlock], rows: int) -> list[int] | None:
 
 def _leaves_little(last: s_stmt.SBlock, rows: int) -> bool:
     """Whether the result has few elements for each row."""
-    return split_reductions.extent(last, split_reductions.SPATIAL) <= FEW_RESULTS * rows
+    return split_reductions.extent(last, grammar.SPATIAL) <= FEW_RESULTS * rows
 
 
 def _is_along_rows(block: s_stmt.SBlock) -> bool:
@@ -147,7 +134,7 @@ def _is_along_rows(block: s_stmt.SBlock) -> bool:
     Of a tensor that it reads at two places the region has more than one element.
     """
     axes = [each for each in block.iter_vars if int(each.dom.extent) > 1]
-    last = [each.var for each in axes if each.iter_type == split_reductions.REDUCE][-1]
+    last = [each.var for each in axes if each.iter_type == grammar.REDUCE][-1]
     return any(
         len(region.region) > 0
         and all(grammar.is_constant(indices.extent, 1) for indices in region.region)

@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import SBlockRV
 
+from felix.tir import grammar
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import split_reductions
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
@@ -37,7 +38,8 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
         return []
     if not all(_has_short_rows(block, machine) for block in reductions):
         return []
-    return [Prefix(VARIANT, _unchanged, before_finishing=group_rows, accepts=is_grouped)]
+    # the task's program is the variant's: its loops over rows are split later
+    return [Prefix(VARIANT, before_finishing=group_rows, accepts=is_grouped)]
 
 
 def group_rows(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[tvm.s_tir.Schedule]:
@@ -70,13 +72,9 @@ def is_grouped(schedule: tvm.s_tir.Schedule) -> bool:
     )
 
 
-def _unchanged(schedule: tvm.s_tir.Schedule) -> None:
-    """The task's program is the variant's; its loops over rows are split later."""
-
-
 def _has_short_rows(block: s_stmt.SBlock, machine: Machine) -> bool:
-    terms = split_reductions.extent(block, split_reductions.REDUCE)
-    rows = split_reductions.extent(block, split_reductions.SPATIAL)
+    terms = split_reductions.extent(block, grammar.REDUCE)
+    rows = split_reductions.extent(block, grammar.SPATIAL)
     is_divisible = any(rows % n == 0 for n in range(2, MAX_ROWS + 1))
     is_short = MIN_TERMS <= terms <= MAX_TERMS
     return (
@@ -96,10 +94,11 @@ def _n_row_loops(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> int:
     if schedule.get(block).init is None or _threads_of(schedule, block) != ["threadIdx.x"]:
         return 0
     loops = schedule.get_loops(block)
-    n_rows, n_outer = split_reductions.extent(schedule.get(block), split_reductions.SPATIAL), 1
-    reduced = _reduced_variables(schedule, block)
+    n_rows, n_outer = split_reductions.extent(schedule.get(block), grammar.SPATIAL), 1
+    name = str(schedule.get(block).name_hint)
+    reduced = blocks.reduced_variables(blocks.realize_of(schedule.mod["main"], name))
     for i, node in enumerate(map(schedule.get, loops)):
-        if node.thread_binding is not None or node.loop_var in reduced:
+        if node.thread_binding is not None or any(node.loop_var.same_as(var) for var in reduced):
             return i if n_outer == n_rows else 0
         n_outer *= int(node.extent)
         if not isinstance(node.body, tirx.For):
@@ -120,17 +119,3 @@ def _threads_of(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> list[str]:
     """The thread axes that a block's loops are bound to, outermost first."""
     bindings = (schedule.get(loop).thread_binding for loop in schedule.get_loops(block))
     return [str(binding.thread_tag) for binding in bindings if binding is not None]
-
-
-def _reduced_variables(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> set[tirx.Var]:
-    """Variables of the loops that a reduction iterator of the block depends on."""
-    name = str(schedule.get(block).name_hint)
-    realize = next(
-        each for each in blocks.realizes(schedule.mod["main"]) if str(each.block.name_hint) == name
-    )
-    return {
-        variable
-        for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        if each.iter_type == split_reductions.REDUCE
-        for variable in tirx.analysis.undefined_vars(value)
-    }

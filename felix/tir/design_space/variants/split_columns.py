@@ -21,10 +21,10 @@ import math
 from collections.abc import Sequence
 
 import tvm
-from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from felix.tir import grammar
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import split_reductions
 from felix.tir.design_space.variants.split_reductions import Reduction
@@ -66,8 +66,7 @@ def _prefix(largest: Reduction, parts: int) -> Prefix:
     def apply(schedule: tvm.s_tir.Schedule) -> None:
         block = schedule.get_sblock(largest.name, func_name="main")
         reduced = schedule.get_loops(block)[largest.n_spatial :]
-        terms = schedule.fuse(*reduced) if len(reduced) > 1 else reduced[0]
-        _, part = schedule.split(terms, factors=[None, parts])
+        _, part = schedule.split(blocks.fused(schedule, reduced), factors=[None, parts])
         partial = schedule.rfactor(part, factor_axis=0)
         *spatial, step, part = schedule.get_loops(partial)
         before = largest.n_spatial - largest.n_columns
@@ -96,7 +95,7 @@ def _over_columns(
         schedule.reorder(step, column)
         columns = [column]
     copy = schedule.cache_write(partial, 0, "local")
-    threads = schedule.sample_categorical(list(THREADS), [1 / len(THREADS)] * len(THREADS))
+    threads = blocks.one_of(schedule, THREADS)
     outer, inner = schedule.split(schedule.fuse(*spatial), factors=[None, threads])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
@@ -119,7 +118,7 @@ def _lanes(block: s_stmt.SBlock) -> int:
     extent = next(
         int(each.dom.extent)
         for each in reversed(block.iter_vars)
-        if each.iter_type == tirx.IterVar.DataPar
+        if each.iter_type == grammar.SPATIAL
     )
     types = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
     divides = any(extent % lanes == 0 for lanes in range(2, VECTOR_LANES + 1))

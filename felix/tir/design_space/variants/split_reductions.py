@@ -39,8 +39,8 @@ from tvm.s_tir.schedule import SBlockRV
 
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants.variant import Machine, Prefix, Rule, Variant
+from felix.tir.grammar import REDUCE, SPATIAL
 
-SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 #: The reduction that is split has more than this share of the iterations of all reductions.
 MIN_SHARE = 0.5
 #: Iterations and terms of the smallest reduction that is split.

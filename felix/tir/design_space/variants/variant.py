@@ -69,7 +69,8 @@ class Prefix:
     """A variant, and how a schedule of the task's module becomes it.
 
     Attributes:
-        apply: changes a schedule; TVM raises where the program has no such variant.
+        apply: changes a schedule, if anything is to change before MetaSchedule's rules; TVM raises
+            where the program has no such variant.
         before_finishing: a rule of its own, for blocks that MetaSchedule's have placed.
         only: name of the one block that this rule is applied to; None for all.
         accepts: whether what the rules made of the program is the variant.
@@ -79,7 +80,7 @@ class Prefix:
     """
 
     variant: Variant
-    apply: Callable[[tvm.s_tir.Schedule], None]
+    apply: Callable[[tvm.s_tir.Schedule], None] = lambda schedule: None
     before_finishing: Rule | None = None
     only: str | None = None
     accepts: Callable[[tvm.s_tir.Schedule], bool] = lambda schedule: True
@@ -103,10 +104,6 @@ class Prefix:
         return dataclasses.replace(self, variant=variant)
 
 
-def nothing(schedule: tvm.s_tir.Schedule) -> None:
-    """What is left to primitives of a program that was made anew."""
-
-
 def remade(variant: Variant, func: tirx.PrimFunc) -> list[Prefix]:
     """The variant that is a function made anew; none where that is not proved."""
     try:
@@ -114,4 +111,4 @@ def remade(variant: Variant, func: tirx.PrimFunc) -> list[Prefix]:
     except errors.WorkloadError as error:
         _LOGGER.debug("%s is refused: %s", variant, error)
         return []
-    return [Prefix(variant, nothing, mod=tvm.IRModule({"main": checked}))]
+    return [Prefix(variant, mod=tvm.IRModule({"main": checked}))]
