@@ -9,10 +9,16 @@ phases of the dimensions, `image`, `pixel0`, ... a pixel's place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from felix.templates.gemm.phases import Phases
 from felix.templates.gemm.problem import GemmProblem, Output, Place, Read, Tensor
+
+
+def constants(values: Mapping[str, Any]) -> str:
+    """Definitions of integers by name."""
+    return "".join(f"constexpr int {name} = {int(value)};\n" for name, value in values.items())
 
 
 def offset(
@@ -23,9 +29,8 @@ def offset(
     Args:
         wide: a form that makes a factor as wide as the index has to be.
     """
-    batch, inner = tensor.strides[0], tensor.strides[1:]
-    terms = batch_terms(tensor, batch, inner_batch, wide)
-    for name, stride in zip(("row", column), inner, strict=True):
+    terms = _batch_terms(tensor, inner_batch, wide)
+    for name, stride in zip(("row", column), tensor.strides[1:], strict=True):
         if stride:
             terms.append(name if stride == 1 else f"{wide.format(name)} * {stride}")
     if tensor.offset:
@@ -33,13 +38,12 @@ def offset(
     return " + ".join(terms) or "0"
 
 
-def batch_terms(tensor: Tensor, stride: int, inner_batch: int | None, wide: str) -> list[str]:
+def _batch_terms(tensor: Tensor, inner_batch: int | None, wide: str) -> list[str]:
     """Of the index, what the batch adds."""
-    if inner_batch is None:
-        axes = [("batch", stride)]
-    else:
+    axes = [("batch", tensor.strides[0])]
+    if inner_batch is not None:
         axes = [
-            (f"(batch % {inner_batch})", stride),
+            (f"(batch % {inner_batch})", tensor.strides[0]),
             (f"(batch / {inner_batch})", tensor.outer_stride),
         ]
     return [
@@ -51,20 +55,15 @@ def batch_terms(tensor: Tensor, stride: int, inner_batch: int | None, wide: str)
 
 def matrix_start(tensor: Tensor, problem: GemmProblem) -> str:
     """The index of the first element of matrix `batch`, a long long."""
-    terms = batch_terms(tensor, tensor.strides[0], problem.inner_batch, "(long long){}")
+    terms = _batch_terms(tensor, problem.inner_batch, "(long long){}")
     return " + ".join([*terms, f"{tensor.offset}ll"])
 
 
-def place(of: Place, row: str = "row", column: str = "column") -> str:
+def place(of: Place, column: str = "column") -> str:
     """The value of a place."""
-    index = ("batch", row, column)[of.axis]
+    index = ("batch", "row", column)[of.axis]
     divided = f"{index} / {of.divisor}" if of.divisor > 1 else index
     return f"int({divided} % {of.extent})"
-
-
-def are_pairs_aligned(tensor: Tensor, batches: int, m: int, n: int) -> bool:
-    """Whether columns 2i and 2i + 1 are a vector in memory, for all rows and batches."""
-    return are_aligned(tensor, batches, m, n, 2)
 
 
 def are_aligned(tensor: Tensor, batches: int, m: int, n: int, count: int) -> bool:

@@ -77,6 +77,14 @@ class Gather:
         """Length of the sum: taps and channels."""
         return self.channels * math.prod(window.taps for window in self.windows)
 
+    def packed(self, channels: int, step: int) -> Gather:
+        """The same where all channels of a place are adjacent, `step` elements a place."""
+        windows: list[Window] = []
+        for window in reversed(self.windows):
+            windows.insert(0, dataclasses.replace(window, element_stride=step))
+            step *= window.extent
+        return Gather(self.images, step, tuple(windows), channels)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operand:
@@ -99,6 +107,10 @@ class Operand:
     gather: Gather | None = None
     outer_stride: int = 0
     offset: int = 0
+
+    @property
+    def element_bytes(self) -> int:
+        return grammar.element_bytes(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,6 +169,11 @@ class Output:
     strides: Strides
     outer_stride: int = 0
     offset: int = 0
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether columns are neighbours in memory; else rows are, or nothing is."""
+        return self.strides[2] == 1
 
 
 #: What lies in a parameter.

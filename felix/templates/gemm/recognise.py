@@ -26,11 +26,11 @@ from typing import Any, TypeAlias
 import tvm
 
 from felix import errors
-from felix.templates.gemm import axes, convolution, epilogue, problem, walk
+from felix.templates.gemm import axes, convolution, epilogue, problem, transposed, walk
 from felix.templates.gemm.axes import MAX_BATCH_AXES, Axis, Group, Spatial
+from felix.templates.gemm.dimensions import Convolution
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.stages import NotPlain, StagedFunction, program_of, require
-from felix.templates.gemm.transposed import convolution as transposed
 from felix.tir import grammar
 from felix.tir.ranges import Linear
 
@@ -70,7 +70,7 @@ def _problem(program: StagedFunction) -> GemmProblem:
     parts = made.all_parts(spatial.values()), made.all_parts(reduced.values())
     phased = transposed.of_accesses(accesses, *parts)
     if phased is not None:
-        return _transposed(program, accesses, phased)
+        return _convolution(program, accesses, phased)
     try:
         plain = _product(program, accesses, *parts)
     except NotPlain:
@@ -93,7 +93,7 @@ def _forms(accesses: walk.Accesses) -> list[Linear]:
 
 def _sliding(
     accesses: walk.Accesses, spatial: Sequence[Axis], reduced: Sequence[Axis]
-) -> convolution.Convolution | None:
+) -> Convolution | None:
     """A convolution that is a product as well: rows apart by a stride; None if it is none."""
     try:
         sliding = convolution.of_accesses(accesses, spatial, reduced)
@@ -123,42 +123,25 @@ def _product(
 
 
 def _convolution(
-    program: StagedFunction, accesses: walk.Accesses, sliding: convolution.Convolution
+    program: StagedFunction, accesses: walk.Accesses, sliding: Convolution
 ) -> GemmProblem:
-    """The product whose rows are gathered."""
+    """The product, of all phases, whose rows are gathered from their tensor's first element on."""
     made = _assembled(program, accesses, sliding.spatial, sliding.k, sliding.data)
-    made = _gathered(made, sliding.gathers, made.b.offset)
-    if made.b.gather is None:
-        _require_adjacent(made.b, made.n, made.k)
-    return made.swapped if _is_turned(made) else made
-
-
-def _transposed(
-    program: StagedFunction, accesses: walk.Accesses, phased: transposed.Transposed
-) -> GemmProblem:
-    """The product of all phases; rows and weights are gathered."""
-    made = _assembled(program, accesses, phased.spatial, phased.k, phased.data)
-    made = _gathered(made, phased.gathers, phased.weights_offset)
-    made = dataclasses.replace(made, phases=phased.phases)
-    is_turned = made.n > 1 and made.output.strides[2] != 1
-    return made.swapped if is_turned else made
-
-
-def _gathered(
-    made: GemmProblem, gathers: Sequence[problem.Gather | None], offset_of_b: int
-) -> GemmProblem:
-    """The problem with operands gathered; A from its tensor's first element on."""
+    offsets = 0, sliding.weights_offset
     a, b = (
         dataclasses.replace(
             operand, strides=(operand.strides[0], 0, 0), gather=gather, offset=offset
         )
         if gather
         else operand
-        for operand, gather, offset in zip(
-            (made.a, made.b), gathers, (0, offset_of_b), strict=True
-        )
+        for operand, gather, offset in zip((made.a, made.b), sliding.gathers, offsets, strict=True)
     )
-    return dataclasses.replace(made, a=a, b=b)
+    made = dataclasses.replace(made, a=a, b=b, phases=sliding.phases)
+    if b.gather is None:
+        _require_adjacent(b, made.n, made.k)
+    has_phases = sliding.phases is not None
+    is_apart = has_phases and made.n > 1 and made.output.strides[2] != 1
+    return made.swapped if is_apart or (not has_phases and _is_turned(made)) else made
 
 
 def _assembled(

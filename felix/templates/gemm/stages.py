@@ -231,14 +231,6 @@ _ORDERS = ("LT", "LE", "GT", "GE")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Padded:
-    """`value` where the condition holds, else 0."""
-
-    condition: Any
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Multiple:
     """A form that is a multiple of the divisor."""
 
@@ -275,8 +267,8 @@ class Guards:
 EVERYWHERE = Guards()
 
 
-def of(expr: Any) -> Padded | None:
-    """An expression as a padded value; None of another one."""
+def padded(expr: Any) -> tuple[Any, Any] | None:
+    """The condition, and the value where it holds, of what else is 0; None of another one."""
     kind = type(expr).__name__
     if kind == "Select":
         parts = (expr.condition, expr.true_value, expr.false_value)
@@ -286,11 +278,11 @@ def of(expr: Any) -> Padded | None:
         return None
     condition, value, otherwise = parts
     is_number = type(otherwise).__name__ in ("IntImm", "FloatImm")
-    return Padded(condition, value) if is_number and float(otherwise.value) == 0 else None
+    return (condition, value) if is_number and float(otherwise.value) == 0 else None
 
 
-def guards(padded: Padded, scope: Scope, values: Mapping[Any, Linear]) -> Guards:
-    """What the condition says; bounds that always hold are left out.
+def guards(condition: Any, scope: Scope, values: Mapping[Any, Linear]) -> Guards:
+    """What a condition says; bounds that always hold are left out.
 
     Raises:
         NotPlain: the condition is not one of bounds and multiples of iterators.
@@ -298,7 +290,7 @@ def guards(padded: Padded, scope: Scope, values: Mapping[Any, Linear]) -> Guards
     evaluate = evaluation.Evaluation(scope, values)
     forms: set[Linear] = set()
     multiples: set[Multiple] = set()
-    pending = [padded.condition]
+    pending = [condition]
     while pending:
         condition = pending.pop()
         kind = type(condition).__name__

@@ -130,10 +130,10 @@ class _Walk:
         self, expr: Any, values: Values, guards: stages.Guards = stages.EVERYWHERE
     ) -> Access:
         """The element behind an operand, through copies, reshapes, padding and widening casts."""
-        while (padded := stages.of(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
+        while (padded := stages.padded(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
+            condition, expr = padded or (None, expr.value)
             if padded:
-                guards |= stages.guards(padded, self._scope, values)
-            expr = padded.value if padded else expr.value
+                guards |= stages.guards(condition, self._scope, values)
         require(grammar.is_load(expr), "an operand of the product is computed before it")
         indices = self.linear(expr.indices, values)
         stage = self._program.by_buffer.get(expr.source)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import helpers, layout
 
 _CPU = """
@@ -33,7 +34,7 @@ extern "C" void run(const {kind}* a, {kind}* a_copy, const {kind}* b, {kind}* b_
 
 
 def run(
-    packs: list[helpers.Pack], sources: Sequence[NDArray[Any]], storage: type, folder: pathlib.Path
+    packs: list[designs.Pack], sources: Sequence[NDArray[Any]], storage: type, folder: pathlib.Path
 ) -> list[NDArray[Any]]:
     """The copies of both operands."""
     copies = [_aligned(layout.packed_bytes(pack.copy)).view(storage) for pack in packs]
@@ -49,7 +50,7 @@ def _aligned(n_bytes: int) -> np.ndarray:
     return buffer[start : start + n_bytes]
 
 
-def _library(packs: list[helpers.Pack], storage: type, folder: pathlib.Path) -> ctypes.CDLL:
+def _library(packs: list[designs.Pack], storage: type, folder: pathlib.Path) -> ctypes.CDLL:
     kind = "u16" if storage is np.uint16 else "signed char"
     blocks = helpers.pack_launch(packs).extents[0]
     run = _RUN.format(kind=kind, blocks=blocks, threads=helpers.THREADS)

@@ -8,6 +8,7 @@ computed nevertheless.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
 from felix.templates.gemm.norms import folding
+from felix.templates.gemm.stages import NotPlain
 from felix.tir import validate
 from felix.torch_calls.form import TorchCall, TorchForm
 
@@ -118,9 +120,8 @@ def _folded(read: reading.Reading, sites: Sequence[_Site]) -> Mapping[Any, foldi
             checked = validate.normalise(plain, clamp=True, narrow=False)
         except errors.WorkloadError:
             continue
-        form = folding.fold(checked, narrow=False)
-        if isinstance(form, folding.Folded):
-            folded[key] = form
+        with contextlib.suppress(NotPlain):
+            folded[key] = folding.fold(checked)
     return folded
 
 

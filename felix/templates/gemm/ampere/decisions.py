@@ -1,5 +1,5 @@
 """The parameters of products by mma.sync, and what follows from them: tiles, threads, registers;
-and what `simt` has in common with them.
+and what they have in common with those of products by threads (`simt`).
 
 Notation
     warp tile   warp_m x warp_n of C that a warp computes
@@ -20,7 +20,6 @@ import sympy
 from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates import template
-from felix.templates.gemm.ampere import instructions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.template import Parameter
 
@@ -72,6 +71,18 @@ class Staged(template.Decisions, abc.ABC):
     def sums(self) -> Value:
         """Registers of a thread that hold them."""
 
+    @abc.abstractmethod
+    def registers(self, problem: GemmProblem) -> Value:
+        """Of a thread, by estimate."""
+
+    @abc.abstractmethod
+    def shared_bytes(self, problem: GemmProblem) -> Value:
+        """What a block holds."""
+
+    @abc.abstractmethod
+    def surplus_copies(self, problem: GemmProblem) -> Value:
+        """Copies of a step beyond those that threads may make."""
+
     @property
     def warps(self) -> Value:
         """Of a block."""
@@ -102,10 +113,37 @@ class Decisions(Staged):
     def sums(self) -> Value:
         return expr.FloorDiv(self.warp_m * self.warp_n, WARP)
 
+    @property
+    def store_pitch(self) -> Value:
+        """Sums from one row to the next in shared memory: rows begin in different banks."""
+        return self.warp_n + 8
+
+    def shared_bytes(self, problem: GemmProblem) -> Value:
+        """Stages of tiles of A and B, later 16 rows of sums of each warp."""
+        sums = self.warps * MMA_M * self.store_pitch * _SUM_BYTES
+        return expr.Maximum(self.stages * self._stage_bytes(problem), sums)
+
+    def registers(self, problem: GemmProblem) -> Value:
+        """Sums, one and a half sets of fragments, copies, and the rest."""
+        fragments = expr.FloorDiv(3 * (self.warp_m + self.warp_n), 8)
+        copies = expr.CeilDiv(self._stage_chunks(problem), self.threads)
+        return self.sums + fragments + _COPY_REGISTERS * copies + _OTHER_REGISTERS
+
+    def surplus_copies(self, problem: GemmProblem) -> Value:
+        return self._stage_chunks(problem) - _MOST_COPIES * self.threads
+
+    def _stage_bytes(self, problem: GemmProblem) -> Value:
+        element_bytes = problem.a.element_bytes
+        return (self.block_m + self.block_n) * self.block_k * element_bytes
+
+    def _stage_chunks(self, problem: GemmProblem) -> Value:
+        """Copies of 16 bytes that fill a stage."""
+        return expr.FloorDiv(self._stage_bytes(problem), 16)
+
 
 def parameters(problem: GemmProblem) -> list[Parameter]:
     """The parameters for a problem; what cannot help it is left out of their domains."""
-    element_bytes = instructions.STORAGE[problem.a.dtype].size_bytes
+    element_bytes = problem.a.element_bytes
     block_ks = tuple(size // element_bytes for size in (64, 128, 256))
     return [
         Parameter("warp_m", _sizes(problem.m), True, "rows of a warp"),
@@ -175,32 +213,6 @@ def grid(problem: GemmProblem, d: Staged) -> Grid:
     return Grid(tiles_m, tiles_n, blocks, steps, part_steps, tiles_m * tiles_n * of_matrices)
 
 
-def shared_bytes(problem: GemmProblem, d: Decisions) -> Value:
-    """What a block holds: stages of tiles of A and B, later 16 rows of sums of each warp."""
-    element_bytes = instructions.STORAGE[problem.a.dtype].size_bytes
-    stages = d.stages * (d.block_m + d.block_n) * d.block_k * element_bytes
-    sums = d.warps * MMA_M * store_pitch(d) * _SUM_BYTES
-    return expr.Maximum(stages, sums)
-
-
-def stage_chunks(problem: GemmProblem, d: Decisions) -> Value:
-    """Copies of 16 bytes that fill a stage."""
-    element_bytes = instructions.STORAGE[problem.a.dtype].size_bytes
-    return expr.FloorDiv((d.block_m + d.block_n) * d.block_k * element_bytes, 16)
-
-
-def registers(problem: GemmProblem, d: Decisions) -> Value:
-    """Of a thread, by estimate: sums, one and a half sets of fragments, copies, and the rest."""
-    fragments = expr.FloorDiv(3 * (d.warp_m + d.warp_n), 8)
-    copies = expr.CeilDiv(stage_chunks(problem, d), d.threads)
-    return d.sums + fragments + _COPY_REGISTERS * copies + _OTHER_REGISTERS
-
-
-def store_pitch(d: Decisions) -> Value:
-    """Sums from one row to the next in shared memory: rows begin in different banks."""
-    return d.warp_n + 8
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """Of a multiprocessor, and of a block."""
@@ -223,31 +235,19 @@ class Limits:
         )
 
 
-def constraints(
-    problem: GemmProblem, d: Decisions, limits: Limits
-) -> list[tuple[str, sympy.Expr]]:
+def constraints(problem: GemmProblem, d: Staged, limits: Limits) -> list[tuple[str, sympy.Expr]]:
     """What is limited, by name; legal where <= 0."""
-    too_many = stage_chunks(problem, d) - _MOST_COPIES * d.threads
-    used, shared = registers(problem, d), shared_bytes(problem, d)
-    return common_constraints(d, grid(problem, d), limits, used, shared, too_many)
-
-
-def common_constraints(
-    d: Staged, work: Grid, limits: Limits, used: Value, shared: Value, too_many_copies: Value
-) -> list[tuple[str, sympy.Expr]]:
-    """Of blocks with `used` registers of a thread and `shared` bytes."""
+    used, shared, work = d.registers(problem), d.shared_bytes(problem), grid(problem, d)
     resident_threads = d.threads * d.blocks_per_sm
+    resident_bytes = (shared + SYSTEM_BYTES) * d.blocks_per_sm
     return [
         ("registers of a thread", used - MOST_REGISTERS),
         ("registers of a multiprocessor", used * resident_threads - limits.registers),
         ("threads of a block", d.threads - limits.block_threads),
         ("threads of a multiprocessor", resident_threads - limits.threads),
         ("shared memory of a block", shared - limits.block_shared_bytes),
-        (
-            "shared memory of a multiprocessor",
-            (shared + SYSTEM_BYTES) * d.blocks_per_sm - limits.shared_bytes,
-        ),
-        ("copies of a thread", too_many_copies),
+        ("shared memory of a multiprocessor", resident_bytes - limits.shared_bytes),
+        ("copies of a thread", d.surplus_copies(problem)),
         ("parts of the sum", d.split_k - work.steps),
         ("blocks", work.blocks - MOST_BLOCKS),
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from felix.templates.gemm import epilogue, indexing
 from felix.templates.gemm.ampere import instructions
-from felix.templates.gemm.problem import GemmProblem, Output, Read
+from felix.templates.gemm.ampere.instructions import Storage
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Output, Read
 
 _PAIRS = {1: "u16", 2: "u32", 4: "u64"}
 
@@ -18,11 +21,11 @@ def filled(problem: GemmProblem, text: str) -> str:
     return text.replace("READ_ARGUMENTS", f"Reads{{{names}}}")
 
 
-_FINISHED = """
+_FINISHED = """\
 typedef {c_type} Out;
 struct Reads {{
 {fields}}};
-__device__ __forceinline__ Out finished(Sum x{typed}) {{
+__device__ __forceinline__ Out {name}(Sum x{typed}) {{
   const auto value = {expression};
   return {narrow};
 }}
@@ -85,16 +88,31 @@ def _arguments(problem: GemmProblem, number: int = 0, column: str = "column") ->
 
 
 def _finished(problem: GemmProblem) -> str:
-    reads, places = problem.epilogue.reads, problem.epilogue.places
-    storage = instructions.STORAGE[problem.output.dtype]
-    functions, expression = epilogue.in_device_code(problem.epilogue.expression)
-    return functions + _FINISHED.format(
-        c_type=storage.c_type,
-        fields="".join(f"  const {_c_type(read)}* {read.name};\n" for read in reads),
-        typed="".join(f", {instructions.arithmetic(read.dtype)} {read.name}" for read in reads)
-        + "".join(f", int {place.name}" for place in places),
+    dtype, stored = problem.output.dtype, instructions.STORAGE
+    return "\n".join(finishing("finished", problem.epilogue, dtype, stored))
+
+
+def finishing(
+    name: str, of: Epilogue, dtype: str, stored: Mapping[str, Storage]
+) -> tuple[str, str]:
+    """What an epilogue calls; and `Out`, `Reads`, and the function of a sum, reads and places.
+
+    Args:
+        name: of the function.
+        dtype: of the output.
+        stored: types in memory, by dtype.
+    """
+    called, expression = epilogue.in_device_code(of.expression)
+    typed = [f", {instructions.arithmetic(read.dtype)} {read.name}" for read in of.reads]
+    typed += [f", int {place.name}" for place in of.places]
+    fields = (f"  const {stored[read.dtype].c_type}* {read.name};\n" for read in of.reads)
+    return called, _FINISHED.format(
+        name=name,
+        c_type=stored[dtype].c_type,
+        fields="".join(fields),
+        typed="".join(typed),
         expression=expression,
-        narrow=storage.narrow.format("value"),
+        narrow=stored[dtype].narrow.format("value"),
     )
 
 
@@ -141,14 +159,7 @@ def _pair_load(read: Read, problem: GemmProblem) -> str:
     name = read.name
     at = f"reads.{name} + {_offset(read, problem)}"
     if _are_pairs_aligned(read, problem):
-        pair = _PAIRS[storage.size_bytes]
-        both = f"{name}_both"
-        low, high = (storage.widen.format(f"{both}.values[{i}]") for i in (0, 1))
-        return (
-            f"  union {{ {pair} vector; {storage.c_type} values[2]; }} {both};\n"
-            f"  {both}.vector = *reinterpret_cast<const {pair}*>({at});\n"
-            f"  const {kind} {name}_0 = {low}, {name}_1 = {high};\n"
-        )
+        return load_of_pair(read, storage, at)
     first = _load(read, problem)
     if read.strides[2] == 0 or problem.n == 1:
         return f"{first}  const {kind} {name}_1 = {name}_0;\n"
@@ -158,23 +169,39 @@ def _pair_load(read: Read, problem: GemmProblem) -> str:
     return f"{first}  const {kind} {name}_1 = {storage.widen.format(last)};\n"
 
 
+def load_of_pair(read: Read, stored: Storage, at: str) -> str:
+    """Both values of a read at an address, as one vector."""
+    kind, name, pair = instructions.arithmetic(read.dtype), read.name, _PAIRS[stored.size_bytes]
+    low, high = (stored.widen.format(f"{name}_both.values[{i}]") for i in (0, 1))
+    return (
+        f"  union {{ {pair} vector; {stored.c_type} values[2]; }} {name}_both;\n"
+        f"  {name}_both.vector = *reinterpret_cast<const {pair}*>({at});\n"
+        f"  const {kind} {name}_0 = {low}, {name}_1 = {high};\n"
+    )
+
+
+def store_of_pair(stored: Storage) -> str:
+    """Stores `y0` and `y1` at `to`, as one vector."""
+    pair = _PAIRS[stored.size_bytes]
+    return (
+        f"  union {{ {pair} vector; {stored.c_type} values[2]; }} both;\n"
+        "  both.values[0] = y0;\n  both.values[1] = y1;\n"
+        f"  *reinterpret_cast<{pair}*>(to) = both.vector;\n"
+    )
+
+
 def _pair_store(problem: GemmProblem) -> str:
     output = problem.output
     storage = instructions.STORAGE[output.dtype]
     if _are_pairs_aligned(output, problem):
-        pair = _PAIRS[storage.size_bytes]
-        return (
-            f"  union {{ {pair} vector; {storage.c_type} values[2]; }} both;\n"
-            "  both.values[0] = y0;\n  both.values[1] = y1;\n"
-            f"  *reinterpret_cast<{pair}*>(to) = both.vector;\n"
-        )
+        return store_of_pair(storage)
     return f"  *to = y0;\n  if (column + 1 < N) to[{output.strides[2]}] = y1;\n"
 
 
 def _are_pairs_aligned(tensor: Output | Read, problem: GemmProblem) -> bool:
     if problem.phases and any(stride % 2 for stride in indexing.strides_of(tensor, problem)):
         return False
-    return indexing.are_pairs_aligned(tensor, problem.batch, problem.m, problem.n)
+    return indexing.are_aligned(tensor, problem.batch, problem.m, problem.n, 2)
 
 
 _FOURS = {1: "u32", 2: "u64", 4: "uint4"}

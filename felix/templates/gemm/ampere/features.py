@@ -9,7 +9,9 @@ estimates, not fitted to measurements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import sympy
 
@@ -20,6 +22,7 @@ from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Grid,
 from felix.templates.gemm.problem import GemmProblem
 
 Row = dict[str, Value]
+S = TypeVar("S", bound=Staged)
 
 #: Operations of 16-bit products a cycle of an SM: A100, A40, L40S; of mma.sync on an H100.
 _TENSOR_OPS = {"sm_80": 2048, "sm_86": 1024, "sm_89": 1024, "sm_90": 2560}
@@ -37,19 +40,38 @@ def rows(
     problem: GemmProblem, d: Decisions, hardware: Hardware, arch: str
 ) -> Mapping[str, Mapping[str, sympy.Expr]]:
     """Features of the product's kernel, of the one that adds partial sums, and of copies."""
-    packed = packing.packed(problem)
+    times = functools.partial(_times, arch=arch)
+    return staged_rows(packing.packed(problem), d, hardware, _tiles, times)
+
+
+def staged_rows(
+    packed: packing.Packed,
+    d: S,
+    hardware: Hardware,
+    tiles: Callable[[GemmProblem, S, Grid, Row], Row],
+    times: Callable[[GemmProblem, S, Grid, Row, Hardware], Row],
+) -> Mapping[str, Mapping[str, sympy.Expr]]:
+    """Features of the kernels of a product by stages.
+
+    Args:
+        tiles: instructions, tiles, their copies and loads.
+        times: of the product's kernel, of which the other features are given.
+    """
     problem = packed.problem
     work = decisions.grid(problem, d)
-    used, shared = decisions.registers(problem, d), decisions.shared_bytes(problem, d)
+    used, shared = d.registers(problem), d.shared_bytes(problem)
     f = launch(work.blocks, d.threads, used, shared, hardware)
-    f |= _instructions(problem, d, work)
-    f |= _tiles(problem, d, work, f)
-    f |= beyond_shared(problem, work, d.split_k)
-    f |= choices(problem, d)
-    f |= _times(problem, d, f, hardware, arch)
+    f |= tiles(problem, d, work, f)
+    (a, b), size = layout.matrices(problem), problem.a.element_bytes
+    from_l2 = size * (a.elements * work.tiles_n + b.elements * work.tiles_m)
+    unique = size * (a.distinct_elements + b.distinct_elements)
+    sums = program.workspace_bytes(problem, d.split_k)
+    f |= beyond_shared(problem, d.split_k, sums, from_l2, unique)
+    f |= choices(problem, d.split_k, d.group_m)
+    f |= times(problem, d, work, f, hardware)
     f["workspace_bytes"] += sum(copy.bytes for copy in packed.copies)
     kernels = {"pack": _packing(packed, hardware)} if packed.copies else {}
-    return by_kernel(kernels | {"gemm": f, "reduce": reduction(problem, d.split_k, hardware)})
+    return by_kernel(kernels | {"gemm": f, "reduce": _reduction(problem, d.split_k, hardware)})
 
 
 def by_kernel(kernels: Mapping[str, Row]) -> Mapping[str, Mapping[str, sympy.Expr]]:
@@ -81,20 +103,12 @@ def launch(blocks: Value, threads: Value, used: Value, shared: Value, hardware: 
     }
 
 
-def _instructions(problem: GemmProblem, d: Decisions, work: Grid) -> Row:
+def _tiles(problem: GemmProblem, d: Decisions, work: Grid, f: Row) -> Row:
+    """Instructions, tiles, their copies and loads."""
     k = instructions.INSTRUCTIONS[problem.a.dtype, problem.b.dtype].k
     of_step = expr.FloorDiv(d.block_m, MMA_M) * expr.FloorDiv(d.block_n, MMA_N)
     count = work.tile_steps * of_step * expr.FloorDiv(d.block_k, k)
-    return {
-        "tensor_instructions": count,
-        "tensor_ops": count * (2 * MMA_M * MMA_N * k),
-        "instruction_columns": MMA_N,
-    }
-
-
-def _tiles(problem: GemmProblem, d: Decisions, work: Grid, f: Row) -> Row:
-    """Tiles, their copies and loads."""
-    line_bytes = d.block_k * _element_bytes(problem)
+    line_bytes = d.block_k * problem.a.element_bytes
     a, b = layout.matrices(problem)
     copies = expr.FloorDiv(line_bytes * d.block_m, a.copy_bytes or layout.CHUNK_BYTES)
     copies += expr.FloorDiv(line_bytes * d.block_n, b.copy_bytes or layout.CHUNK_BYTES)
@@ -104,6 +118,9 @@ def _tiles(problem: GemmProblem, d: Decisions, work: Grid, f: Row) -> Row:
     loaded = k_bytes * (d.block_m * d.warps_n + d.block_n * d.warps_m)
     stage_bytes = line_bytes * (d.block_m + d.block_n)
     return ring(problem, d, work, f, stage_bytes, copies) | {
+        "tensor_instructions": count,
+        "tensor_ops": count * (2 * MMA_M * MMA_N * k),
+        "instruction_columns": MMA_N,
         "copied_bytes": copied,
         "shared_traffic": copied + loaded,
     }
@@ -128,37 +145,41 @@ def ring(
     }
 
 
-def beyond_shared(problem: GemmProblem, work: Grid, parts: Value) -> Row:
-    """Bytes of L2, of DRAM, and of what is stored, of a product in so many parts."""
-    p, size = problem, _element_bytes(problem)
+def beyond_shared(
+    problem: GemmProblem, parts: Value, sums: Value, from_l2: Value, unique: Value
+) -> Row:
+    """Bytes of L2, of DRAM, and of what is stored, of a product in so many parts.
+
+    Args:
+        sums: bytes of partial sums.
+        from_l2: bytes of operands, those within their bounds.
+        unique: of these, each counted once.
+    """
     is_split = expr.Less(1, parts)
-    sums = program.workspace_bytes(p, parts)
-    stored = expr.Select(is_split, sums, p.output_bytes)
-    a, b = layout.matrices(p)
-    operands = size * (a.distinct_elements + b.distinct_elements)
-    reads = expr.Select(is_split, 0, p.unique_read_bytes)
+    stored = expr.Select(is_split, sums, problem.output_bytes)
+    reads = expr.Select(is_split, 0, problem.unique_read_bytes)
     return {
-        "l2_bytes": size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
-        "dram_bytes": operands + reads + stored,
-        "read_bytes": expr.Select(is_split, 0, p.read_bytes),
+        "l2_bytes": from_l2,
+        "dram_bytes": unique + reads + stored,
+        "read_bytes": expr.Select(is_split, 0, problem.read_bytes),
         "stored_bytes": stored,
         "workspace_bytes": expr.Select(is_split, sums, 0),
     }
 
 
-def choices(problem: GemmProblem, d: Staged) -> Row:
+def choices(problem: GemmProblem, parts: Value, group_rows: Value) -> Row:
     """What no count shows."""
     return {
-        "parts": d.split_k,
+        "parts": parts,
         "cluster_parts": 1,
-        "group_rows": d.group_m,
+        "group_rows": group_rows,
         "is_persistent": 0,
         "is_tma_store": 0,
-        "is_row_major": int(problem.output.strides[2] == 1),
+        "is_row_major": int(problem.output.is_row_major),
     }
 
 
-def reduction(problem: GemmProblem, parts: Value, hardware: Hardware) -> Row:
+def _reduction(problem: GemmProblem, parts: Value, hardware: Hardware) -> Row:
     """The kernel that adds partial sums; all zero where there are none."""
     sums, stored = program.workspace_bytes(problem, parts), problem.output_bytes
     blocks = program.reduction_blocks(problem)
@@ -168,8 +189,13 @@ def reduction(problem: GemmProblem, parts: Value, hardware: Hardware) -> Row:
         "stored_bytes": stored,
         "workspace_bytes": sums,
         "parts": parts,
-        "is_row_major": int(problem.output.strides[2] == 1),
+        "is_row_major": int(problem.output.is_row_major),
     }
+    return where_split(row, parts)
+
+
+def where_split(row: Row, parts: Value) -> Row:
+    """The features of a kernel that is launched where there are several parts of the sum."""
     is_launched = expr.Less(1, parts)
     return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
 
@@ -182,14 +208,20 @@ def _packing(packed: packing.Packed, hardware: Hardware) -> Row:
         "stored_bytes": written,
         "workspace_bytes": written,
         "parts": 1,
-        "is_row_major": int(packed.problem.output.strides[2] == 1),
+        "is_row_major": int(packed.problem.output.is_row_major),
     }
 
 
-def _times(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, arch: str) -> Row:
+def _times(
+    problem: GemmProblem, d: Decisions, work: Grid, f: Row, hardware: Hardware, *, arch: str
+) -> Row:
     cycles = 1000.0 * hardware.clock_ghz
-    size = instructions.STORAGE[problem.a.dtype].size_bytes
-    tensor = _TENSOR_OPS.get(arch.rstrip("af"), _OTHER_TENSOR_OPS) * cycles * 2 / size
+    tensor = (
+        _TENSOR_OPS.get(arch.rstrip("af"), _OTHER_TENSOR_OPS)
+        * cycles
+        * 2
+        / problem.a.element_bytes
+    )
     on_sm = expr.Minimum(f["blocks_per_sm"], expr.CeilDiv(f["grid_blocks"], hardware.cores))
     step = _step_time(d, f, on_sm, cycles, tensor)
     return {
@@ -265,7 +297,3 @@ def moving(
         "launch_us": launch_us,
         "analytic_us": launch_us + latency_us + dram,
     }
-
-
-def _element_bytes(problem: GemmProblem) -> int:
-    return instructions.STORAGE[problem.a.dtype].size_bytes

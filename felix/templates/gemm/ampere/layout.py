@@ -19,7 +19,6 @@ import math
 from collections.abc import Sequence
 
 from felix.templates.gemm import indexing
-from felix.templates.gemm.ampere import instructions
 from felix.templates.gemm.phases import Phases
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
 
@@ -28,25 +27,6 @@ CHUNK_BYTES = 16
 _BANK_CHUNKS = 8
 #: Bytes that one cp.async may copy, the best first.
 _COPIES = (16, 8, 4)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Swizzle:
-    """How chunks are permuted in lines of `chunks`."""
-
-    chunks: int
-
-    @property
-    def group(self) -> int:
-        return math.gcd(self.chunks, _BANK_CHUNKS)
-
-    @property
-    def period(self) -> int:
-        return _BANK_CHUNKS // self.group
-
-    def position(self, line: int, chunk: int) -> int:
-        """Where a chunk lies, in chunks from the tile's beginning."""
-        return line * self.chunks + (chunk ^ (line // self.period % self.group))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,10 +54,6 @@ class Matrix:
         return self.problem.batch_strides(self.operand)
 
     @property
-    def element_bytes(self) -> int:
-        return instructions.STORAGE[self.operand.dtype].size_bytes
-
-    @property
     def is_along_k(self) -> bool:
         """Whether elements that follow in k are neighbours in memory, in pieces if gathered."""
         return self.operand.gather is not None or self.operand.strides[2] == 1 or self.k == 1
@@ -102,10 +78,10 @@ class Matrix:
         is_of_phases = self.problem.phases is not None and self.operand.outer_stride
         return self.elements if is_of_phases else matrices * self.rows * self.k
 
-    def swizzle(self, block: int, block_k: int) -> Swizzle:
-        """Of a tile of `block` rows and `block_k` of k."""
-        line_bytes = (block_k if self.is_along_k else block) * self.element_bytes
-        return Swizzle(line_bytes // CHUNK_BYTES)
+    def swizzle_group(self, block: int, block_k: int) -> int:
+        """Chunks that are permuted, in lines of a tile of `block` rows and `block_k` of k."""
+        line_bytes = (block_k if self.is_along_k else block) * self.operand.element_bytes
+        return math.gcd(line_bytes // CHUNK_BYTES, _BANK_CHUNKS)
 
     @property
     def line_stride(self) -> int:
@@ -120,13 +96,10 @@ class Matrix:
         Tensors themselves begin at multiples of 256 bytes.
         """
         if self.operand.gather:
-            return copy_bytes(self.operand, self.operand.gather, self.batch_strides)
+            return copy_bytes(self.problem, self.operand)
         lines = self.rows if self.is_along_k else self.k
         strides = [*self.batch_strides, self.line_stride if lines > 1 else 0, self.operand.offset]
-        for size in _COPIES:
-            if all(stride * self.element_bytes % size == 0 for stride in strides):
-                return size
-        return None
+        return _piece_bytes(self.operand, strides)
 
 
 def matrices(problem: GemmProblem) -> tuple[Matrix, Matrix]:
@@ -204,13 +177,22 @@ struct {name} {{
 """
 
 
-def copy_bytes(operand: Operand, gather: Gather, batch_strides: Sequence[int]) -> int | None:
-    """Bytes that one cp.async copies; None where channels do not lie in pieces of any size."""
-    size = instructions.STORAGE[operand.dtype].size_bytes
-    strides = [w.element_stride for w in gather.windows]
-    strides += [*batch_strides, operand.offset, gather.image_stride, gather.channels]
+def copy_bytes(problem: GemmProblem, operand: Operand) -> int | None:
+    """Bytes of a gathered operand that one cp.async copies; None where channels do not lie in
+    pieces of any size."""
+    gather = operand.gather
+    assert gather is not None
     if gather.channel_stride != 1 and gather.channels > 1:
         return None
+    strides = [w.element_stride for w in gather.windows]
+    strides += [*problem.batch_strides(operand), operand.offset]
+    strides += [gather.image_stride, gather.channels]
+    return _piece_bytes(operand, strides)
+
+
+def _piece_bytes(operand: Operand, strides: Sequence[int]) -> int | None:
+    """The largest copy of which all strides in elements are multiples."""
+    size = operand.element_bytes
     fits = (b for b in _COPIES if all(stride * size % b == 0 for stride in strides))
     return next(fits, None)
 

@@ -24,6 +24,7 @@ from felix.launch_plan import Launch
 from felix.templates.gemm.ampere import instructions, layout
 from felix.templates.gemm.phases import Phases
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
+from felix.tir import grammar
 
 #: Of a block; each copies one piece.
 THREADS = 256
@@ -90,7 +91,7 @@ class Copy:
     @property
     def bytes(self) -> int:
         """Of the copy."""
-        return self.elements * instructions.STORAGE[self.dtype].size_bytes
+        return self.elements * grammar.element_bytes(self.dtype)
 
     @property
     def read_bytes(self) -> int:
@@ -98,13 +99,13 @@ class Copy:
         if self.phases is None:
             return self.bytes // self.padded * self.channels
         taps = math.prod(sum(axis.phase_taps) for axis in self.phases.axes)
-        size = instructions.STORAGE[self.dtype].size_bytes
+        size = grammar.element_bytes(self.dtype)
         return self.batches[1] * self.rows * taps * self.channels * size
 
     @property
     def piece_bytes(self) -> int:
         """That a thread writes at once."""
-        size = instructions.STORAGE[self.dtype].size_bytes
+        size = grammar.element_bytes(self.dtype)
         return next(b for b in VECTORS if self.padded * size % b == 0)
 
     @property
@@ -136,7 +137,7 @@ def packed(problem: GemmProblem) -> Packed:
     channels = data.gather.channels
     copies: list[Copy] = []
     made: dict[Operand, Operand] = {}
-    piece = layout.copy_bytes(data, data.gather, problem.batch_strides(data))
+    piece = layout.copy_bytes(problem, data)
     if piece is None and _is_flat(data.gather.windows):
         channels = -(-channels // _CHANNELS) * _CHANNELS
         copies.append(_of_data(problem, data, data.gather, channels))
@@ -169,7 +170,7 @@ def _packed_matrices(problem: GemmProblem) -> Packed:
 
 def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, number: int) -> Copy:
     _, row_stride, k_stride = operand.strides
-    in_line = LINE_BYTES // instructions.STORAGE[operand.dtype].size_bytes
+    in_line = LINE_BYTES // operand.element_bytes
     return Copy(
         *_source(problem, operand, number),
         rows,
@@ -207,8 +208,7 @@ def _suits(problem: GemmProblem, weights: Operand) -> bool:
     if problem.phases:
         return False
     if weights.gather:
-        strides = problem.batch_strides(weights)
-        return layout.copy_bytes(weights, weights.gather, strides) is not None
+        return layout.copy_bytes(problem, weights) is not None
     instruction = instructions.INSTRUCTIONS.get((weights.dtype, weights.dtype))
     return weights.strides[2] == 1 or instruction is None or instruction.has_transposes
 
@@ -243,16 +243,9 @@ def _of_data(problem: GemmProblem, data: Operand, of: Gather, channels: int) -> 
 
 def _packed_data(data: Operand, of: Gather, copy: Copy) -> Operand:
     """The data where they are copied to."""
-    stride = copy.padded
-    windows: list[Window] = []
-    for window in reversed(of.windows):
-        windows.insert(0, dataclasses.replace(window, element_stride=stride))
-        stride *= window.extent
-    changed = dataclasses.replace(
-        of, image_stride=stride, windows=tuple(windows), channels=copy.padded, channel_stride=1
-    )
     outer, inner = copy.copied_strides
-    return Operand(copy.workspace, data.dtype, (inner, 0, 0), changed, outer_stride=outer)
+    gather = of.packed(copy.padded, copy.padded)
+    return Operand(copy.workspace, data.dtype, (inner, 0, 0), gather, outer_stride=outer)
 
 
 def _of_weights(

@@ -26,17 +26,47 @@ REDUCTION_THREADS = 256
 
 def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
     """The kernels of legal decisions, integers all."""
-    return GeneratedProgram(source(problem, d), arch, plan(problem, d))
-
-
-def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
-    """Launches: copies of operands if any, the product, the sum over parts if there are any."""
     packed = packing.packed(problem)
-    return planned(packed, d, decisions.shared_bytes(packed.problem, d))
+    p = packed.problem
+    before = [
+        _constants(p, d),
+        instructions.device_functions(p),
+        epilogue.functions(p),
+        kernel_text.TILES,
+        layout.GATHERED if p.a.gather or p.b.gather else "",
+        _tile(p, "TileA", d),
+        _tile(p, "TileB", d),
+        kernel_text.SUM_TILE,
+    ]
+    stores = kernel_text.STORE_RESULT, kernel_text.STORE_PARTIAL
+    return staged_program(packed, d, arch, "".join(before), stores, kernel_text.KERNEL)
 
 
-def planned(packed: packing.Packed, d: Staged, shared: Value) -> LaunchPlan:
-    """Launches, with `shared` bytes of the product's blocks."""
+def staged_program(
+    packed: packing.Packed, d: Staged, arch: str, before: str, stores: tuple[str, str], kernel: str
+) -> GeneratedProgram:
+    """The kernels of a product by stages.
+
+    Args:
+        before: what the product's kernel is made of, but for types.
+        stores: of the result, and of partial sums.
+    """
+    is_split = d.split_k > 1
+    of_result, of_parts = stores
+    parts = [
+        instructions.TYPES,
+        before,
+        kernel_text.PARTIAL_SUMS + of_parts if is_split else of_result,
+        kernel,
+        kernel_text.REDUCTION if is_split else "",
+        packing_source(packed) if packed.copies else "",
+    ]
+    source = epilogue.filled(packed.problem, "".join(parts))
+    return GeneratedProgram(source, arch, _plan(packed, d))
+
+
+def _plan(packed: packing.Packed, d: Staged) -> LaunchPlan:
+    """Launches: copies of operands if any, the product, the sum over parts if there are any."""
     problem = packed.problem
     is_split = d.split_k > 1
     target = problem.n_params + len(packed.copies) if is_split else problem.output.param
@@ -46,7 +76,7 @@ def planned(packed: packing.Packed, d: Staged, shared: Value) -> LaunchPlan:
         Launch(
             "gemm",
             (int(decisions.grid(problem, d).blocks), 1, 1, d.threads, 1, 1),
-            int(shared),
+            int(d.shared_bytes(problem)),
             (problem.a.param, problem.b.param, target, *reads),
         )
     )
@@ -74,31 +104,6 @@ def _padded_columns(problem: GemmProblem) -> int:
     return problem.n + problem.n % 2
 
 
-def source(problem: GemmProblem, d: Decisions) -> str:
-    """CUDA C++ of the kernels."""
-    is_split = d.split_k > 1
-    packed = packing.packed(problem)
-    problem = packed.problem
-    parts = [
-        instructions.TYPES,
-        _constants(problem, d),
-        instructions.device_functions(problem),
-        epilogue.functions(problem),
-        kernel_text.TILES,
-        layout.GATHERED if problem.a.gather or problem.b.gather else "",
-        _tile(problem, "TileA", d),
-        _tile(problem, "TileB", d),
-        kernel_text.SUM_TILE,
-        kernel_text.PARTIAL_SUMS + kernel_text.STORE_PARTIAL
-        if is_split
-        else kernel_text.STORE_RESULT,
-        kernel_text.KERNEL,
-        kernel_text.REDUCTION if is_split else "",
-        packing_source(packed) if packed.copies else "",
-    ]
-    return epilogue.filled(problem, "".join(parts))
-
-
 def _constants(problem: GemmProblem, d: Decisions) -> str:
     instruction = instructions.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
     a, b = (instructions.STORAGE[each.dtype].c_type for each in (problem.a, problem.b))
@@ -106,7 +111,7 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
         problem,
         d,
         {"WARP_M": d.warp_m, "WARP_N": d.warp_n},
-        {"STORE_PITCH": decisions.store_pitch(d), "INSTRUCTION_K": instruction.k},
+        {"STORE_PITCH": d.store_pitch, "INSTRUCTION_K": instruction.k},
     )
     sums = "float" if problem.accumulator == "float32" else "int"
     text += indexing.length_of_batch(problem)
@@ -134,7 +139,7 @@ def constants(
         "BLOCKS_PER_SM": d.blocks_per_sm,
         **others,
     }
-    text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
+    text = indexing.constants(values)
     for name, operand in (("A", problem.a), ("B", problem.b)):
         start = indexing.matrix_start(operand, problem)
         function = f"__device__ __forceinline__ long long start_of_{name}(int batch)"
@@ -148,7 +153,7 @@ def _tile(problem: GemmProblem, name: str, d: Decisions) -> str:
     matrix = layout.matrices(problem)[0 if is_a else 1]
     axis, block = ("M", d.block_m) if is_a else ("N", d.block_n)
     along_k = "true" if matrix.is_along_k else "false"
-    group = matrix.swizzle(block, d.block_k).group
+    group = matrix.swizzle_group(block, d.block_k)
     tile = (
         f"Operand<{along_k}, {axis}, BLOCK_{axis}, {matrix.line_stride}, "
         f"{matrix.copy_bytes or 0}, {group}>"
@@ -226,10 +231,26 @@ def packing_source(of: packing.Packed) -> str:
 
 
 def _copy_text(name: str, copy: packing.Copy) -> str:
-    if copy.phases:
-        return _phases_text(name, copy, copy.phases)
     storage = instructions.STORAGE[copy.dtype]
     n = copy.piece_bytes // storage.size_bytes
+    fields = {
+        "name": name,
+        "n": n,
+        "element": storage.c_type,
+        "vector": packing.VECTORS[copy.piece_bytes],
+        "total": copy.elements // n,
+        "rows": copy.rows,
+        "places": copy.places,
+        "padded": copy.padded,
+        "channels": copy.channels,
+        "offset": copy.offset,
+        "inner": copy.batches[1],
+        "inner_stride": copy.batch_strides[1],
+        "row_stride": copy.row_stride,
+        "channel_stride": copy.channel_stride,
+    }
+    if copy.phases:
+        return _COPY_PHASES.format(**fields, **_of_phases(copy, copy.phases, copy.padded // n))
     pieces, places = copy.padded // n, copy.places
     is_last = copy.channel_stride == 1
     row, channel = f"index / {pieces * places}", f"index / {places} % {pieces}"
@@ -237,37 +258,21 @@ def _copy_text(name: str, copy: packing.Copy) -> str:
         rows = math.prod(copy.batches) * copy.rows
         row, channel = f"index % {rows}", f"index / {rows}"
     return _COPY.format(
-        name=name,
-        n=n,
-        element=storage.c_type,
-        vector=packing.VECTORS[copy.piece_bytes],
-        total=copy.elements // n,
+        **fields,
         channel=f"index % {pieces}" if is_last else channel,
         place=f"index / {pieces} % {places}" if is_last else f"index % {places}",
         row=row,
-        rows=copy.rows,
-        places=places,
-        padded=copy.padded,
-        channels=copy.channels,
-        offset=copy.offset,
-        inner=copy.batches[1],
         outer_stride=copy.batch_strides[0],
-        inner_stride=copy.batch_strides[1],
-        row_stride=copy.row_stride,
         place_stride=copy.place_stride,
-        channel_stride=copy.channel_stride,
     )
 
 
-def _phases_text(name: str, copy: packing.Copy, of: Phases) -> str:
-    storage = instructions.STORAGE[copy.dtype]
-    n = copy.piece_bytes // storage.size_bytes
-    sizes = {"row": copy.rows, "channel": copy.padded // n, "place": copy.places}
-    strides = {"row": copy.row_stride, "channel": copy.channel_stride}
-    first = min(strides, key=lambda axis: strides[axis])
-    order = [first, *(axis for axis in sizes if axis != first)]
+def _of_phases(copy: packing.Copy, of: Phases, pieces: int) -> dict[str, str]:
+    """Where the taps of each phase are copied from; `pieces` of channels."""
+    sizes = {"row": copy.rows, "channel": pieces, "place": copy.places}
+    first = "row" if copy.row_stride <= copy.channel_stride else "channel"
     digits, rest = {}, "index"
-    for axis in order:
+    for axis in (first, *(axis for axis in sizes if axis != first)):
         digits[axis] = f"{rest} % {sizes[axis]}"
         rest += f" / {sizes[axis]}"
     taps, is_tap, tap_offset, inner = "", [], "", "place"
@@ -280,11 +285,10 @@ def _phases_text(name: str, copy: packing.Copy, of: Phases) -> str:
         inner += f" / {count}"
         is_tap.append(f"tap{number} < {window.extent}")
         tap_offset += f" + tap{number} * ({window.element_stride}ll)"
-    return _COPY_PHASES.format(
-        name=name, n=n, element=storage.c_type, vector=packing.VECTORS[copy.piece_bytes],
-        total=copy.elements // n, batch=rest, **digits,
-        phases=indexing.phase_of_batch(of, copy.batches[1]), taps=taps, is_tap=" && ".join(is_tap),
-        offset=copy.offset, inner=copy.batches[1], inner_stride=copy.batch_strides[1],
-        row_stride=copy.row_stride, tap_offset=tap_offset, channel_stride=copy.channel_stride,
-        channels=copy.channels, rows=copy.rows, places=copy.places, padded=copy.padded,
-    )  # fmt: skip
+    return digits | {
+        "batch": rest,
+        "phases": indexing.phase_of_batch(of, copy.batches[1]),
+        "taps": taps,
+        "is_tap": " && ".join(is_tap),
+        "tap_offset": tap_offset,
+    }

@@ -27,7 +27,7 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates.gemm.ampere import decisions, features, layout
+from felix.templates.gemm.ampere import decisions, features, layout, packing
 from felix.templates.gemm.ampere.decisions import WARP, Grid, Limits, Staged, Value
 from felix.templates.gemm.ampere.features import Row
 from felix.templates.gemm.ampere.layout import Matrix
@@ -85,6 +85,29 @@ class Decisions(Staged):
     def sums(self) -> Value:
         return self.thread_m * self.thread_n
 
+    def registers(self, problem: GemmProblem) -> Value:
+        """Sums, two sets of fragments, and the rest."""
+        used = self.sums + 2 * (self.thread_m + self.thread_n) + _OTHER_REGISTERS
+        return expr.Maximum(_LEAST_REGISTERS, used)
+
+    def shared_bytes(self, problem: GemmProblem) -> Value:
+        """The stages."""
+        return self.stages * self.stage_bytes(problem)
+
+    def stage_bytes(self, problem: GemmProblem) -> Value:
+        """Of a stage: tiles of A and B."""
+        a, b = tiles(problem)
+        return _FLOAT_BYTES * self.block_k * (a.pitch(self.block_m) + b.pitch(self.block_n))
+
+    def copies(self, problem: GemmProblem) -> Value:
+        """Of a thread in a step, about: whole rounds of all threads for each operand."""
+        a, b = tiles(problem)
+        of_a, of_b = a.copies(self.block_m, self.block_k), b.copies(self.block_n, self.block_k)
+        return expr.CeilDiv(of_a, self.threads) + expr.CeilDiv(of_b, self.threads)
+
+    def surplus_copies(self, problem: GemmProblem) -> Value:
+        return self.copies(problem) - _MOST_COPIES
+
 
 def parameters(problem: GemmProblem) -> list[Parameter]:
     """The parameters for a problem; what cannot help it is left out of their domains."""
@@ -109,20 +132,6 @@ def _lanes(problem: GemmProblem) -> tuple[int, ...]:
     few_rows = (1, 2) if problem.m <= _FEW else ()
     few_columns = (16,) if problem.n <= _FEW else ()
     return (*few_rows, 4, 8, *few_columns)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Spread:
-    """Where the threads of a block copy: side by side along rows and k, each at the same places
-    from its first one.
-
-    Attributes:
-        rows: threads side by side along rows, each with the elements of one copy.
-        k: threads side by side along k.
-    """
-
-    rows: int
-    k: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,13 +164,16 @@ class Tile:
         """Copies that fill a tile."""
         return expr.CeilDiv(rows, self.width) * block_k
 
-    def spread(self, rows: int, block_k: int, threads: int) -> Spread:
-        """Of the block's threads, a power of two."""
+    def spread(self, rows: int, block_k: int, threads: int) -> tuple[int, int]:
+        """Threads of a block that copy side by side along rows, and along k.
+
+        They are a power of two; each goes on to the same places from its first one.
+        """
         if self.is_transposed:
             along_k = WARP_K * min(threads // (WARP_ROWS * WARP_K), block_k // WARP_K)
-            return Spread(threads // along_k, along_k)
+            return threads // along_k, along_k
         along_rows = math.gcd(-(-rows // self.width), threads)
-        return Spread(along_rows, threads // along_rows)
+        return along_rows, threads // along_rows
 
 
 def tiles(problem: GemmProblem) -> tuple[Tile, Tile]:
@@ -170,42 +182,11 @@ def tiles(problem: GemmProblem) -> tuple[Tile, Tile]:
     return Tile(a), Tile(b)
 
 
-def _stage_bytes(problem: GemmProblem, d: Decisions) -> Value:
-    """Of a stage: tiles of A and B."""
-    a, b = tiles(problem)
-    return _FLOAT_BYTES * d.block_k * (a.pitch(d.block_m) + b.pitch(d.block_n))
-
-
-def shared_bytes(problem: GemmProblem, d: Decisions) -> Value:
-    """What a block holds: the stages."""
-    return d.stages * _stage_bytes(problem, d)
-
-
-def _thread_copies(problem: GemmProblem, d: Decisions) -> Value:
-    """Copies of a thread in a step, about: whole rounds of all threads for each operand."""
-    a, b = tiles(problem)
-    of_a, of_b = a.copies(d.block_m, d.block_k), b.copies(d.block_n, d.block_k)
-    return expr.CeilDiv(of_a, d.threads) + expr.CeilDiv(of_b, d.threads)
-
-
-def registers(d: Decisions) -> Value:
-    """Of a thread, by estimate: sums, two sets of fragments, and the rest."""
-    used = d.sums + 2 * (d.thread_m + d.thread_n) + _OTHER_REGISTERS
-    return expr.Maximum(_LEAST_REGISTERS, used)
-
-
 def constraints(
     problem: GemmProblem, d: Decisions, limits: Limits
 ) -> list[tuple[str, sympy.Expr]]:
     """What is limited, by name; legal where <= 0."""
-    too_many = _thread_copies(problem, d) - _MOST_COPIES
-    used, shared = registers(d), shared_bytes(problem, d)
-    return [
-        ("sums of a thread", d.sums - _MOST_SUMS),
-        *decisions.common_constraints(
-            d, decisions.grid(problem, d), limits, used, shared, too_many
-        ),
-    ]
+    return [("sums of a thread", d.sums - _MOST_SUMS), *decisions.constraints(problem, d, limits)]
 
 
 def rows(
@@ -216,15 +197,7 @@ def rows(
     No instruction is one of tensor cores, so those columns are 0. `shared_traffic` counts what
     threads load, each for itself.
     """
-    work = decisions.grid(problem, d)
-    f = features.launch(work.blocks, d.threads, registers(d), shared_bytes(problem, d), hardware)
-    f |= _tiles(problem, d, work, f)
-    f |= features.beyond_shared(problem, work, d.split_k)
-    f |= features.choices(problem, d)
-    f |= _times(problem, d, work, f, hardware)
-    return features.by_kernel(
-        {"gemm": f, "reduce": features.reduction(problem, d.split_k, hardware)}
-    )
+    return features.staged_rows(packing.Packed(problem), d, hardware, _tiles, _times)
 
 
 def _tiles(problem: GemmProblem, d: Decisions, work: Grid, f: Row) -> Row:
@@ -235,7 +208,7 @@ def _tiles(problem: GemmProblem, d: Decisions, work: Grid, f: Row) -> Row:
     # Each thread loads its rows and columns, and once more ahead of its last step's end.
     lines = work.tile_steps * d.block_k + work.blocks
     loaded = _FLOAT_BYTES * lines * d.threads * (d.thread_m + d.thread_n)
-    stage_bytes = _stage_bytes(problem, d)
+    stage_bytes = d.stage_bytes(problem)
     return features.ring(problem, d, work, f, stage_bytes, of_a + of_b) | {
         "copied_bytes": copied,
         "shared_traffic": copied + loaded,
@@ -265,7 +238,7 @@ def _step(
     warps = expr.Maximum(1, on_sm * d.warps)
     idle = features.SCHEDULERS / expr.Minimum(features.SCHEDULERS, warps)
     multiplying = d.block_k * d.block_m * d.block_n / lanes
-    copies = _thread_copies(problem, d)
+    copies = d.copies(problem)
     vectors = expr.CeilDiv(d.thread_m, _VECTOR) + expr.CeilDiv(d.thread_n, _VECTOR)
     of_warp = d.block_k * (d.sums + vectors) + _COPY_INSTRUCTIONS * copies + _STEP_INSTRUCTIONS
     issuing = of_warp * d.warps / features.SCHEDULERS

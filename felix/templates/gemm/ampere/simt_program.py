@@ -11,7 +11,6 @@ multiply_add(sum, x, y)                 sum += x · y, rounded once
 
 from __future__ import annotations
 
-from felix.launch_plan import LaunchPlan
 from felix.templates.gemm.ampere import epilogue, instructions, kernel_text, packing, simt
 from felix.templates.gemm.ampere import program as staged
 from felix.templates.gemm.ampere.simt import Decisions
@@ -254,20 +253,8 @@ __device__ __forceinline__ void store(float* target, const Reads&, int part, int
 
 def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
     """The kernels of legal decisions, integers all."""
-    return GeneratedProgram(source(problem, d), arch, plan(problem, d))
-
-
-def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
-    """Launches: the product, and the sum over parts if there are any."""
-    return staged.planned(packing.Packed(problem), d, simt.shared_bytes(problem, d))
-
-
-def source(problem: GemmProblem, d: Decisions) -> str:
-    """CUDA C++ of the kernels."""
-    is_split = d.split_k > 1
     a, b = simt.tiles(problem)
-    parts = [
-        instructions.TYPES,
+    before = [
         _constants(problem, d),
         device_functions(problem),
         epilogue.functions_of_four(problem),
@@ -275,12 +262,9 @@ def source(problem: GemmProblem, d: Decisions) -> str:
         _tile("TileA", a, "M", int(d.block_m), d),
         _tile("TileB", b, "N", int(d.block_n), d),
         _SUM_TILE,
-        kernel_text.PARTIAL_SUMS if is_split else "",
-        _STORE_PARTIAL if is_split else _STORE_RESULT,
-        _KERNEL,
-        kernel_text.REDUCTION if is_split else "",
     ]
-    return epilogue.filled(problem, "".join(parts))
+    packed, stores = packing.Packed(problem), (_STORE_RESULT, _STORE_PARTIAL)
+    return staged.staged_program(packed, d, arch, "".join(before), stores, _KERNEL)
 
 
 def device_functions(problem: GemmProblem) -> str:
@@ -300,9 +284,9 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
 
 def _tile(name: str, tile: simt.Tile, axis: str, rows: int, d: Decisions) -> str:
     """The type of the tiles of A or B, whose rows are an axis of C."""
-    spread = tile.spread(rows, d.block_k, d.threads)
+    along_rows, along_k = tile.spread(rows, d.block_k, d.threads)
     return (
         f"typedef Operand<{str(tile.is_transposed).lower()}, {axis}, BLOCK_{axis}, "
         f"{tile.matrix.line_stride}ll, {tile.width}, {tile.pitch(rows)}, "
-        f"{spread.rows}, {spread.k}> {name};\n"
+        f"{along_rows}, {along_k}> {name};\n"
     )

@@ -37,7 +37,7 @@ class ProductTemplate(Template, abc.ABC, Generic[D]):
 
     Attributes:
         name: as in `Template`.
-        version: of the generator; a part of every key.
+        version: a part of every key; increased whenever decisions make another program.
         decisions: values of its parameters.
     """
 
@@ -52,18 +52,19 @@ class ProductTemplate(Template, abc.ABC, Generic[D]):
             hardware: whose limits hold.
             arch: what kernels are compiled for, like "sm_86".
         """
-        self._problem = problem
-        self._hardware = hardware
-        self._arch = arch
+        self.problem = problem
+        self.hardware = hardware
+        self.arch = arch
 
     @property
     def key(self) -> str:
-        of_problem = f"{self._problem.identity}|{self._arch}|{self._limits!r}"
+        of_problem = f"{self.problem.identity}|{self.arch}|{self._limits!r}"
         return hashlib.sha256(f"{self.name}|{self.version}|{of_problem}".encode()).hexdigest()
 
     def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
         """As in `Template`."""
-        return self._constraints(self.decisions.symbols())
+        pairs = self._constraints(self.decisions.symbols())
+        return [(name, sympy.sympify(value)) for name, value in pairs]
 
     def generate(self, decisions: Mapping[str, int]) -> GeneratedProgram:
         """The program of these values of the parameters.
@@ -78,7 +79,7 @@ class ProductTemplate(Template, abc.ABC, Generic[D]):
     @property
     def _limits(self) -> Any:
         """Those of the hardware that constraints have."""
-        return design.Limits.of(self._hardware)
+        return design.Limits.of(self.hardware)
 
     @abc.abstractmethod
     def _constraints(self, d: D) -> Sequence[tuple[str, sympy.Expr]]: ...
@@ -100,17 +101,17 @@ class AmpereGemm(ProductTemplate[design.Decisions]):
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
         d = design.Decisions.symbols()
-        return features.rows(self._problem, d, self._hardware, self._arch)
+        return features.rows(self.problem, d, self.hardware, self.arch)
 
     @property
     def _computed(self) -> GemmProblem:
-        return packing.packed(self._problem).problem
+        return packing.packed(self.problem).problem
 
     def _constraints(self, d: design.Decisions) -> Sequence[tuple[str, sympy.Expr]]:
         return design.constraints(self._computed, d, self._limits)
 
     def _program(self, d: design.Decisions) -> GeneratedProgram:
-        return program.program(self._problem, d, self._arch)
+        return program.program(self.problem, d, self.arch)
 
 
 class SimtGemm(ProductTemplate[simt.Decisions]):
@@ -122,16 +123,16 @@ class SimtGemm(ProductTemplate[simt.Decisions]):
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        return simt.parameters(self._problem)
+        return simt.parameters(self.problem)
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
-        return simt.rows(self._problem, simt.Decisions.symbols(), self._hardware)
+        return simt.rows(self.problem, simt.Decisions.symbols(), self.hardware)
 
     def _constraints(self, d: simt.Decisions) -> Sequence[tuple[str, sympy.Expr]]:
-        return simt.constraints(self._problem, d, self._limits)
+        return simt.constraints(self.problem, d, self._limits)
 
     def _program(self, d: simt.Decisions) -> GeneratedProgram:
-        return simt_program.program(self._problem, d, self._arch)
+        return simt_program.program(self.problem, d, self.arch)
 
 
 def unsuited(problem: GemmProblem) -> str | None:
@@ -149,8 +150,7 @@ def unsuited(problem: GemmProblem) -> str | None:
         of = operand.gather
         if of and layout.mask_bits(of, problem.phases) > layout.MOST_BITS:
             return f"its padded windows have more than {layout.MOST_BITS - 1} taps"
-        strides = problem.batch_strides(operand)
-        if of and layout.copy_bytes(operand, of, strides) is None:
+        if of and layout.copy_bytes(problem, operand) is None:
             return "the places of its convolution's data are not one axis in memory"
     return None
 

@@ -23,7 +23,7 @@ import sympy
 from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates import template
-from felix.templates.gemm.ampere import features, instructions
+from felix.templates.gemm.ampere import features
 from felix.templates.gemm.ampere.decisions import MOST_BLOCKS, MOST_REGISTERS, WARP, Value
 from felix.templates.gemm.ampere.features import Row
 from felix.templates.gemm.problem import GemmProblem, Operand
@@ -88,7 +88,7 @@ def chunk_elements(operand: Operand, k: int) -> int:
     batch, line, along_k = operand.strides
     if along_k != 1 and k > 1:
         return 1
-    most = CHUNK_BYTES // instructions.STORAGE[operand.dtype].size_bytes
+    most = CHUNK_BYTES // operand.element_bytes
     return math.gcd(most, k, batch, line, operand.outer_stride, operand.offset)
 
 
@@ -100,7 +100,7 @@ def chunks(problem: GemmProblem) -> int:
 def chunk_bytes(problem: GemmProblem) -> int:
     """Of a chunk of B."""
     elements = chunk_elements(problem.b, problem.k)
-    return elements * instructions.STORAGE[problem.b.dtype].size_bytes
+    return elements * problem.b.element_bytes
 
 
 def tiles(problem: GemmProblem, d: Decisions) -> Value:
@@ -167,16 +167,13 @@ def _tiles(problem: GemmProblem, d: Decisions) -> Row:
         "sums_per_thread": problem.m * d.columns,
         "tiles_at_once": 1,
         "steps": steps(problem, d),
-        "parts": 1,
-        "cluster_parts": 1,
-        "group_rows": 1,
-        "is_row_major": int(problem.output.strides[2] == 1),
+        **features.choices(problem, 1, 1),
     }
 
 
 def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     def matrix(operand: Operand, lines: int) -> int:
-        return lines * problem.k * instructions.STORAGE[operand.dtype].size_bytes
+        return lines * problem.k * operand.element_bytes
 
     a, b = matrix(problem.a, problem.m), matrix(problem.b, problem.n)
     unique = problem.matrices(problem.a) * a + problem.matrices(problem.b) * b

@@ -71,20 +71,20 @@ class Gemv(ampere.ProductTemplate[Decisions]):
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        return design.parameters(self._problem)
+        return design.parameters(self.problem)
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
-        return design.rows(self._problem, Decisions.symbols(), self._hardware)
+        return design.rows(self.problem, Decisions.symbols(), self.hardware)
 
     @property
     def _limits(self) -> list[int]:
-        return [getattr(self._hardware, name) for name in _DECISION_LIMITS]
+        return [getattr(self.hardware, name) for name in _DECISION_LIMITS]
 
     def _constraints(self, d: Decisions) -> Sequence[tuple[str, sympy.Expr]]:
-        return design.constraints(self._problem, d, self._hardware)
+        return design.constraints(self.problem, d, self.hardware)
 
     def _program(self, d: Decisions) -> GeneratedProgram:
-        return program(self._problem, d, self._arch)
+        return program(self.problem, d, self.arch)
 
 
 _CHUNKS = """
@@ -182,12 +182,16 @@ gemv(const ElementA* __restrict__ a, const Element* __restrict__ b, Out* __restr
 
 
 def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
-    """The kernel of legal decisions, integers all."""
-    return GeneratedProgram(source(problem, d), arch, plan(problem, d))
-
-
-def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
-    """One launch."""
+    """The kernel of legal decisions, integers all, and its one launch."""
+    parts = [
+        instructions.TYPES,
+        _definitions(problem, d),
+        instructions.conversions(problem),
+        _operands(problem),
+        epilogue.functions_of_one(problem),
+        _CHUNKS,
+        _KERNEL,
+    ]
     blocks = int(design.tiles(problem, d)) * problem.batch
     reads = tuple(read.param for read in problem.epilogue.reads)
     launch = Launch(
@@ -196,23 +200,8 @@ def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
         int(design.shared_bytes(problem, d)),
         (problem.a.param, problem.b.param, problem.output.param, *reads),
     )
-    return LaunchPlan(problem.n_params, (), (launch,))
-
-
-def source(problem: GemmProblem, d: Decisions) -> str:
-    """CUDA C++ of the kernel."""
-    text = "".join(
-        [
-            instructions.TYPES,
-            _definitions(problem, d),
-            instructions.conversions(problem),
-            _operands(problem),
-            epilogue.functions_of_one(problem),
-            _CHUNKS,
-            _KERNEL,
-        ]
-    )
-    return epilogue.filled(problem, text)
+    plan = LaunchPlan(problem.n_params, (), (launch,))
+    return GeneratedProgram(epilogue.filled(problem, "".join(parts)), arch, plan)
 
 
 def _definitions(problem: GemmProblem, d: Decisions) -> str:
@@ -232,7 +221,7 @@ def _definitions(problem: GemmProblem, d: Decisions) -> str:
         "VECTOR_A": min(vector, of_a),
         "CHUNKS": design.chunks(problem),
     }
-    text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
+    text = indexing.constants(values)
     _, line_a, stride_a = problem.a.strides
     _, line_b, _ = problem.b.strides
     strides = {"LINE_A": line_a, "STRIDE_A": stride_a, "LINE_B": line_b}

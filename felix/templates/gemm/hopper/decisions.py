@@ -21,6 +21,12 @@ from felix.templates.gemm.problem import GemmProblem
 #: An integer, or a sympy expression of one.
 Value = Any
 
+
+def more(value: Value) -> Value:
+    """Whether a value is more than 1; a flag is set."""
+    return expr.Less(1, value)
+
+
 #: Rows of one wgmma instruction, and threads of the warpgroup that executes it.
 WGMMA_ROWS = 64
 WARPGROUP = 128
@@ -102,9 +108,7 @@ def grid(problem: GemmProblem, d: Decisions, sms: int) -> Grid:
     units = units_m * units_n * problem.batch * d.split_k
     resident = resident_clusters(d.cluster_blocks, d.blocks_per_sm, sms)
     per_cluster = expr.CeilDiv(units, d.tiles_at_once)
-    launched = expr.Select(
-        expr.Less(1, d.persistent), expr.Minimum(per_cluster, resident), per_cluster
-    )
+    launched = expr.Select(more(d.persistent), expr.Minimum(per_cluster, resident), per_cluster)
     steps = expr.CeilDiv(axes.extent_of_k(problem), d.block_k)
     return Grid(units_m * d.cluster_m, units_n * d.cluster_n, units, launched, steps)
 
@@ -137,7 +141,6 @@ class Registers:
 PRODUCER_REGISTERS = 40
 OVERHEAD_REGISTERS = 32
 _REGISTER_UNIT = 8
-_MOST_REGISTERS = 255
 
 
 def registers(d: Decisions, registers_per_sm: int) -> Registers:
@@ -176,5 +179,5 @@ def shared(problem: GemmProblem, d: Decisions) -> Shared:
     a_stage, b_stage = d.block_m * d.block_k * size, d.block_n * d.block_k * size
     ring = d.stages * (a_stage + b_stage)
     buffers = STORE_BUFFERS * WGMMA_ROWS * STORE_ROW_BYTES * d.consumers
-    store = expr.Select(expr.Less(1, d.tma_store), buffers, 0)
+    store = expr.Select(more(d.tma_store), buffers, 0)
     return Shared(a_stage, b_stage, ring, store, ring + store + 16 * d.stages)

@@ -22,37 +22,25 @@ class Sink:
     """Where a kernel stores, and what becomes of sums before.
 
     Attributes:
-        tensor: its number in the plan.
-        output: dtype and strides; batches of the workspace of partial sums are parts x batches.
+        output: of the problem, or the workspace of partial sums: of parts x batches.
         batches: of `output`.
         inner_batch: extent of the inner of two batch axes; None where there is one.
     """
 
-    tensor: int
     output: Output
     batches: int
     epilogue: Epilogue
     inner_batch: int | None = None
 
-    @property
-    def is_row_major(self) -> bool:
-        """Whether columns are neighbours in memory; else rows are, or nothing is."""
-        return self.output.strides[2] == 1
-
-    @property
-    def is_contiguous(self) -> bool:
-        return 1 in self.output.strides[1:]
-
 
 def is_copied_by_tma(problem: GemmProblem) -> bool:
     """Whether TMA can store the output: strides of 16 bytes, elements of 2 or 4."""
     output = problem.output
-    size = instructions.size_bytes(output.dtype)
     _, row, column = output.strides
-    if size == 1 or 1 not in (row, column):
+    if instructions.size_bytes(output.dtype) == 1 or 1 not in (row, column):
         return False
     others = [row if column == 1 else column, output.offset, *problem.batch_strides(output)]
-    return all(stride * size % layout.ALIGNMENT == 0 for stride in others)
+    return layout.are_aligned(output.dtype, others)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,11 +82,7 @@ class Design:
     @property
     def matrices(self) -> tuple[Source, Source]:
         """A and B as the kernel reads them: packed in workspaces where TMA needs it."""
-        a, b = self.sources
-        first = self.problem.n_params
-        if not a.is_aligned:
-            a, first = packed(a, first)[1], first + 1
-        return a, b if b.is_aligned else packed(b, first)[1]
+        return packed(self.problem)[1]
 
     @property
     def a(self) -> layout.Tile:
@@ -122,14 +106,8 @@ class Design:
     @property
     def final(self) -> Sink:
         """The output."""
-        problem = self.problem
-        return Sink(
-            problem.output.param,
-            problem.output,
-            problem.batch,
-            problem.epilogue,
-            problem.inner_batch,
-        )
+        p = self.problem
+        return Sink(p.output, p.batch, p.epilogue, p.inner_batch)
 
     @property
     def sink(self) -> Sink:
@@ -138,16 +116,12 @@ class Design:
 
     @property
     def partial(self) -> Sink:
-        """The workspace of partial sums: [part][batch], contiguous along the output's own axis."""
-        p = self.problem
-        packs = [matrix for matrix in self.sources if not matrix.is_aligned]
-        tensor = p.n_params + len(packs)
-        row_major = self.final.is_row_major or not self.final.is_contiguous
-        inner, outer = (p.n, p.m) if row_major else (p.m, p.n)
-        stride = padded_inner(inner)
-        strides = (outer * stride, *((stride, 1) if row_major else (1, stride)))
+        """The workspace of partial sums."""
+        p, of = self.problem, PartialSums(self.problem)
+        tensor = p.n_params + len(packed(p)[0])
+        strides = (of.outer * of.pitch, *((of.pitch, 1) if of.is_row_major else (1, of.pitch)))
         output = Output(tensor, p.accumulator, strides)
-        return Sink(tensor, output, self.d.split_k * p.batch, Epilogue())
+        return Sink(output, self.d.split_k * p.batch, Epilogue())
 
 
 #: Of one of a warpgroup's buffers for stores by TMA.
@@ -156,9 +130,35 @@ STORE_BUFFER_BYTES = decisions.WGMMA_ROWS * decisions.STORE_ROW_BYTES
 REDUCED_ELEMENTS = 4
 
 
-def padded_inner(extent: int) -> int:
-    """Elements of a row of partial sums: whole vectors."""
-    return -(-extent // REDUCED_ELEMENTS) * REDUCED_ELEMENTS
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartialSums:
+    """Where they lie: [part][batch][outer][inner], contiguous along the output's own axis."""
+
+    problem: GemmProblem
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether columns of C are inner."""
+        output = self.problem.output
+        return output.is_row_major or 1 not in output.strides[1:]
+
+    @property
+    def inner(self) -> int:
+        return self.problem.n if self.is_row_major else self.problem.m
+
+    @property
+    def outer(self) -> int:
+        return self.problem.m if self.is_row_major else self.problem.n
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row to the next: whole vectors."""
+        return -(-self.inner // REDUCED_ELEMENTS) * REDUCED_ELEMENTS
+
+    @property
+    def elements(self) -> int:
+        """Of a part."""
+        return self.problem.batch * self.outer * self.pitch
 
 
 def needs_k_major(problem: GemmProblem) -> bool:
@@ -166,20 +166,38 @@ def needs_k_major(problem: GemmProblem) -> bool:
     return not instructions.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
 
 
-def packed(source: Source, workspace: int) -> tuple[layout.Matrix, Source, layout.Matrix]:
-    """What is copied of an operand that TMA cannot read, the operand in the copy, the copy."""
-    if isinstance(source, layout.Matrix):
-        copy = layout.packed(source, workspace)
-        return source, copy, copy
-    original = source.packable
-    assert original is not None, "the problem is unsuited"
-    copy = layout.packed(original, workspace)
-    return original, source.of_copy(copy), copy
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pack:
+    """An operand that is copied: its device function, where it lies and where its copy does.
+
+    Pixels and weights of a convolution are copied as a matrix of channels.
+    """
+
+    name: str
+    source: layout.Matrix
+    copy: layout.Matrix
+
+
+def packed(problem: GemmProblem) -> tuple[list[Pack], tuple[Source, Source]]:
+    """The operands that TMA cannot read where they lie, with workspaces for their copies; and A
+    and B as the kernel reads them."""
+    packs: list[Pack] = []
+
+    def readable(name: str, source: Source) -> Source:
+        if source.is_aligned:
+            return source
+        original = source if isinstance(source, layout.Matrix) else source.packable
+        assert original is not None, "the problem is unsuited"
+        copy = layout.packed(original, problem.n_params + len(packs))
+        packs.append(Pack(name, original, copy))
+        return copy if isinstance(source, layout.Matrix) else source.of_copy(copy)
+
+    a, b = sources(problem)
+    return packs, (readable("pack_a", a), readable("pack_b", b))
 
 
 def sources(problem: GemmProblem) -> tuple[Source, Source]:
     """A and B where they lie in the parameters."""
-    inner = problem.inner_batch
     k_major, blocks = needs_k_major(problem), axes.of(problem)
 
     def source(operand: Operand, lines: int, is_pixels: bool) -> Source:
@@ -187,7 +205,8 @@ def sources(problem: GemmProblem) -> tuple[Source, Source]:
             return pixels_of(operand, problem)
         if blocks is not None:
             return weights_of(operand, problem, lines, blocks, k_major)
-        return layout.matrix(operand, problem.batch, lines, problem.k, k_major, inner)
+        batches = layout.Batches.of(operand, problem)
+        return layout.matrix(operand, lines, problem.k, batches, k_major)
 
     is_a = bool(axes.pixels_are_a(problem))
     return source(problem.a, problem.m, is_a), source(problem.b, problem.n, not is_a)
@@ -214,19 +233,17 @@ class StoreTile:
         size = instructions.size_bytes(output.dtype)
         batch, row, column = output.strides
         rows = decisions.WGMMA_ROWS // self.panels
-        if self.sink.is_row_major:
+        if output.is_row_major:
             extents, outer, box = (n, m), row, (self.columns, rows)
         else:
             extents, outer, box = (m, n), column, (rows, self.columns)
         outer_bytes = outer * size
-        batches = layout.batch_dimensions(
-            self.sink.batches,
-            self.sink.inner_batch,
-            (output.outer_stride * size, batch * size),
-            outer_bytes,
+        of_batch = layout.Batches(
+            self.sink.batches, self.sink.inner_batch, batch, output.outer_stride
         )
+        batches = of_batch.dimensions(size, outer_bytes)
         return TensorMap(
-            self.sink.tensor,
+            output.param,
             output.dtype,
             (*extents, *(extent for extent, _ in batches)),
             (outer_bytes, *(stride for _, stride in batches)),
@@ -243,7 +260,7 @@ def store_tile(sink: Sink, block_n: int) -> StoreTile:
     columns = row_bytes // size
     while block_n % columns:
         columns //= 2
-    if sink.is_row_major:
+    if sink.output.is_row_major:
         return StoreTile(sink, columns, columns * size, 1)
     return StoreTile(sink, columns, row_bytes, decisions.WGMMA_ROWS * size // row_bytes)
 

@@ -7,15 +7,14 @@ Sum i of a thread is at row 16·warp + lane/4 + 8·(i/2 mod 2) and column 8·(i/
 
 from __future__ import annotations
 
-from felix.templates.gemm import epilogue, indexing
+from felix.templates.gemm import indexing
+from felix.templates.gemm.ampere import epilogue as ampere
+from felix.templates.gemm.ampere.instructions import arithmetic
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.hopper.design import Design, Sink
 from felix.templates.gemm.problem import Output, Read
 
-_ARITHMETIC = {"int32": "int", "int8": "int"}
-#: Vector types of two elements, by the bytes of one.
-_PAIRS = {1: "u16", 2: "u32", 4: "u64"}
 _INT_LIMIT = 2**31
 
 
@@ -43,42 +42,27 @@ def functions(sink: Sink, accumulator: str, m: int, n: int) -> str:
         "".join(f", {indexing.place(place, column=column)}" for place in places)
         for column in ("column", "(column + 1)")
     )
-    fields = "".join(
-        f"  const {instructions.STORAGE[read.dtype].c_type}* {read.name};\n" for read in reads
+    stored = instructions.STORAGE
+    called, finishing = ampere.finishing("finish", sink.epilogue, sink.output.dtype, stored)
+    return called + _FUNCTIONS.format(
+        index=_index_type(sink, m, n),
+        sum=instructions.ACCUMULATOR[accumulator],
+        finishing=finishing,
+        loads="".join(f", {_load(read, sink)}" for read in reads) + at,
+        pair_loads="".join(_pair_load(read, sink, m, n) for read in reads),
+        first="".join(f", {read.name}_0" for read in reads) + at,
+        second="".join(f", {read.name}_1" for read in reads) + at_next,
+        m=m,
+        n=n,
+        offset=_offset(sink.output, sink),
+        stores=_pair_store(sink, m, n),
     )
-    called, expression = epilogue.in_device_code(sink.epilogue.expression)
-    names = {
-        "sum": instructions.ACCUMULATOR[accumulator],
-        "out": instructions.STORAGE[sink.output.dtype].c_type,
-        "expression": expression,
-        "narrow": instructions.STORAGE[sink.output.dtype].narrow.format("value"),
-        "typed": "".join(f", {_kind(read)} {read.name}" for read in reads)
-        + "".join(f", int {place.name}" for place in places),
-        "loads": "".join(f", {_load(read, sink)}" for read in reads) + at,
-        "pair_loads": "".join(_pair_load(read, sink, m, n) for read in reads),
-        "first": "".join(f", {read.name}_0" for read in reads) + at,
-        "second": "".join(f", {read.name}_1" for read in reads) + at_next,
-        "m": m,
-        "n": n,
-        "offset": _offset(sink.output, sink),
-        "next": sink.output.strides[2],
-        "stores": _pair_store(sink, m, n),
-        "index": _index_type(sink, m, n),
-    }
-    return called + _text(names, fields)
 
 
-def _text(names: dict[str, object], fields: str) -> str:
-    body = """
+_FUNCTIONS = """
 typedef {index} Index;
 typedef {sum} Sum;
-typedef {out} Out;
-struct Reads {{
-{fields}}};
-__device__ __forceinline__ Out finish(Sum x{typed}) {{
-  const auto value = {expression};
-  return {narrow};
-}}
+{finishing}\
 __device__ __forceinline__ Out finish_one(const Reads& reads, int batch, int row, int column,
                                           Sum x) {{
   return finish(x{loads});
@@ -101,12 +85,6 @@ __device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads
   finish_pair(reads, batch, row, column, x0, x1, y0, y1);
 {stores}}}
 """
-    return body.format(fields=fields, **names)
-
-
-def _kind(read: Read) -> str:
-    """The type of a read in arithmetic."""
-    return _ARITHMETIC.get(read.dtype, "float")
 
 
 def _offset(tensor: Output | Read, sink: Sink, column: str = "column") -> str:
@@ -121,23 +99,13 @@ def _load(read: Read, sink: Sink, column: str = "column") -> str:
 
 def _pair_load(read: Read, sink: Sink, m: int, n: int) -> str:
     """Both values of a read for columns `column` and `column + 1`; in vectors where possible."""
-    kind, name = _kind(read), read.name
+    kind, name = arithmetic(read.dtype), read.name
     if read.strides[2] == 0 and n > 1:
         first = f"  const {kind} {name}_0 = {_load(read, sink)};\n"
         return first + f"  const {kind} {name}_1 = {name}_0;\n"
-    if _are_pairs_aligned(read, sink, m, n):
-        size = instructions.size_bytes(read.dtype)
-        storage = instructions.STORAGE[read.dtype].c_type
-        low, high = (
-            instructions.STORAGE[read.dtype].widen.format(f"{name}_both.values[{i}]")
-            for i in (0, 1)
-        )
-        return (
-            f"  union {{ {_PAIRS[size]} vector; {storage} values[2]; }} {name}_both;\n"
-            f"  {name}_both.vector = *reinterpret_cast<const {_PAIRS[size]}*>(reads.{name} + "
-            f"{_offset(read, sink)});\n"
-            f"  const {kind} {name}_0 = {low}, {name}_1 = {high};\n"
-        )
+    if indexing.are_aligned(read, sink.batches, m, n, 2):
+        at = f"reads.{name} + {_offset(read, sink)}"
+        return ampere.load_of_pair(read, instructions.STORAGE[read.dtype], at)
     last = "column + 1" if n % 2 == 0 else f"min(column + 1, {n - 1})"
     return (
         f"  const {kind} {name}_0 = {_load(read, sink)};\n"
@@ -147,21 +115,10 @@ def _pair_load(read: Read, sink: Sink, m: int, n: int) -> str:
 
 def _pair_store(sink: Sink, m: int, n: int) -> str:
     output = sink.output
-    if _are_pairs_aligned(output, sink, m, n):
-        pair = _PAIRS[instructions.size_bytes(output.dtype)]
-        storage = instructions.STORAGE[output.dtype].c_type
-        return (
-            f"  union {{ {pair} vector; {storage} values[2]; }} both;\n"
-            "  both.values[0] = y0;\n  both.values[1] = y1;\n"
-            f"  *reinterpret_cast<{pair}*>(to) = both.vector;\n"
-        )
+    if indexing.are_aligned(output, sink.batches, m, n, 2):
+        return ampere.store_of_pair(instructions.STORAGE[output.dtype])
     guard = "" if n % 2 == 0 else f"if (column + 1 < {n}) "
     return f"  *to = y0;\n  {guard}to[{output.strides[2]}] = y1;\n"
-
-
-def _are_pairs_aligned(tensor: Output | Read, sink: Sink, m: int, n: int) -> bool:
-    is_narrow = instructions.size_bytes(tensor.dtype) in _PAIRS
-    return is_narrow and indexing.are_pairs_aligned(tensor, sink.batches, m, n)
 
 
 def _index_type(sink: Sink, m: int, n: int) -> str:
@@ -338,11 +295,11 @@ def _by_tma(design: Design) -> str:
         "STORE_CHUNKS": design.d.block_n // tile.columns,
         "STORE_WIDTH": tile.width,
         "STORE_PANELS": tile.panels,
-        "STORE_BY_ROWS": int(sink.is_row_major),
+        "STORE_BY_ROWS": int(sink.output.is_row_major),
         "STORE_BUFFER_BYTES": designs.STORE_BUFFER_BYTES,
         "HAS_READS": int(bool(sink.epilogue.reads)),
     }
-    text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
+    text = indexing.constants(values)
     axis = sink.inner_batch
     batch = "batch" if axis is None else f"batch % {axis}, batch / {axis}"
     replaced = {"batch": batch, "pair": {2: "u32", 4: "u64"}[size], "m": problem.m, "n": problem.n}

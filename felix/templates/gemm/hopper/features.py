@@ -9,7 +9,6 @@ Notation: `d` decisions, `f` features so far by name.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import sympy
@@ -17,69 +16,51 @@ import sympy
 from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates.gemm.ampere import features as ampere
+from felix.templates.gemm.ampere.decisions import SYSTEM_BYTES
 from felix.templates.gemm.hopper import decisions, design, helpers, instructions, layout
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.convolution.operands import Pixels
-from felix.templates.gemm.hopper.decisions import Decisions, Value
+from felix.templates.gemm.hopper.decisions import Decisions, Value, more
 from felix.templates.gemm.problem import GemmProblem
 
 Row = dict[str, Value]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rates:
-    """Constants of the model, fitted together to kernels timed on an H200 with a cold L2.
+# Constants of the model, fitted together to kernels timed on an H200 with a cold L2. As `together`
+# takes longer than the longest, a rate may be above what the hardware reaches.
 
-    As `together` takes longer than the longest, a rate may be above what the hardware reaches.
-
-    Attributes:
-        clock: of the tensor cores, over the boost clock.
-        shared_bytes, l2_bytes: per cycle and SM.
-        dram: share of the bandwidth of the data sheet.
-        latency_us: of a copy from memory to shared memory.
-        fill_us: of a wave of blocks until the ring runs.
-        store_bytes, tma_store_bytes: per cycle and SM, that an epilogue stores.
-        cluster_bytes, cluster_us: of adding sums within a cluster, per cycle and SM, and its
-            barriers.
-        hidden: share of a tile's end that other tiles hide, where there are any.
-        launch_us: of a kernel until its first copy, and from its last store.
-        next_launch_us: of a kernel that waits for the one before it.
-    """
-
-    clock: float = 1.19
-    shared_bytes: float = 85.0
-    l2_bytes: float = 82.0
-    dram: float = 0.62
-    latency_us: float = 1.08
-    fill_us: float = 1.15
-    store_bytes: float = 15.0
-    tma_store_bytes: float = 1300.0
-    cluster_bytes: float = 11.0
-    cluster_us: float = 2.05
-    hidden: float = 0.43
-    launch_us: float = 4.56
-    next_launch_us: float = 1.0
+#: Clock of the tensor cores, over the boost clock.
+_CLOCK = 1.19
+#: Per cycle and SM.
+_SHARED_BYTES, _L2_BYTES = 85.0, 82.0
+#: Share of the bandwidth of the data sheet.
+_DRAM_SHARE = 0.62
+#: Of a copy from memory to shared memory; of a wave of blocks until the ring runs.
+_LATENCY_US, _FILL_US = 1.08, 1.15
+#: Per cycle and SM, that an epilogue stores.
+_STORE_BYTES, _TMA_STORE_BYTES = 15.0, 1300.0
+#: Of adding sums within a cluster, per cycle and SM; and its barriers.
+_CLUSTER_BYTES, _CLUSTER_US = 11.0, 2.05
+#: Share of a tile's end that other tiles hide, where there are any.
+_HIDDEN = 0.43
+#: Of a kernel until its first copy, and from its last store; of one that waits for another's end.
+_LAUNCH_US, _NEXT_LAUNCH_US = 4.56, 1.0
 
 
-RATES = Rates()
-
-
-def product(
-    problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, rates: Rates, is_first: bool
-) -> Row:
+def product(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, is_first: bool) -> Row:
     """Times of the product's kernel; `is_first`: no kernel of the program runs before it."""
     instruction = instructions.PRODUCTS[problem.a.dtype, problem.accumulator]
     # Per microsecond: cycles, and operations or bytes of an SM.
-    cycles = 1000.0 * hardware.clock_ghz * rates.clock
+    cycles = 1000.0 * hardware.clock_ghz * _CLOCK
     tensor = instruction.flops_per_cycle * cycles
-    shared, l2 = rates.shared_bytes * cycles, rates.l2_bytes * cycles
+    shared, l2 = _SHARED_BYTES * cycles, _L2_BYTES * cycles
     blocks_on_sm = expr.Minimum(f["blocks_per_sm"], expr.CeilDiv(f["grid_blocks"], hardware.cores))
-    step = _step(problem, d, f, rates, blocks_on_sm, (tensor, shared, l2))
+    step = _step(problem, d, f, blocks_on_sm, (tensor, shared, l2))
     mainloop = f["waves"] * f["tiles_per_block"] * f["steps"] * step
-    store = _store(problem, d, f, rates, blocks_on_sm, cycles)
-    dram = f["dram_bytes"] / (1000.0 * hardware.dram_bandwidth_gbs * rates.dram)
-    launch = rates.launch_us if is_first else rates.next_launch_us
-    launch += rates.fill_us * f["waves"]
+    store = _store(problem, d, f, blocks_on_sm, cycles)
+    dram = f["dram_bytes"] / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
+    launch = _LAUNCH_US if is_first else _NEXT_LAUNCH_US
+    launch += _FILL_US * f["waves"]
     return {
         "tensor_us": f["tensor_ops"] / (tensor * hardware.cores),
         "shared_us": f["shared_traffic"] / (shared * hardware.cores),
@@ -97,7 +78,6 @@ def _step(
     problem: GemmProblem,
     d: Decisions,
     f: Row,
-    rates: Rates,
     blocks_on_sm: Value,
     sm_rates: tuple[float, float, float],
 ) -> Value:
@@ -110,28 +90,24 @@ def _step(
     in_shared = f["stage_bytes"] * reads_a_copy
     busy = blocks_on_sm * ampere.together(operations / tensor, in_shared / shared, from_l2 / l2)
     # A stage is refilled after its step and the next have begun: a ring's round has both.
-    return expr.Maximum(busy, (rates.latency_us + 2 * busy) / d.stages)
+    return expr.Maximum(busy, (_LATENCY_US + 2 * busy) / d.stages)
 
 
 def _store(
-    problem: GemmProblem, d: Decisions, f: Row, rates: Rates, blocks_on_sm: Value, cycles: float
+    problem: GemmProblem, d: Decisions, f: Row, blocks_on_sm: Value, cycles: float
 ) -> Value:
     """Ends of tiles: the last one shows, those before it as far as nothing hides them."""
     sum_bytes = instructions.size_bytes(problem.accumulator)
     output_bytes = instructions.size_bytes(problem.output.dtype)
-    stored_bytes = expr.Select(_more(d.split_k), sum_bytes, output_bytes)
+    stored_bytes = expr.Select(more(d.split_k), sum_bytes, output_bytes)
     elements = blocks_on_sm * d.block_m * d.block_n
-    rate = expr.Select(_more(d.tma_store), rates.tma_store_bytes, rates.store_bytes)
-    added = elements * sum_bytes / (rates.cluster_bytes * cycles) + rates.cluster_us
+    rate = expr.Select(more(d.tma_store), _TMA_STORE_BYTES, _STORE_BYTES)
+    added = elements * sum_bytes / (_CLUSTER_BYTES * cycles) + _CLUSTER_US
     one = elements * stored_bytes / (rate * cycles)
-    one += expr.Select(_more(d.cluster_k), added, 0)
-    is_hidden = expr.Or(_more(d.tiles_at_once), expr.Or(_more(blocks_on_sm), _more(d.persistent)))
-    lasting = expr.Select(is_hidden, 1 - rates.hidden, 1)
+    one += expr.Select(more(d.cluster_k), added, 0)
+    is_hidden = expr.Or(more(d.tiles_at_once), expr.Or(more(blocks_on_sm), more(d.persistent)))
+    lasting = expr.Select(is_hidden, 1 - _HIDDEN, 1)
     return one * (1 + (f["waves"] * f["tiles_per_block"] - 1) * lasting)
-
-
-def _more(value: Value) -> sympy.Expr:
-    return expr.Less(1, value)
 
 
 #: What ptxas gives a thread beside its sums where registers do not change hands.
@@ -139,35 +115,34 @@ _OTHER_REGISTERS = 28
 
 
 def rows(
-    problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates = RATES
+    problem: GemmProblem, d: Decisions, hardware: Hardware
 ) -> Mapping[str, Mapping[str, sympy.Expr]]:
     """Features of the kernels by name: of packing where needed, product and reduction."""
-    packs = helpers.packs(problem)
-    result = {"pack": _pack(packs, hardware, rates)} if packs else {}
-    result["gemm"] = _product(problem, d, hardware, rates, is_first=not result)
-    result["reduce"] = _reduction(problem, d, hardware, rates)
-    return {
-        kernel: {name: sympy.sympify(value) for name, value in row.items()}
-        for kernel, row in result.items()
-    }
+    packs = design.packed(problem)[0]
+    result = {"pack": _pack(packs, hardware)} if packs else {}
+    result["gemm"] = _product(problem, d, hardware, is_first=not packs)
+    result["reduce"] = _reduction(problem, d, hardware)
+    return ampere.by_kernel(result)
 
 
 # ---------------------------------------------------------------- the product
 
 
-def _product(
-    problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates, is_first: bool
-) -> Row:
-    f = _launch(problem, d, hardware)
-    f |= _work(problem, d)
-    f |= _ring(problem, d, f)
-    f |= _traffic(problem, d, f)
-    f |= _choices(problem, d)
-    return f | product(problem, d, f, hardware, rates, is_first)
-
-
-def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
+def _product(problem: GemmProblem, d: Decisions, hardware: Hardware, is_first: bool) -> Row:
     grid = decisions.grid(problem, d, hardware.cores)
+    tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
+    f = _launch(problem, d, grid, hardware)
+    f |= _work(problem, d, grid, tile_steps, f)
+    f |= _traffic(problem, d, tile_steps, f)
+    f |= ampere.choices(problem, d.parts, d.group_m) | {
+        "cluster_parts": d.cluster_k,
+        "is_persistent": more(d.persistent),
+        "is_tma_store": more(d.tma_store),
+    }
+    return f | product(problem, d, f, hardware, is_first)
+
+
+def _launch(problem: GemmProblem, d: Decisions, grid: decisions.Grid, hardware: Hardware) -> Row:
     registers = decisions.registers(d, hardware.registers_per_core)
     shared = decisions.shared(problem, d).total
     used = expr.Select(
@@ -176,11 +151,10 @@ def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
         expr.Minimum(registers.launch, d.accumulators + _OTHER_REGISTERS),
     )
     block = 8 * expr.CeilDiv(used, 8) * d.threads
-    resident = _least(
-        expr.FloorDiv(hardware.shared_bytes_per_core, shared + 1024),
-        expr.FloorDiv(hardware.registers_per_core, block),
-        expr.FloorDiv(hardware.max_threads_per_core, d.threads),
-    )
+    by_shared = expr.FloorDiv(hardware.shared_bytes_per_core, shared + SYSTEM_BYTES)
+    by_registers = expr.FloorDiv(hardware.registers_per_core, block)
+    by_threads = expr.FloorDiv(hardware.max_threads_per_core, d.threads)
+    resident = expr.Minimum(expr.Minimum(by_shared, by_registers), by_threads)
     blocks = grid.clusters * d.cluster_blocks
     slots = decisions.resident_clusters(d.cluster_blocks, resident, hardware.cores)
     waves = expr.CeilDiv(grid.clusters, slots)
@@ -197,32 +171,26 @@ def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     }
 
 
-def _work(problem: GemmProblem, d: Decisions) -> Row:
-    grid = decisions.grid(problem, d, 1)
+def _work(
+    problem: GemmProblem, d: Decisions, grid: decisions.Grid, tile_steps: Value, f: Row
+) -> Row:
+    """Instructions, tiles and the ring."""
     product = instructions.PRODUCTS[problem.a.dtype, problem.accumulator]
-    tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
     per_step = expr.FloorDiv(d.block_m, 64) * expr.FloorDiv(d.block_k, product.k)
     count = tile_steps * per_step
+    shared, (a, b) = decisions.shared(problem, d), design.sources(problem)
+    copies_a = _copies(a, d.block_m, d.cluster_n, problem, d)
+    copies_b = _copies(b, d.block_n, d.cluster_m, problem, d)
     return {
         "tensor_instructions": count,
         "tensor_ops": count * (2 * 64 * product.k) * d.block_n,
-        "problem_ops": 2 * problem.batch * problem.m * problem.n * problem.k,
+        "problem_ops": 2 * problem.products,
         "instruction_columns": d.block_n,
         "tile_rows": d.block_m,
         "tile_columns": d.block_n,
         "sums_per_thread": d.accumulators,
         "multiplying_warps": 4 * d.consumers,
         "tiles_at_once": d.tiles_at_once,
-    }
-
-
-def _ring(problem: GemmProblem, d: Decisions, f: Row) -> Row:
-    grid, shared = decisions.grid(problem, d, 1), decisions.shared(problem, d)
-    a, b = design.sources(problem)
-    copies_a = _copies(a, d.block_m, d.cluster_n, problem, d)
-    copies_b = _copies(b, d.block_n, d.cluster_m, problem, d)
-    tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
-    return {
         "steps": expr.CeilDiv(grid.steps, d.parts),
         "stages": d.stages,
         "stage_bytes": shared.a_stage + shared.b_stage,
@@ -257,31 +225,24 @@ def _line_panels(lines: Value, width: int) -> Value:
     )
 
 
-def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
-    p = problem
-    grid = decisions.grid(p, d, 1)
-    tile_steps = grid.tiles_m * grid.tiles_n * p.batch * grid.steps
+def _traffic(problem: GemmProblem, d: Decisions, tile_steps: Value, f: Row) -> Row:
     copied = tile_steps * f["stage_bytes"]
     # An instruction reads 32 bytes of k of each of its rows and columns.
     read_by_tensor_cores = f["tensor_instructions"] * 32 * (64 + d.block_n)
-    units_m = expr.CeilDiv(p.m, d.block_m * d.cluster_m)
-    units_n = expr.CeilDiv(p.n, d.block_n * d.cluster_n)
-    is_split = expr.Less(1, d.split_k)
-    sums = instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
-    stored = expr.Select(is_split, sums, p.output_bytes)
-    read = expr.Select(is_split, 0, p.read_bytes)
-    unique = sum(source.distinct_bytes for source in design.sources(p))
-    a, b = (_lines_bytes(source, p) for source in design.sources(p))
-    unique_reads = expr.Select(is_split, 0, p.unique_read_bytes)
-    return {
-        "copied_bytes": copied,
-        "shared_traffic": copied + read_by_tensor_cores,
-        "l2_bytes": a * units_n + b * units_m,
-        "dram_bytes": unique + unique_reads + stored,
-        "read_bytes": read,
-        "stored_bytes": stored,
-        "workspace_bytes": expr.Select(is_split, sums, 0),
-    }
+    units_m = expr.CeilDiv(problem.m, d.block_m * d.cluster_m)
+    units_n = expr.CeilDiv(problem.n, d.block_n * d.cluster_n)
+    a, b = design.sources(problem)
+    from_l2 = _lines_bytes(a, problem) * units_n + _lines_bytes(b, problem) * units_m
+    unique = a.distinct_bytes + b.distinct_bytes
+    return ampere.beyond_shared(
+        problem, d.split_k, _partial_bytes(problem, d), from_l2, unique
+    ) | {"copied_bytes": copied, "shared_traffic": copied + read_by_tensor_cores}
+
+
+def _partial_bytes(problem: GemmProblem, d: Decisions) -> Value:
+    """Of sums, if there are several parts."""
+    p = problem
+    return instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
 
 
 def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
@@ -292,56 +253,34 @@ def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
     return problem.batch * problem.k * source.lines * size
 
 
-def _choices(problem: GemmProblem, d: Decisions) -> Row:
-    return {
-        "parts": d.parts,
-        "cluster_parts": d.cluster_k,
-        "group_rows": d.group_m,
-        "is_persistent": expr.Less(1, d.persistent),
-        "is_tma_store": expr.Less(1, d.tma_store),
-        "is_row_major": int(problem.output.strides[2] == 1),
-    }
-
-
 # ---------------------------------------------------------------- before and after
 
 
-def _pack(packs: Sequence[helpers.Pack], hardware: Hardware, rates: Rates) -> Row:
+def _pack(packs: Sequence[design.Pack], hardware: Hardware) -> Row:
     stored = sum(layout.packed_bytes(pack.copy) for pack in packs)
     read = sum(pack.source.distinct_bytes for pack in packs)
-    blocks = sum(pack.blocks for pack in packs)
-    row = _moving(blocks, read + stored, hardware, rates, rates.launch_us)
+    blocks = sum(map(helpers.pack_blocks, packs))
+    row = _moving(blocks, read + stored, hardware, _LAUNCH_US)
     return row | {"stored_bytes": stored, "read_bytes": read, "workspace_bytes": stored}
 
 
-def _moving(blocks: int, moved: Value, hardware: Hardware, rates: Rates, launch_us: float) -> Row:
+def _moving(blocks: int, moved: Value, hardware: Hardware, launch_us: float) -> Row:
     return ampere.moving(
-        blocks, helpers.THREADS, moved, hardware, rates.dram, launch_us, rates.latency_us
+        blocks, helpers.THREADS, moved, hardware, _DRAM_SHARE, launch_us, _LATENCY_US
     )
 
 
-def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates) -> Row:
+def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     """The kernel that adds partial sums; all zero where there are none."""
     p = problem
-    row_major = p.output.strides[2] == 1 or 1 not in p.output.strides[1:]
-    inner, outer = (p.n, p.m) if row_major else (p.m, p.n)
-    vectors = p.batch * outer * design.padded_inner(inner) // design.REDUCED_ELEMENTS
-    sums = instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
+    partial = design.PartialSums(p)
+    sums = _partial_bytes(p, d)
     moved = sums + p.unique_read_bytes + p.output_bytes
-    blocks = -(-vectors // helpers.THREADS)
-    row = _moving(blocks, moved, hardware, rates, rates.next_launch_us) | {
+    row = _moving(helpers.reduce_blocks(p), moved, hardware, _NEXT_LAUNCH_US) | {
         "stored_bytes": p.output_bytes,
         "read_bytes": p.read_bytes,
         "workspace_bytes": sums,
         "parts": d.split_k,
-        "is_row_major": int(row_major),
+        "is_row_major": int(partial.is_row_major),
     }
-    is_launched = expr.Less(1, d.split_k)
-    return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
-
-
-def _least(*values: Value) -> Value:
-    least = values[0]
-    for value in values[1:]:
-        least = expr.Minimum(least, value)
-    return least
+    return ampere.where_split(row, d.split_k)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from felix.launch_plan import Launch
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import epilogue, instructions, layout
-from felix.templates.gemm.hopper.design import Design
+from felix.templates.gemm.hopper.design import Design, Pack
 from felix.templates.gemm.problem import GemmProblem
 
 THREADS = 256
@@ -36,32 +35,9 @@ extern "C" __global__ void __launch_bounds__({threads}) pack({parameters}) {{
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pack:
-    """An operand that is copied: its device function, where it lies and where its copy does.
-
-    Pixels and weights of a convolution are copied as a matrix of channels.
-    """
-
-    name: str
-    source: layout.Matrix
-    copy: layout.Matrix
-
-    @property
-    def blocks(self) -> int:
-        """That copy it, 16 bytes a thread."""
-        return -(-layout.packed_bytes(self.copy) // (layout.ALIGNMENT * THREADS))
-
-
-def packs(problem: GemmProblem) -> list[Pack]:
-    """The operands that TMA cannot read where they lie, with workspaces for their copies."""
-    result: list[Pack] = []
-    for name, source in zip(("pack_a", "pack_b"), designs.sources(problem), strict=True):
-        if not source.is_aligned:
-            workspace = problem.n_params + len(result)
-            original, _, copy = designs.packed(source, workspace)
-            result.append(Pack(name, original, copy))
-    return result
+def pack_blocks(pack: Pack) -> int:
+    """That copy an operand, 16 bytes a thread."""
+    return -(-layout.packed_bytes(pack.copy) // (layout.ALIGNMENT * THREADS))
 
 
 def pack_source(operands: Sequence[Pack]) -> str:
@@ -72,7 +48,8 @@ def pack_source(operands: Sequence[Pack]) -> str:
         operand = pack.name.removeprefix("pack_")
         parameters.append(f"const {storage}* {operand}, {storage}* {operand}_copy")
         call = f"{pack.name}(block * {THREADS} + threadIdx.x, {operand}, {operand}_copy)"
-        calls.append(f"  if (block < {pack.blocks}) return {call};\n  block -= {pack.blocks};\n")
+        blocks = pack_blocks(pack)
+        calls.append(f"  if (block < {blocks}) return {call};\n  block -= {blocks};\n")
     kernel = _PACK.format(threads=THREADS, parameters=", ".join(parameters), calls="".join(calls))
     return "".join(map(_pack_matrix, operands)) + kernel
 
@@ -80,7 +57,7 @@ def pack_source(operands: Sequence[Pack]) -> str:
 def _pack_matrix(pack: Pack) -> str:
     source, copy = pack.source, pack.copy
     n = layout.ALIGNMENT // instructions.size_bytes(source.dtype)
-    rows = copy.matrices * copy.outer
+    rows = copy.batches.matrices * copy.outer
     vectors = copy.outer_stride // n
     along_rows = source.inner_stride == 1
     return _PACK_MATRIX.format(
@@ -109,18 +86,18 @@ def _line_start(source: layout.Matrix) -> str:
 
 def _matrix_start(source: layout.Matrix) -> str:
     """The index of the first element of the matrix that a row of the copy belongs to."""
-    inner, matrix = source.batch_extents[1], f"row / {source.outer}"
-    if not source.outer_batch_stride:
-        return f"{matrix} * {source.batch_stride}ll + {source.offset}"
+    batches, matrix = source.batches, f"row / {source.outer}"
+    if not batches.outer_stride:
+        return f"{matrix} * {batches.stride}ll + {source.offset}"
     return (
-        f"{matrix} % {inner} * {source.batch_stride}ll"
-        f" + {matrix} / {inner} * {source.outer_batch_stride}ll + {source.offset}"
+        f"{matrix} % {batches.inner_matrices} * {batches.stride}ll"
+        f" + {matrix} / {batches.inner_matrices} * {batches.outer_stride}ll + {source.offset}"
     )
 
 
 def pack_launch(operands: Sequence[Pack]) -> Launch:
     """How the kernel that packs operands is launched."""
-    blocks = sum(pack.blocks for pack in operands)
+    blocks = sum(map(pack_blocks, operands))
     args = [number for pack in operands for number in (pack.source.tensor, pack.copy.tensor)]
     return Launch("pack", (blocks, 1, 1, THREADS, 1, 1), 0, tuple(args))
 
@@ -160,40 +137,35 @@ _MOST_UNROLLED = 8
 
 def reduce_source(design: Design) -> str:
     """The kernel that adds partial sums and applies the epilogue, in a namespace of its own."""
-    problem, final, partial = design.problem, design.final, design.partial
-    by_rows = partial.is_row_major
-    inner, outer = (problem.n, problem.m) if by_rows else (problem.m, problem.n)
+    problem, final, partial = design.problem, design.final, designs.PartialSums(design.problem)
     n = designs.REDUCED_ELEMENTS
-    stride = designs.padded_inner(inner)
     body = _REDUCE.format(
         threads=THREADS,
         parameters=epilogue.parameters(final),
         reads=epilogue.arguments(final),
-        vectors=stride // n,
+        vectors=partial.pitch // n,
         n=n,
-        outer=outer,
+        outer=partial.outer,
         batches=problem.batch,
-        stride=stride,
+        stride=partial.pitch,
         parts=design.d.split_k,
         unroll=min(int(design.d.split_k), _MOST_UNROLLED),
-        part_stride=problem.batch * outer * stride,
-        stores=(_STORES_BY_ROWS if by_rows else _STORES_BY_COLUMNS).format(n=n),
+        part_stride=partial.elements,
+        stores=(_STORES_BY_ROWS if partial.is_row_major else _STORES_BY_COLUMNS).format(n=n),
     )
     functions = epilogue.functions(final, problem.accumulator, problem.m, problem.n)
     return "namespace reduction {\n" + functions + body + "}\n"
 
 
-def reduce_vectors(design: Design) -> int:
-    """Threads of the reduction that have something to add."""
-    problem = design.problem
-    by_rows = design.partial.is_row_major
-    inner, outer = (problem.n, problem.m) if by_rows else (problem.m, problem.n)
-    return problem.batch * outer * designs.padded_inner(inner) // designs.REDUCED_ELEMENTS
+def reduce_blocks(problem: GemmProblem) -> int:
+    """Of the reduction."""
+    return -(-designs.PartialSums(problem).elements // (designs.REDUCED_ELEMENTS * THREADS))
 
 
 def reduce_launch(design: Design) -> Launch:
     """How the reduction is launched."""
     final = design.final
-    blocks = -(-reduce_vectors(design) // THREADS)
-    args = (design.partial.tensor, final.tensor, *(read.param for read in final.epilogue.reads))
+    blocks = reduce_blocks(design.problem)
+    reads = (read.param for read in final.epilogue.reads)
+    args = (design.partial.output.param, final.output.param, *reads)
     return Launch("reduce", (blocks, 1, 1, THREADS, 1, 1), 0, args)

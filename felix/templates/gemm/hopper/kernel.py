@@ -6,6 +6,7 @@ depends on types and strides (`multiply`, `store_pair`) is by `instructions` and
 
 from __future__ import annotations
 
+from felix.templates.gemm import indexing
 from felix.templates.gemm.hopper import epilogue, instructions, layout
 from felix.templates.gemm.hopper.convolution import copies
 from felix.templates.gemm.hopper.design import Design
@@ -315,9 +316,8 @@ def constants(design: Design) -> str:
         "A_BLOCKS": sum(1 << n * d.cluster_m for n in range(d.cluster_n)),
         "B_BLOCKS": (1 << d.cluster_m) - 1,
     }
-    lines = [f"constexpr int {name} = {int(value)};\n" for name, value in values.items()]
     kind = instructions.ACCUMULATOR[design.problem.accumulator]
-    return "".join(lines) + f"typedef {kind} Accumulator;\n"
+    return f"{indexing.constants(values)}typedef {kind} Accumulator;\n"
 
 
 def _operand(name: str, tile: layout.Tile) -> str:
@@ -345,14 +345,12 @@ struct {name} {{
 
 def _batch_axes(source: layout.Matrix) -> str:
     """Members of an operand that tell where a matrix of the batch is in its tensor map."""
-    axis = source.inner_batch
-    outer_extent, inner_extent = source.batch_extents
-    inner, outer = ("batch", "0") if axis is None else (f"batch % {axis}", f"batch / {axis}")
-    inner, outer = inner if inner_extent > 1 else "0", outer if outer_extent > 1 else "0"
+    batches = source.batches
+    places = [axis.place if axis in batches.axes else "0" for axis in batches.both]
     return f"""\
-  static constexpr bool HAS_TWO_BATCH_AXES = {str(axis is not None).lower()};
-  static constexpr int inner_batch(int batch) {{ return {inner}; }}
-  static constexpr int outer_batch(int batch) {{ return {outer}; }}
+  static constexpr bool HAS_TWO_BATCH_AXES = {str(len(places) > 1).lower()};
+  static constexpr int inner_batch(int batch) {{ return {places[0]}; }}
+  static constexpr int outer_batch(int batch) {{ return {[*places, "0"][1]}; }}
 """
 
 

@@ -17,11 +17,13 @@ swizzle's atoms of 8 rows, and the swizzle (PTX ISA, "Matrix descriptor").
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from felix.launch_plan import TensorMap
 from felix.templates.gemm.hopper import instructions
-from felix.templates.gemm.problem import Operand
+from felix.templates.gemm.problem import GemmProblem, Operand
 
 #: Bytes of a row of a panel where nothing is narrower, and rows of an atom of the swizzle.
 PANEL_BYTES = 128
@@ -33,17 +35,93 @@ _SWIZZLE_CODE = {128: 1, 64: 2, 32: 3}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Axis:
+    """An outer dimension of a tensor map: its extent, its stride in elements, C++ of the place."""
+
+    extent: int
+    stride: int
+    place: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batches:
+    """The batch axes of a tensor; strides in elements, 0 where one matrix serves all.
+
+    Attributes:
+        count: matrices of the product.
+        inner: extent of the inner of two axes; None where there is one.
+    """
+
+    count: int
+    inner: int | None = None
+    stride: int = 0
+    outer_stride: int = 0
+
+    @classmethod
+    def of(cls, operand: Operand, problem: GemmProblem) -> Batches:
+        """Of an operand of a problem."""
+        outer, inner = problem.batch_strides(operand)
+        return cls(problem.batch, problem.inner_batch, inner, outer)
+
+    @property
+    def both(self) -> tuple[Axis, ...]:
+        """The inner axis, and the outer one where there are two."""
+        if self.inner is None:
+            return (Axis(self.count, self.stride, "batch"),)
+        outer = Axis(self.count // self.inner, self.outer_stride, f"batch / {self.inner}")
+        return Axis(self.inner, self.stride, f"batch % {self.inner}"), outer
+
+    @property
+    def axes(self) -> list[Axis]:
+        """Those along which matrices differ, the inner one first."""
+        return [axis for axis in self.both if axis.extent > 1 and axis.stride]
+
+    @property
+    def inner_matrices(self) -> int:
+        """Those that differ along the inner axis."""
+        return self.both[0].extent if self.stride else 1
+
+    @property
+    def matrices(self) -> int:
+        """Matrices that differ."""
+        return math.prod(axis.extent for axis in self.axes)
+
+    def packed(self, matrix_elements: int) -> Batches:
+        """Those of a copy that has each matrix once, one behind the other."""
+        return dataclasses.replace(
+            self,
+            stride=matrix_elements if self.stride else 0,
+            outer_stride=matrix_elements * self.inner_matrices if self.outer_stride else 0,
+        )
+
+    def dimensions(self, element_bytes: int, other_bytes: int) -> list[tuple[int, int]]:
+        """Extents and strides in bytes of a tensor map's batch axes, the inner one first.
+
+        Args:
+            other_bytes: a stride for an axis that has one matrix, as a tensor map has none of 0.
+        """
+        return [
+            (axis.extent, axis.stride * element_bytes) if axis in self.axes else (1, other_bytes)
+            for axis in self.both
+        ]
+
+
+def are_aligned(dtype: str, strides: Sequence[int]) -> bool:
+    """Whether TMA takes strides in elements: multiples of 16 bytes."""
+    size = instructions.size_bytes(dtype)
+    return all(stride * size % ALIGNMENT == 0 for stride in strides)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Matrix:
     """An operand in memory as [batch][outer][inner].
 
     Attributes:
         tensor: number of the parameter or workspace.
         inner, outer: extents in elements.
-        outer_stride, batch_stride: in elements; the batch's is 0 where one matrix serves all.
+        outer_stride: in elements.
         is_k_major: whether inner is k.
         inner_stride: 1 but where k has to be the inner axis and is not contiguous.
-        inner_batch: extent of the inner of two batch axes; None where there is one.
-        outer_batch_stride: of the outer one.
         offset: elements before the first.
         outer_split: extent and stride of a second axis of outer, which changes slower: element o
             of outer is at o % extent * outer_stride + o // extent * stride. TMA reads no such
@@ -52,30 +130,14 @@ class Matrix:
 
     tensor: int
     dtype: str
-    batch: int
+    batches: Batches
     inner: int
     outer: int
     outer_stride: int
-    batch_stride: int
     is_k_major: bool
     inner_stride: int = 1
-    inner_batch: int | None = None
-    outer_batch_stride: int = 0
     offset: int = 0
     outer_split: tuple[int, int] | None = None
-
-    @property
-    def batch_extents(self) -> tuple[int, int]:
-        """Matrices that differ along the outer and along the inner batch axis."""
-        inner = self.inner_batch or self.batch
-        outer = self.batch // inner
-        return outer if self.outer_batch_stride else 1, inner if self.batch_stride else 1
-
-    @property
-    def matrices(self) -> int:
-        """Matrices that differ."""
-        outer, inner = self.batch_extents
-        return outer * inner
 
     @property
     def lines(self) -> int:
@@ -85,56 +147,42 @@ class Matrix:
     @property
     def distinct_bytes(self) -> int:
         """Of its elements."""
-        return self.matrices * self.outer * self.inner * instructions.size_bytes(self.dtype)
+        elements = self.batches.matrices * self.outer * self.inner
+        return elements * instructions.size_bytes(self.dtype)
 
     @property
     def is_aligned(self) -> bool:
         """Whether TMA can read it: neighbours along inner, all else at multiples of 16 bytes."""
-        size = instructions.size_bytes(self.dtype)
-        strides = (
-            self.outer_stride if self.outer > 1 else 0,
-            self.batch_stride,
-            self.outer_batch_stride,
-            self.offset,
-        )
-        return self.inner_stride == 1 and all(stride * size % ALIGNMENT == 0 for stride in strides)
+        strides = [axis.stride for axis in self.batches.both]
+        strides += [self.outer_stride if self.outer > 1 else 0, self.offset]
+        return self.inner_stride == 1 and are_aligned(self.dtype, strides)
 
 
 def matrix(
-    operand: Operand,
-    batch: int,
-    lines: int,
-    k: int,
-    needs_k_major: bool = False,
-    inner_batch: int | None = None,
+    operand: Operand, lines: int, k: int, batches: Batches, needs_k_major: bool = False
 ) -> Matrix:
     """How an operand of `lines` rows or columns lies in memory, seen K-major if that is needed."""
-    batch_stride, line_stride, k_stride = operand.strides
+    _, line_stride, k_stride = operand.strides
     is_k_major = k == 1 or k_stride == 1
     if is_k_major and line_stride == 1 and k == 1 and lines > 1:
         is_k_major = False
-    stride = batch_stride if (inner_batch or batch) > 1 else 0
-    outer_stride = operand.outer_stride if inner_batch and batch > inner_batch else 0
-    tensor, dtype = operand.param, operand.dtype
-    rest = inner_batch, outer_stride, operand.offset
+    of = operand.param, operand.dtype, batches
     if is_k_major or needs_k_major:
         step = k_stride if k > 1 else 1
-        return Matrix(tensor, dtype, batch, k, lines, line_stride, stride, True, step, *rest)
-    return Matrix(tensor, dtype, batch, lines, k, k_stride, stride, False, 1, *rest)
+        return Matrix(*of, k, lines, line_stride, True, step, operand.offset)
+    return Matrix(*of, lines, k, k_stride, False, 1, operand.offset)
 
 
 def packed(source: Matrix, workspace: int) -> Matrix:
     """The copy of a matrix in a workspace, in the same order, with rows that TMA can read."""
     unit = ALIGNMENT // instructions.size_bytes(source.dtype)
     stride = -(-source.inner // unit) * unit
-    matrix_stride, inner_matrices = stride * source.outer, source.batch_extents[1]
     return dataclasses.replace(
         source,
         tensor=workspace,
+        batches=source.batches.packed(stride * source.outer),
         outer_stride=stride,
-        batch_stride=matrix_stride if source.batch_stride else 0,
         inner_stride=1,
-        outer_batch_stride=matrix_stride * inner_matrices if source.outer_batch_stride else 0,
         offset=0,
         outer_split=None,
     )
@@ -142,25 +190,8 @@ def packed(source: Matrix, workspace: int) -> Matrix:
 
 def packed_bytes(copy: Matrix) -> int:
     """Of a packed copy."""
-    return copy.matrices * copy.outer * copy.outer_stride * instructions.size_bytes(copy.dtype)
-
-
-def batch_dimensions(
-    batch: int, inner_batch: int | None, strides_bytes: tuple[int, int], other_bytes: int
-) -> list[tuple[int, int]]:
-    """Extents and strides in bytes of a tensor map's batch axes, the inner one first.
-
-    Args:
-        strides_bytes: of the outer and the inner axis; 0 where the axis has one matrix.
-        other_bytes: a stride for such an axis, as a tensor map has none of 0.
-    """
-    inner = inner_batch or batch
-    axes = [(inner, strides_bytes[1])]
-    if inner_batch is not None:
-        axes.append((batch // inner, strides_bytes[0]))
-    return [
-        (extent, stride) if stride and extent > 1 else (1, other_bytes) for extent, stride in axes
-    ]
+    elements = copy.batches.matrices * copy.outer * copy.outer_stride
+    return elements * instructions.size_bytes(copy.dtype)
 
 
 class ConvolutionOperand(Protocol):
@@ -253,12 +284,7 @@ class Tile:
         outer_bytes = source.outer_stride * size
         if source.outer == 1:
             outer_bytes = -(-source.inner * size // ALIGNMENT) * ALIGNMENT
-        batches = batch_dimensions(
-            source.batch,
-            source.inner_batch,
-            (source.outer_batch_stride * size, source.batch_stride * size),
-            outer_bytes,
-        )
+        batches = source.batches.dimensions(size, outer_bytes)
         return TensorMap(
             source.tensor,
             source.dtype,

@@ -17,7 +17,8 @@ import sympy
 from felix.launch_plan import Argument, Launch, LaunchPlan
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates import template
+from felix.templates.gemm.ampere.decisions import SYSTEM_BYTES
+from felix.templates.gemm.ampere.template import ProductTemplate
 from felix.templates.gemm.hopper import (
     decisions,
     design,
@@ -29,14 +30,12 @@ from felix.templates.gemm.hopper import (
 )
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper.convolution import axes, operands
-from felix.templates.gemm.hopper.decisions import Decisions, Value
+from felix.templates.gemm.hopper.decisions import Decisions, more
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter
 
 ARCH = "sm_90a"
-#: Increased whenever the same decisions make another program.
-VERSION = 3
 
 _BLOCK_M = (64, 128, 192, 256)
 #: Of int8 products multiples of 16 above 32, of the others any multiple of 8.
@@ -45,28 +44,22 @@ _GROUPS = (1, 2, 4, 8, 16, 32)
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
-@dataclasses.dataclass(frozen=True)
-class HopperGemm:
-    """C = epilogue(A · B) on the tensor cores of an sm_90a GPU.
+class HopperGemm(ProductTemplate[Decisions]):
+    """C = epilogue(A · B) on the tensor cores of an sm_90a GPU."""
 
-    Attributes:
-        problem: the product as it is computed: of the task, or with its operands swapped.
-        is_swapped: whether they are.
-    """
+    name = "gemm-wgmma"
+    version = 3
+    decisions = Decisions
 
-    problem: GemmProblem
-    hardware: Hardware
-    is_swapped: bool = False
-
-    @property
-    def name(self) -> str:
-        return "gemm-wgmma-swapped" if self.is_swapped else "gemm-wgmma"
+    def __init__(self, problem: GemmProblem, hardware: Hardware) -> None:
+        """The template of a problem that suits it, on a GPU of these limits."""
+        super().__init__(problem, hardware, ARCH)
 
     @property
     def key(self) -> str:
         fields = dataclasses.asdict(self.problem)
         del fields["phases"]  # which no problem of the template has
-        content = [VERSION, self.name, fields]
+        content = [self.version, self.name, fields]
         content.append([self.hardware.cores, self.hardware.shared_bytes_per_block])
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
@@ -74,29 +67,29 @@ class HopperGemm:
     def parameters(self) -> Sequence[Parameter]:
         return _parameters(self.problem)
 
-    def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
-        pairs = constraints(self.problem, Decisions.symbols(), self.hardware)
-        return [(name, sympy.sympify(value)) for name, value in pairs]
-
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
         return features.rows(self.problem, Decisions.symbols(), self.hardware)
-
-    def generate(self, decisions: Mapping[str, int]) -> GeneratedProgram:
-        self._check(decisions)
-        return _generate(self.design(decisions))
 
     def design(self, decisions: Mapping[str, int]) -> designs.Design:
         """The facts of these decisions in integers."""
         return designs.Design(self.problem, self.hardware, Decisions.of(decisions))
 
-    def _check(self, decisions: Mapping[str, int]) -> None:
-        d = Decisions.of(template.integers(self.parameters, decisions))
-        template.check(constraints(self.problem, d, self.hardware))
+    def _constraints(self, d: Decisions) -> Sequence[tuple[str, sympy.Expr]]:
+        return constraints(self.problem, d, self.hardware)
+
+    def _program(self, d: Decisions) -> GeneratedProgram:
+        return _generate(designs.Design(self.problem, self.hardware, d))
+
+
+class SwappedHopperGemm(HopperGemm):
+    """The same of a problem whose operands are not in the order of the task."""
+
+    name = "gemm-wgmma-swapped"
 
 
 def _generate(design: designs.Design) -> GeneratedProgram:
     """The program of a design: packing where TMA needs it, the product, the reduction if split."""
-    packs = helpers.packs(design.problem)
+    packs = designs.packed(design.problem)[0]
     parts = [instructions.PRELUDE, instructions.CONVERSIONS]
     launches = []
     if packs:
@@ -118,7 +111,7 @@ def _generate(design: designs.Design) -> GeneratedProgram:
 def _product_launch(design: designs.Design) -> Launch:
     """How the product's kernel is launched."""
     d, problem, sink = design.d, design.problem, design.sink
-    output: Argument = sink.tensor
+    output: Argument = sink.output.param
     if d.tma_store > 1:
         output = designs.store_tile(sink, d.block_n).tensor_map(problem.m, problem.n)
     reads = tuple(read.param for read in sink.epilogue.reads)
@@ -144,7 +137,8 @@ def templates(
     """
     if not runs_on(arch):
         return ()
-    plain, swapped = HopperGemm(problem, hardware), HopperGemm(problem.swapped, hardware, True)
+    plain = HopperGemm(problem, hardware)
+    swapped = SwappedHopperGemm(problem.swapped, hardware)
     if problem.m <= _FEW_ROWS < problem.n:
         return (swapped, plain) if problem.m > _FEWEST_ROWS else (swapped,)
     if problem.n <= _FEW_ROWS < problem.m:
@@ -225,8 +219,6 @@ def _up_to(sizes: tuple[int, ...], extent: int) -> tuple[int, ...]:
 
 #: Registers of a thread that one wgmma needs beside its sums, or ptxas refuses the kernel.
 _WGMMA_REGISTERS = 26
-#: Shared memory that CUDA takes for each block.
-_RESERVED_SHARED_BYTES = 1024
 #: Blocks of a cluster that every GPU with clusters can run.
 _LARGEST_CLUSTER = 8
 
@@ -247,11 +239,14 @@ def _constraints_of_tiles(problem: GemmProblem, d: Decisions) -> list[Constraint
     subtile = decisions.WGMMA_ROWS * d.warpgroups_per_tile
     result = [
         ("rows of a tile per warpgroup", expr.FloorMod(d.block_m, subtile)),
-        ("warpgroups of two tiles", _all(_more(d.tiles_at_once), _differ(d.consumers, 2))),
+        (
+            "warpgroups of two tiles",
+            expr.And(more(d.tiles_at_once), expr.Not(expr.Equal(d.consumers, 2))),
+        ),
     ]
     if not design.is_copied_by_tma(problem):
         is_final = expr.Equal(d.split_k, 1)
-        result.append(("output that TMA can store", _all(_more(d.tma_store), is_final)))
+        result.append(("output that TMA can store", expr.And(more(d.tma_store), is_final)))
     return result
 
 
@@ -260,7 +255,7 @@ def _resources(problem: GemmProblem, d: Decisions, hardware: Hardware) -> list[C
     consumer = d.accumulators + decisions.OVERHEAD_REGISTERS
     instruction = expr.FloorDiv(d.block_n, 2) + _WGMMA_REGISTERS
     total = decisions.shared(problem, d).total
-    on_sm = (total + _RESERVED_SHARED_BYTES) * d.blocks_per_sm
+    on_sm = (total + SYSTEM_BYTES) * d.blocks_per_sm
     return [
         ("registers of sums", consumer - registers.consumer),
         ("registers of an instruction", instruction - registers.launch),
@@ -279,16 +274,12 @@ def _clusters(problem: GemmProblem, d: Decisions) -> list[Constraint]:
         ("shares of a tile of A", expr.FloorMod(rows_a, 8 * d.cluster_n)),
         ("shares of a tile of B", expr.FloorMod(rows_b, 8 * d.cluster_m)),
     ]
-    others = (d.cluster_m, d.cluster_n, d.split_k, d.persistent, d.tma_store, d.tiles_at_once)
-    for name, value in zip(
-        ("cluster_m", "cluster_n", "split_k", "persistent", "tma_store", "tiles_at_once"),
-        others,
-        strict=True,
-    ):
-        result.append((f"cluster_k with {name}", _all(_more(d.cluster_k), _more(value))))
+    for name in ("cluster_m", "cluster_n", "split_k", "persistent", "tma_store", "tiles_at_once"):
+        both = expr.And(more(d.cluster_k), more(getattr(d, name)))
+        result.append((f"cluster_k with {name}", both))
     size = instructions.size_bytes(problem.accumulator)
     missing = d.block_m * d.block_n * size - decisions.shared(problem, d).ring
-    result.append(("sums of a block in its ring", expr.Select(_more(d.cluster_k), missing, 0)))
+    result.append(("sums of a block in its ring", expr.Select(more(d.cluster_k), missing, 0)))
     return result
 
 
@@ -302,25 +293,10 @@ def _without_effect(problem: GemmProblem, d: Decisions, hardware: Hardware) -> l
         ("parts of the sum", d.parts - most.steps),
         (
             "blocks that stay",
-            _all(_more(d.persistent), expr.Equal(launched.clusters, most.clusters)),
+            expr.And(more(d.persistent), expr.Equal(launched.clusters, most.clusters)),
         ),
         ("rows of tiles in a group", d.group_m - units_m),
         ("rows of a cluster", (d.cluster_m - 1) * d.block_m - problem.m + 1),
         ("columns of a cluster", (d.cluster_n - 1) * d.block_n - problem.n + 1),
-        ("two tiles of a block", _all(_more(d.tiles_at_once), expr.Equal(most.units, 1))),
+        ("two tiles of a block", expr.And(more(d.tiles_at_once), expr.Equal(most.units, 1))),
     ]
-
-
-def _more(value: Value) -> sympy.Expr:
-    return expr.Less(1, value)
-
-
-def _differ(a: Value, b: Value) -> sympy.Expr:
-    return expr.Not(expr.Equal(a, b))
-
-
-def _all(*conditions: sympy.Expr) -> sympy.Expr:
-    value = conditions[0]
-    for condition in conditions[1:]:
-        value = expr.And(value, condition)
-    return value

@@ -74,35 +74,21 @@ class Folded:
     product: FoldedFunction
     added: tuple[bool, ...]
 
-    @property
-    def programs(self) -> tuple[FoldedFunction, FoldedFunction, FoldedFunction]:
-        return self.weights, self.rows, self.product
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NotFolded:
-    """Why a program has no folded form: a sentence about "it", the program."""
-
-    reason: str
-
-
-def fold(func: tirx.PrimFunc, *, narrow: bool = True) -> Folded | NotFolded:
+def fold(func: tirx.PrimFunc) -> Folded:
     """The folded form of a checked function, like a task's, of a norm and a product.
 
-    Args:
-        narrow: whether indices of its programs become int32, as a task's.
+    Raises:
+        NotPlain: it has none.
     """
-    try:
-        return _Folding(func, narrow).folded()
-    except NotPlain as error:
-        return NotFolded(str(error))
+    return _Folding(func).folded()
 
 
 class _Folding:
     """The parts of one function."""
 
-    def __init__(self, func: tirx.PrimFunc, narrow: bool) -> None:
-        self._func, self._narrow = func, narrow
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self._func = func
         self._stages = stages.stages_of(func)
         self._by_buffer = {stage.buffer: stage for stage in self._stages}
         self._product, normed, self._weight = self._operands()
@@ -289,7 +275,7 @@ class _Folding:
         ends = [str(b.name) if after else _number(params, b) for b in outputs]
         every = [*(buffer for _, buffer in chosen), *outputs]
         func = nests.function(tirx.PrimFunc(every, used.body).with_attr("s_tir", True), made)
-        checked = validate.normalise(func, narrow=self._narrow)
+        checked = validate.normalise(func, narrow=False)
         return FoldedFunction(checked, tuple(n for n, _ in chosen), tuple(ends))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from felix.runner.cuda import nvrtc
 from felix.templates.gemm import epilogue as gemm_epilogue
-from felix.templates.gemm.ampere import decisions, layout, packing, program, template
+from felix.templates.gemm.ampere import layout, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem
 from tests.support import share
@@ -66,7 +66,7 @@ def test_text_computes_the_problem_and_features_count_it(
 def test_features_of_launches_and_times() -> None:
     p = problem(300, 200, 1000, fused=True)
     values = BIG | {"split_k": 4}
-    launches = program.plan(p, Decisions.of(values)).launches
+    launches = program.program(p, Decisions.of(values), "sm_80").plan.launches
     kernels.check_split_features(features(p, BIG), features(p, values), launches, 2)
     # A long product approaches the rate of the tensor cores.
     big = features(problem(8192, 8192, 8192), BIG)["gemm"]
@@ -81,7 +81,7 @@ def test_copies_of_matrices() -> None:
     rows = features(p, SMALL | {"block_k": 64})
     assert rows["pack"]["stored_bytes"] == 2 * 48 * 208
     assert rows["pack"]["grid_blocks"] == -(-2 * 48 * 208 // (16 * 256))
-    plan = program.plan(p, Decisions.of(SMALL | {"block_k": 64}))
+    plan = program.program(p, Decisions.of(SMALL | {"block_k": 64}), "sm_80").plan
     assert [launch.kernel for launch in plan.launches] == ["pack", "gemm"]
     assert plan.workspaces == (2 * 48 * 208,)
     for p in (problem(48, 40, 205, layouts="mn"), problem(48, 40, 1, "int8", layouts="mn")):
@@ -90,13 +90,18 @@ def test_copies_of_matrices() -> None:
 
 def test_eight_lines_of_a_chunk_lie_in_different_banks() -> None:
     for chunks in (2, 4, 6, 8, 12, 16, 24, 32):
-        swizzle = layout.Swizzle(chunks)
+        matrix, _ = layout.matrices(problem(64, 64, 8 * chunks))
+        group = matrix.swizzle_group(64, 8 * chunks)
+        # As `Operand::position` of the text.
+        position = {
+            (line, chunk): line * chunks + (chunk ^ (line // (8 // group) % group))
+            for line in range(64)
+            for chunk in range(chunks)
+        }
         for line in range(0, 64, 8):
             for chunk in range(chunks):
-                banks = {swizzle.position(line + i, chunk) % 8 for i in range(8)}
-                assert len(banks) == 8
-        positions = {swizzle.position(line, c) for line in range(64) for c in range(chunks)}
-        assert positions == set(range(64 * chunks))
+                assert len({position[line + i, chunk] % 8 for i in range(8)}) == 8
+        assert set(position.values()) == set(range(64 * chunks))
 
 
 COMPILED: dict[str, tuple[str, GemmProblem, str]] = {
@@ -123,7 +128,7 @@ def test_kernels_compile_without_spills(case: str) -> None:
     arch, p, text = COMPILED[case]
     values = kernels.decisions(text, BIG)
     made = template.AmpereGemm(p, kernels.machine(arch), arch)
-    kernels.check_compiles(made, values, decisions.registers(p, Decisions.of(values)))
+    kernels.check_compiles(made, values, Decisions.of(values).registers(p))
 
 
 def test_every_function_of_epilogues_compiles() -> None:

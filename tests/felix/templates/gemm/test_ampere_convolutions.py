@@ -12,7 +12,7 @@ import pytest
 from felix import workloads
 from felix.builder import task_program
 from felix.runner.checking import reference
-from felix.templates.gemm.ampere import decisions, packing, program, template
+from felix.templates.gemm.ampere import packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from tests.support import share
@@ -144,18 +144,20 @@ def test_kernels_compile_without_spills(arch: str) -> None:
         (problem(2, 8, 28, 28, 64, 64, 3, padding=1, layout="NCHW", groups=1), BIG),
     ]
     for p, values in cases:
-        estimate = decisions.registers(packing.packed(p).problem, Decisions.of(values))
+        estimate = Decisions.of(values).registers(packing.packed(p).problem)
         kernels.check_compiles(template.AmpereGemm(p, hardware, arch), values, estimate)
 
 
 def test_features_of_copies() -> None:
     p = problem(2, 2, 7, 7, 3, 16, 3, padding=1)
     pack = features(p, SMALL)["pack"]
-    launches = program.plan(p, Decisions.of(SMALL)).launches
+    launches = program.program(p, Decisions.of(SMALL), "sm_80").plan.launches
     assert [launch.kernel for launch in launches] == ["pack", "gemm"]
     assert pack["grid_blocks"] == launches[0].extents[0]
     assert pack["block_threads"] == launches[0].extents[3]
-    assert pack["stored_bytes"] == sum(program.plan(p, Decisions.of(SMALL)).workspaces)
+    assert pack["stored_bytes"] == sum(
+        program.program(p, Decisions.of(SMALL), "sm_80").plan.workspaces
+    )
     assert pack["dram_bytes"] == 2 * (2 * 49 * (3 + 4) + 16 * 9 * (3 + 4))
     assert "pack" not in features(problem(2, 2, 7, 7, 4, 16, 3, padding=1), SMALL)
 

@@ -13,7 +13,7 @@ from felix.runner.cuda import nvrtc
 from felix.templates.gemm.ampere import program
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.hopper import design as designs
-from felix.templates.gemm.hopper import helpers, layout
+from felix.templates.gemm.hopper import layout
 from felix.templates.gemm.hopper.template import ARCH
 from felix.templates.gemm.problem import GemmProblem
 from tests.support import share
@@ -115,8 +115,8 @@ def test_hopper_constants_name_the_coordinates() -> None:
 
 def test_unaligned_heads_are_packed_by_their_strides(tmp_path: pathlib.Path) -> None:
     problem = attention.scores(9, 7, 20, before=3, shared_keys=True)
-    packs = helpers.packs(problem)
-    assert [pack.source.matrices for pack in packs] == [6, 2]
+    packs = designs.packed(problem)[0]
+    assert [pack.source.batches.matrices for pack in packs] == [6, 2]
     rng = np.random.default_rng(0)
     source = rng.integers(1, 60000, 4000).astype(np.uint16)
     copies = packing.run(packs, [source, source], np.uint16, tmp_path)
@@ -127,7 +127,7 @@ def test_unaligned_heads_are_packed_by_their_strides(tmp_path: pathlib.Path) -> 
                 old = operand.offset + image * operand.outer_stride + head * operand.strides[0]
                 old += line * operand.strides[1] + k
                 place = (image, head, line, k)
-                strides = (pack.copy.outer_batch_stride, pack.copy.batch_stride)
+                strides = (pack.copy.batches.outer_stride, pack.copy.batches.stride)
                 new = int(np.dot((*strides, pack.copy.outer_stride, 1), place))
                 assert copy[new] == source[old]
 

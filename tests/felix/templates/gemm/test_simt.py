@@ -102,7 +102,8 @@ def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, flo
 def test_features_of_launches_and_times() -> None:
     p = problem(300, 200, 1000, fused=True)
     values = BIG | {"split_k": 4}
-    whole, launches = _features(p, BIG), simt_program.plan(p, Decisions.of(values)).launches
+    whole = _features(p, BIG)
+    launches = simt_program.program(p, Decisions.of(values), "sm_80").plan.launches
     kernels.check_split_features(whole, _features(p, values), launches, 4)
     assert not any(name.startswith(("tensor_", "instruction_")) for name in whole["gemm"])
 
@@ -148,7 +149,7 @@ def test_elements_that_a_warp_transposes_lie_in_different_banks() -> None:
 )
 def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
     made = template.SimtGemm(p, kernels.machine(arch), arch)
-    kernels.check_compiles(made, values, simt.registers(Decisions.of(values)))
+    kernels.check_compiles(made, values, Decisions.of(values).registers(p))
 
 
 def test_constraints_hold_where_a_block_fits() -> None:

@@ -23,7 +23,7 @@ from felix import target, workloads
 from felix.builder import task_program
 from felix.runner.checking import reference
 from felix.templates import registry
-from felix.templates.gemm.ampere import decisions, packing, program, template
+from felix.templates.gemm.ampere import packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from tests.support import share
@@ -188,7 +188,7 @@ def test_bytes() -> None:
     assert rows["gemm"]["dram_bytes"] == data + weights + 2 * result + 2 * 24
     assert rows["gemm"]["stored_bytes"] == result
     assert rows["pack"]["dram_bytes"] == 2 * weights
-    launches = program.plan(p, Decisions.of(SMALL)).launches
+    launches = program.program(p, Decisions.of(SMALL), "sm_80").plan.launches
     assert [launch.kernel for launch in launches] == ["pack", "gemm"]
     assert rows["pack"]["grid_blocks"] == launches[0].extents[0]
     assert rows["gemm"]["grid_blocks"] == launches[1].extents[0]
@@ -221,7 +221,7 @@ def test_kernels_compile_without_spills(arch: str) -> None:
     for mod, values in programs:
         p = _problem(mod)
         hardware = kernels.machine(arch)
-        estimate = decisions.registers(packing.packed(p).problem, Decisions.of(values))
+        estimate = Decisions.of(values).registers(packing.packed(p).problem)
         kernels.check_compiles(template.AmpereGemm(p, hardware, arch), values, estimate)
 
 

@@ -13,65 +13,7 @@ from collections.abc import Sequence
 
 from felix.launch_plan import Im2col, TensorMap
 from felix.templates.gemm.hopper import instructions, layout
-from felix.templates.gemm.problem import Gather, GemmProblem, Operand
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Axis:
-    """An outer dimension of a tensor map: its extent, its stride in elements, C++ of the place."""
-
-    extent: int
-    stride: int
-    place: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Batches:
-    """The batch axes of an operand; strides in elements, 0 where one matrix serves all.
-
-    Attributes:
-        count: matrices of the product.
-        inner: extent of the inner of two axes; None where there is one.
-    """
-
-    count: int
-    inner: int | None
-    stride: int
-    outer_stride: int
-
-    @property
-    def axes(self) -> list[Axis]:
-        """Those along which matrices differ, the inner one first."""
-        inner = self.inner or self.count
-        place = "batch" if self.inner is None else f"batch % {inner}"
-        axes = (
-            Axis(inner, self.stride, place),
-            Axis(self.count // inner, self.outer_stride, f"batch / {inner}"),
-        )
-        return [axis for axis in axes if axis.extent > 1 and axis.stride]
-
-    @property
-    def matrices(self) -> int:
-        """Matrices that differ."""
-        return math.prod(axis.extent for axis in self.axes)
-
-    @classmethod
-    def of(cls, operand: Operand, problem: GemmProblem) -> Batches:
-        """Of an operand of a problem."""
-        outer, inner = problem.batch_strides(operand)
-        return cls(problem.batch, problem.inner_batch, inner, outer)
-
-    def of_copy(self, copy: layout.Matrix) -> Batches:
-        """The same axes where a copy has its matrices."""
-        return dataclasses.replace(
-            self, stride=copy.batch_stride, outer_stride=copy.outer_batch_stride
-        )
-
-
-def are_aligned(dtype: str, strides: Sequence[int]) -> bool:
-    """Whether TMA takes strides in elements: multiples of 16 bytes."""
-    size = instructions.size_bytes(dtype)
-    return all(stride * size % layout.ALIGNMENT == 0 for stride in strides)
+from felix.templates.gemm.problem import Gather, GemmProblem
 
 
 def tensor_map(

@@ -7,6 +7,7 @@ pixel, is copied from channels that there are not: zeros.
 
 from __future__ import annotations
 
+from felix.templates.gemm import indexing
 from felix.templates.gemm.hopper import layout
 from felix.templates.gemm.hopper.convolution.operands import Pixels, Weights
 
@@ -104,31 +105,25 @@ def _copies(name: str, mode: str, parameters: str, places: list[str], moves: lis
     """A function that starts a copy, and one that starts it to all blocks of a cluster."""
     numbers = [f'"r"({place})' for place in places] + [f'"h"({move})' for move in moves]
     rank, after = len(places), 3 + len(numbers)
-    fields = {
-        "rank": rank,
-        "mode": mode,
-        "places": ", ".join(f"%{3 + i}" for i in range(rank)),
-        "offsets": f", {{{', '.join(f'%{3 + rank + i}' for i in range(len(moves)))}}}"
-        if moves
-        else "",
-    }
-    single = _COPY.format(
-        name=name,
-        parameters=parameters,
-        suffix="",
-        mask="",
-        operands="".join(f", {number}" for number in numbers),
-        **fields,
+    offsets = ", ".join(f"%{3 + rank + i}" for i in range(len(moves)))
+
+    def copy(name: str, parameters: str, suffix: str, mask: str, numbers: list[str]) -> str:
+        return _COPY.format(
+            name=name,
+            parameters=parameters,
+            rank=rank,
+            mode=mode,
+            suffix=suffix,
+            places=", ".join(f"%{3 + i}" for i in range(rank)),
+            offsets=f", {{{offsets}}}" if moves else "",
+            mask=mask,
+            operands="".join(f", {number}" for number in numbers),
+        )
+
+    to_all = [*numbers, '"h"(blocks)']
+    return copy(name, parameters, "", "", numbers) + copy(
+        f"{name}_to_all", f"{parameters}, u16 blocks", ".multicast::cluster", f", %{after}", to_all
     )
-    to_all = _COPY.format(
-        name=f"{name}_to_all",
-        parameters=parameters + ", u16 blocks",
-        suffix=".multicast::cluster",
-        mask=f", %{after}",
-        operands="".join(f", {number}" for number in [*numbers, '"h"(blocks)']),
-        **fields,
-    )
-    return single + to_all
 
 
 def _constants(pixels: Pixels, weights: Weights) -> str:
@@ -155,8 +150,7 @@ def _constants(pixels: Pixels, weights: Weights) -> str:
         starts.append(f"start.at[{i}] = {axis.place};")
         if i < pixels.rank - 2:
             moves.append(f"offsets.at[{i}] = 0;")
-    lines = [f"constexpr int {name} = {value};\n" for name, value in values.items()]
-    return "".join(lines) + (
+    return indexing.constants(values) + (
         f"struct Start {{ int at[{pixels.rank - 1}]; }};\n"
         f"struct Offsets {{ u16 at[{pixels.rank - 2}]; }};\n"
         "// Where tap 0 of an output pixel reads, and how far from there a tap does.\n"

@@ -27,15 +27,15 @@ that a block of channels ends at a tap's end: zeros are where the pixels have th
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import math
 
 from felix import launch_plan
 from felix.launch_plan import Im2col, TensorMap
+from felix.templates.gemm.ampere import layout as gathered
 from felix.templates.gemm.hopper import instructions, layout
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.convolution.axes import ChannelBlocks
+from felix.templates.gemm.hopper.layout import Axis, Batches
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
 
 
@@ -46,7 +46,7 @@ class Pixels:
     tensor: int
     dtype: str
     gather: Gather
-    batches: axes.Batches
+    batches: Batches
     offset: int
 
     @property
@@ -55,11 +55,11 @@ class Pixels:
         return True
 
     @property
-    def outer_axes(self) -> list[axes.Axis]:
+    def outer_axes(self) -> list[Axis]:
         """Images and batch axes, of which a map has one at least."""
         batches, gather = self.batches.axes, self.gather
         if gather.images > 1 or not batches:
-            return [axes.Axis(gather.images, gather.image_stride, "pixel"), *batches]
+            return [Axis(gather.images, gather.image_stride, "pixel"), *batches]
         return batches
 
     @property
@@ -71,22 +71,20 @@ class Pixels:
     def is_aligned(self) -> bool:
         """Whether TMA can read it: adjacent channels, all else at multiples of 16 bytes."""
         strides = [stride for extent, stride in self._dimensions if extent > 1]
-        return self.gather.channel_stride == 1 and axes.are_aligned(
+        return self.gather.channel_stride == 1 and layout.are_aligned(
             self.dtype, [*strides, self.offset]
         )
 
     @property
     def distinct_bytes(self) -> int:
         """Of the elements that are read."""
-        places = math.prod(len(_reads_of(window)) for window in self.gather.windows)
-        elements = self.batches.matrices * self.gather.images * places * self.gather.channels
+        elements = self.batches.matrices * gathered.distinct_elements(self.gather, None)
         return elements * instructions.size_bytes(self.dtype)
 
     @property
     def reads(self) -> int:
         """Elements that the rows of all matrices of the product read, padding left out."""
-        places = math.prod(_reads_of(window).total() for window in self.gather.windows)
-        return self.batches.count * self.gather.images * places * self.gather.channels
+        return self.batches.count * gathered.inside_elements(self.gather, None)
 
     def tensor_map(self, inner: int, rows: int, swizzle_bytes: int) -> TensorMap:
         """The map by which `inner` channels of `rows` output pixels are copied."""
@@ -104,7 +102,7 @@ class Pixels:
     @property
     def packable(self) -> layout.Matrix | None:
         """All its pixels as the lines of a matrix; None if an image's are unevenly spaced."""
-        gather, batches = self.gather, self.batches
+        gather = self.gather
         step = gather.windows[-1].element_stride
         pixels, is_even = 1, True
         for window in reversed(gather.windows):
@@ -116,30 +114,22 @@ class Pixels:
         return layout.Matrix(
             self.tensor,
             self.dtype,
-            batches.count,
+            self.batches,
             gather.channels,
             gather.images * pixels,
             step,
-            batches.stride,
             True,
             gather.channel_stride,
-            batches.inner,
-            batches.outer_stride,
             self.offset,
             split,
         )
 
     def of_copy(self, copy: layout.Matrix) -> Pixels:
         """The pixels in the packed copy of `packable`."""
-        step = copy.outer_stride
-        windows: list[Window] = []
-        for window in reversed(self.gather.windows):
-            windows.insert(0, dataclasses.replace(window, element_stride=step))
-            step *= window.extent
-        gather = dataclasses.replace(
-            self.gather, image_stride=step, windows=tuple(windows), channel_stride=1
+        gather = self.gather.packed(self.gather.channels, copy.outer_stride)
+        return dataclasses.replace(
+            self, tensor=copy.tensor, gather=gather, batches=copy.batches, offset=0
         )
-        return Pixels(copy.tensor, copy.dtype, gather, self.batches.of_copy(copy), 0)
 
     @property
     def _dimensions(self) -> list[tuple[int, int]]:
@@ -151,20 +141,8 @@ class Pixels:
 def pixels_of(operand: Operand, problem: GemmProblem) -> Pixels:
     """The gathered operand of a problem that has the pixels, where it lies."""
     assert operand.gather is not None
-    batches = axes.Batches.of(operand, problem)
+    batches = Batches.of(operand, problem)
     return Pixels(operand.param, operand.dtype, operand.gather, batches, operand.offset)
-
-
-def _reads_of(window: Window) -> collections.Counter[int]:
-    """Places of a dimension, by how many taps of outputs read them."""
-    places = collections.Counter(
-        output * window.stride + tap * window.dilation - window.before
-        for output in range(window.outputs)
-        for tap in range(window.taps)
-    )
-    return collections.Counter(
-        {place: count for place, count in places.items() if 0 <= place < window.extent}
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +159,7 @@ class Weights:
     lines: int
     blocks: ChannelBlocks
     strides: tuple[int, int, int]
-    batches: axes.Batches
+    batches: Batches
     is_k_major: bool
     offset: int
 
@@ -190,7 +168,7 @@ class Weights:
         """Whether TMA can read it: the contiguous axis is, all else at multiples of 16 bytes."""
         (_, inner_stride), *others = self._dimensions
         strides = [stride for extent, stride in others if extent > 1]
-        return inner_stride == 1 and axes.are_aligned(self.dtype, [*strides, self.offset])
+        return inner_stride == 1 and layout.are_aligned(self.dtype, [*strides, self.offset])
 
     @property
     def distinct_bytes(self) -> int:
@@ -228,33 +206,22 @@ class Weights:
             strides = (1, channels * row, row)
         elif copy.outer == self.lines * taps:
             strides = (taps * row, row, 1)
-        return Weights(
-            copy.tensor,
-            self.dtype,
-            self.lines,
-            self.blocks,
-            strides,
-            self.batches.of_copy(copy),
-            self.is_k_major,
-            0,
+        return dataclasses.replace(
+            self, tensor=copy.tensor, strides=strides, batches=copy.batches, offset=0
         )
 
     def _matrix(
         self, inner: int, outer: int, stride: int, step: int, split: tuple[int, int] | None = None
     ) -> layout.Matrix:
-        batches = self.batches
         return layout.Matrix(
             self.tensor,
             self.dtype,
-            batches.count,
+            self.batches,
             inner,
             outer,
             stride,
-            batches.stride,
             self.is_k_major,
             step,
-            batches.inner,
-            batches.outer_stride,
             self.offset,
             split,
         )
@@ -274,20 +241,23 @@ def weights_of(
 ) -> Weights:
     """The other operand of a problem, where it lies, seen K-major if that is needed."""
     _, line, k = operand.strides
-    batches = axes.Batches.of(operand, problem)
-    if operand.gather is not None:
-        places = axes.taps_as_one_axis(operand.gather)
-        assert places is not None
-        strides = (operand.gather.image_stride, places, operand.gather.channel_stride)
-        return Weights(
-            operand.param, operand.dtype, lines, blocks, strides, batches, True, operand.offset
-        )
-    is_one = problem.k == 1
-    is_k_major = needs_k_major or k == 1 or (is_one and line != 1)
+    gather, is_one = operand.gather, problem.k == 1
+    is_k_major = gather is not None or needs_k_major or k == 1 or (is_one and line != 1)
     step = 1 if is_one and is_k_major else k
     strides = (line, blocks.channels * step, step)
+    if gather is not None:
+        places = axes.taps_as_one_axis(gather)
+        assert places is not None
+        strides = (gather.image_stride, places, gather.channel_stride)
     return Weights(
-        operand.param, operand.dtype, lines, blocks, strides, batches, is_k_major, operand.offset
+        operand.param,
+        operand.dtype,
+        lines,
+        blocks,
+        strides,
+        Batches.of(operand, problem),
+        is_k_major,
+        operand.offset,
     )
 
 

@@ -50,17 +50,18 @@ def _check(problem: GemmProblem, decisions: dict[str, int], folder: pathlib.Path
 
 def _packed(design: designs.Design, is_a: bool, memory: np.ndarray) -> np.ndarray:
     """The memory that an operand is copied from: its own, or a packed copy."""
-    source = design.sources[not is_a]
-    if source.is_aligned:
+    if design.sources[not is_a].is_aligned:
         return memory
-    original, _, copy = designs.packed(source, 0)
+    name = "pack_a" if is_a else "pack_b"
+    (pack,) = (each for each in designs.packed(design.problem)[0] if each.name == name)
+    original, copy = pack.source, pack.copy
     result = np.zeros(layout.packed_bytes(copy) // memory.itemsize, memory.dtype)
     outer, inner = np.ogrid[: copy.outer, : copy.inner]
-    axes = original.batch_extents
-    for matrix in range(copy.matrices):
-        far, near = divmod(matrix, axes[1])
-        start = original.offset + far * original.outer_batch_stride + near * original.batch_stride
-        target = far * copy.outer_batch_stride + near * copy.batch_stride
+    old, new = original.batches, copy.batches
+    for matrix in range(new.matrices):
+        far, near = divmod(matrix, old.inner_matrices)
+        start = original.offset + far * old.outer_stride + near * old.stride
+        target = far * new.outer_stride + near * new.stride
         lines = outer * original.outer_stride
         if original.outer_split is not None:
             extent, stride = original.outer_split

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from felix.templates.gemm.hopper import epilogue, layout
 from felix.templates.gemm.hopper.design import Sink
+from felix.templates.gemm.hopper.layout import Batches
 from felix.templates.gemm.problem import Epilogue, Operand, Output, Read, Strides
 from tests.support.cuda import tma
 from tests.support.templates import hopper_stage
@@ -110,9 +111,7 @@ def test_sums_are_finished_and_stored(name: str, tmp_path: pathlib.Path) -> None
 
 def _compile(case: _Case, rows: int, columns: int, folder: pathlib.Path) -> pathlib.Path:
     reads = (Read("read0", 2, "bfloat16", case.read0), Read("read1", 3, "float32", case.read1))
-    sink = Sink(
-        4, Output(4, case.dtype, case.output), _BATCH, Epilogue("x * read0 + read1", reads)
-    )
+    sink = Sink(Output(4, case.dtype, case.output), _BATCH, Epilogue("x * read0 + read1", reads))
     functions = epilogue.functions(sink, "float32", case.m, case.n)
     runs = [
         _RUN.format(name=name, batch=_BATCH, rows=rows, columns=columns, step=step, store=store)
@@ -171,7 +170,7 @@ def test_tensor_cores_find_what_tma_wrote(
 ) -> None:
     n_lines, n_k, line0, k0 = lines + 40, step + 20, 32, step // 2
     strides = (0, n_k, 1) if k_major else (0, 1, n_lines)
-    source = layout.matrix(Operand(0, dtype, strides), 1, n_lines, n_k)
+    source = layout.matrix(Operand(0, dtype, strides), n_lines, n_k, Batches(1))
     tile = layout.Tile(source, lines, step, sharers)
     values = np.arange(1, n_lines * n_k + 1).reshape(n_lines, n_k)
     written = _written(tile, values if k_major else values.T, line0, k0)
@@ -191,7 +190,7 @@ def test_subtiles_begin_where_their_lines_do() -> None:
     """An instruction on lines 64 and up starts at their offset and sees the same addresses."""
     for k_major in (True, False):
         strides = (0, 256, 1) if k_major else (0, 1, 256)
-        source = layout.matrix(Operand(0, "bfloat16", strides), 1, 256, 256)
+        source = layout.matrix(Operand(0, "bfloat16", strides), 256, 256, Batches(1))
         tile = layout.Tile(source, 256, 128, 1)
         for line in range(64, 256, 64):
             start = hopper_stage.line_offset(tile, line) + hopper_stage.k_offset(tile, 16)
@@ -203,17 +202,18 @@ def test_subtiles_begin_where_their_lines_do() -> None:
 
 
 def test_copies_have_rows_of_16_bytes() -> None:
-    source = layout.matrix(Operand(0, "bfloat16", (197 * 509, 509, 1)), 3, 197, 509)
+    batches = Batches(3, stride=197 * 509)
+    source = layout.matrix(Operand(0, "bfloat16", (0, 509, 1)), 197, 509, batches)
     assert source.is_k_major and not source.is_aligned
     copy = layout.packed(source, 7)
-    assert (copy.tensor, copy.outer_stride, copy.batch_stride) == (7, 512, 197 * 512)
+    assert (copy.tensor, copy.outer_stride, copy.batches.stride) == (7, 512, 197 * 512)
     assert copy.is_aligned and layout.packed_bytes(copy) == 3 * 197 * 512 * 2
-    shared = layout.packed(dataclasses.replace(source, batch_stride=0), 7)
-    assert shared.batch_stride == 0 and layout.packed_bytes(shared) == 197 * 512 * 2
+    shared = layout.packed(dataclasses.replace(source, batches=Batches(3)), 7)
+    assert shared.batches.stride == 0 and layout.packed_bytes(shared) == 197 * 512 * 2
 
 
 def test_single_rows_need_no_strides() -> None:
-    row = layout.matrix(Operand(0, "bfloat16", (0, 3, 1)), 1, 1, 509)
+    row = layout.matrix(Operand(0, "bfloat16", (0, 3, 1)), 1, 509, Batches(1))
     assert row.is_aligned
     tensor_map = layout.Tile(row, 64, 64, 1).tensor_map()
     assert tensor_map.extents == (509, 1, 1)

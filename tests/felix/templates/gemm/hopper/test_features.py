@@ -13,7 +13,7 @@ from felix.autodiff import program, torch_function
 from felix.symbolic import expr
 from felix.templates import spec
 from felix.templates.gemm.hopper import template as templates
-from felix.templates.gemm.hopper.template import HopperGemm
+from felix.templates.gemm.hopper.template import HopperGemm, SwappedHopperGemm
 from felix.templates.gemm.problem import GemmProblem
 from tests.support import share
 from tests.support.templates import conv_problems, hopper_problems, hopper_walk, kernels
@@ -226,7 +226,7 @@ def test_keys_tell_problems_and_orders_apart() -> None:
     plain = HopperGemm(_PROBLEMS[0], hardware)
     keys = {
         plain.key,
-        HopperGemm(_PROBLEMS[0].swapped, hardware, is_swapped=True).key,
+        SwappedHopperGemm(_PROBLEMS[0].swapped, hardware).key,
         HopperGemm(_PROBLEMS[1], hardware).key,
     }
     assert len(keys) == 3

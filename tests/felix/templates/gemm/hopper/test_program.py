@@ -13,7 +13,7 @@ import pytest
 
 from felix import errors, launch_plan
 from felix.runner.cuda import nvrtc
-from felix.templates.gemm.hopper import helpers
+from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.generated import GeneratedProgram
 from tests.support import share
@@ -149,17 +149,17 @@ def test_copies_are_the_operands(
         b_transposed=b_transposed,
         b_shared=b_shared,
     )
-    packs = helpers.packs(problem)
+    packs = designs.packed(problem)[0]
     assert [pack.name for pack in packs] == ["pack_a", "pack_b"]
     rng = np.random.default_rng(0)
     sources = [rng.integers(1, 100, 2000).astype(storage) for _ in packs]
     copies = packing.run(packs, sources, storage, tmp_path)
     for pack, source, copy in zip(packs, sources, copies, strict=True):
         matrix = pack.source
-        batches = batch if matrix.batch_stride else 1
+        batches = batch if matrix.batches.stride else 1
         for place in np.ndindex(batches, matrix.outer, matrix.inner):
-            old = np.dot(place, (matrix.batch_stride, matrix.outer_stride, matrix.inner_stride))
-            new = np.dot(place, (pack.copy.batch_stride, pack.copy.outer_stride, 1))
+            old = np.dot(place, (matrix.batches.stride, matrix.outer_stride, matrix.inner_stride))
+            new = np.dot(place, (pack.copy.batches.stride, pack.copy.outer_stride, 1))
             assert copy[new] == source[old]
     # 8-bit tensor cores take K-major operands alone, 16-bit ones both orders.
     assert packs[1].source.is_k_major == (b_transposed or dtype == "int8")
@@ -178,7 +178,7 @@ def test_copies_of_channels_first_are_pixels_and_taps_of_channels(
         images_are_batch=images_are_batch,
         weights="oihw",
     )
-    packs = helpers.packs(problem)
+    packs = designs.packed(problem)[0]
     images, taps = (
         np.random.default_rng(i).integers(1, 1 << 16, shape, dtype=np.uint16)
         for i, shape in enumerate(((3, 11, 5, 4), (6, 11, 3, 2)))

@@ -1,1 +1,0 @@
-"""Transposed convolutions as products: one convolution for each phase of the result."""
