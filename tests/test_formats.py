@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import hashlib
 import json
 import pathlib
-import tarfile
 import warnings
 from collections.abc import Callable
 
 import pytest
-import sqlalchemy as sa
 
-from felix import target
 from felix.cli import main
 from felix.database import records
 from server import app, commands, settings, states
-from server.database import database, models, schema
-from server.parsing import devices
-from server.store import blobs, control, jobs
-from server.tuner import felix_engine, tuner
-from tests.support import run_py, service_fakes
+from tests.support import run_py, stored_service
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
     from fastapi import testclient
 
-ARCHIVE = pathlib.Path(__file__).parent / "data" / "version_0_1_0.tar.xz"
-TARGET = "llvm -num-cores 2 -mcpu x86-64-v3"
 #: Latency of the best schedule in the folder of the run.
 BEST_US = 7.8969999999999985
 
@@ -37,9 +26,7 @@ BEST_US = 7.8969999999999985
 @pytest.fixture
 def stored(tmp_path: pathlib.Path) -> pathlib.Path:
     """The unpacked files of version 0.1.0."""
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "version_0_1_0"
+    return stored_service.unpack("version_0_1_0", tmp_path)
 
 
 Felix = Callable[..., None]
@@ -60,9 +47,9 @@ def felix(capsys: pytest.CaptureFixture[str]) -> Felix:
 def test_a_session_is_resumed(stored: pathlib.Path, felix: Felix) -> None:
     out = stored / "run"
     before = records.read(out / "tuning" / "records.jsonl")
-    felix("tune", "gemm:64,64,64,epilogue=relu", "--target", TARGET, "--trials", "16",
-          "--round", "4", "--seed", "3", "--compare", "none", "--quiet", "--resume",
-          "--out", str(out))  # fmt: skip
+    felix("tune", "gemm:64,64,64,epilogue=relu", "--target", stored_service.TARGET,
+          "--trials", "16", "--round", "4", "--seed", "3", "--compare", "none", "--quiet",
+          "--resume", "--out", str(out))  # fmt: skip
     after = records.read(out / "tuning" / "records.jsonl")
     assert after[: len(before)] == before
     measured = [record for record in after if not record.repeat]
@@ -105,14 +92,7 @@ def test_an_artifact_runs_by_itself(stored: pathlib.Path) -> None:
 @pytest.fixture
 def service(stored: pathlib.Path) -> settings.Settings:
     """Settings of a service on the stored database, after `felix db upgrade`, and blobs."""
-    made = settings.Settings(data_dir=stored / "service")
-    with contextlib.closing(database.Database(made.database)) as db:
-        schema.upgrade(db)
-    return made
-
-
-class EngineHere(service_fakes.InItsTuner, felix_engine.FelixEngine):
-    """The engine in the process of its tuner."""
+    return stored_service.upgraded(stored / "service")
 
 
 def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:
@@ -134,28 +114,8 @@ def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:
 def test_a_paused_job_of_a_stored_database_goes_on(
     service: settings.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed = target.parse(TARGET)
-    device = {
-        "name": "x86-64-v3",
-        "kind": "llvm",
-        "target_keys": list(devices.keys(parsed)),
-        "target": json.loads(target.describe(parsed)),
-        "hardware": dataclasses.asdict(target.hardware(parsed)),
-        "model": "pretrained",
-    }
-    monkeypatch.setattr(devices, "of_this_machine", lambda: [device])
-    with contextlib.closing(database.Database(service.database)) as db:
-        schema.check(db)
-        with db.write() as tx:
-            before = service_fakes.trials_of(tx, 2)
-            tx.execute(sa.update(models.Job).where(models.Job.id == 2).values(trials=12))
-            control.resume(tx, 2)
-        store = blobs.open_store(service.blobs)
-        process = tuner.Tuner(db, store, EngineHere(), service, "today")
-        with contextlib.closing(process):
-            assert process.work_once()
-        with db.read() as tx:
-            job, after = jobs.get(tx, 2), service_fakes.trials_of(tx, 2)
+    ended = stored_service.go_on(service, 2, 12, monkeypatch)
+    job, before, after = ended.job, ended.before, ended.after
     assert (job.state, job.n_trials, len(before)) == (states.State.SUCCEEDED, 12, 8)
     assert [(t.decisions, t.latency_us) for t in after[:8]] == [
         (t.decisions, t.latency_us) for t in before
