@@ -106,7 +106,7 @@ def test_missing_file_and_unwritable_folder(tmp_path: pathlib.Path) -> None:
 
 
 _WRITER = """
-from tests.felix.tuning import test_records as t
+from tests.felix.database import test_records as t
 from felix.database import metaschedule_files, records
 with records.Writer({path!r}) as writer:
     number = 0
