@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tvm
 
 from felix import errors, files, target
-from felix.artifact import convergence, generated, run_common, run_script
+from felix.artifact import convergence, generated, run_script
 from felix.builder import build, task_program
 from felix.builder.cuda import build as cuda_build
 from felix.database import metaschedule_files, records
@@ -149,12 +150,18 @@ def export(
 
 
 def standalone(script: types.ModuleType) -> str:
-    """The text of a `run.py`, with that of `run_common` where it imports that."""
-    text, common = (pathlib.Path(str(m.__file__)).read_text() for m in (script, run_common))
-    _, body = common.split("from __future__ import annotations\n", 1)
-    return re.sub(
-        r"from felix\.artifact\.run_common import \(.*?\)\n", lambda _: body, text, flags=re.S
-    )
+    """The text of a `run.py`, with those of the modules of Felix that it imports."""
+
+    def text_of(imported: re.Match[str]) -> str:
+        text = _text(importlib.import_module(imported[1]))
+        return text.split("from __future__ import annotations\n", 1)[1]
+
+    imports = r"from (felix[\w.]+) import (?:\(.*?\)|[^(]*?)\n"
+    return re.sub(imports, text_of, _text(script), flags=re.S)
+
+
+def _text(module: types.ModuleType) -> str:
+    return pathlib.Path(str(module.__file__)).read_text()
 
 
 def _clear(folder: pathlib.Path) -> None:
@@ -264,11 +271,7 @@ def _manifest(result: Result) -> dict[str, Any]:
     args = task_program.arguments(task.mod)
     return {
         "felix_artifact": FORMAT,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": records.versions(),
-        "platform": platform.platform(),
-        "device": target.hardware(task.target).name,
-        "target": json.loads(target.describe(task.target)),
+        **made_by_and_for(task.target),
         "task": {
             "name": task.name,
             "key": task.key,
@@ -288,6 +291,17 @@ def _manifest(result: Result) -> dict[str, Any]:
     }
 
 
+def made_by_and_for(built_for: tvm.target.Target) -> dict[str, Any]:
+    """When and by what an artifact is made, and for which device, as its manifest says it."""
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": records.versions(),
+        "platform": platform.platform(),
+        "device": target.hardware(built_for).name,
+        "target": json.loads(target.describe(built_for)),
+    }
+
+
 def _candidate(task: Task, best: Best) -> dict[str, Any]:
     return {
         "latency_us": best.latency_us,
@@ -303,7 +317,10 @@ def _hashes(folder: pathlib.Path) -> dict[str, str]:
     subfolders = ("source", "database")
     paths = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
     paths += [path for name in subfolders for path in (folder / name).glob("*")]
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(paths)
-    }
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(paths)}
+
+
+def sha256(path: pathlib.Path) -> str:
+    """The hash of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -73,6 +74,18 @@ def module_of(folder: pathlib.Path, name: str, prefix: str = "") -> Any:
     module = sys.modules[known_as] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def tvm_for(manifest: dict[str, Any]) -> Any:
+    """TVM, which is to have as many threads as the target has cores."""
+    threads = manifest["target"].get("num-cores")
+    if threads:
+        os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+    try:
+        import tvm
+    except ImportError as error:
+        raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
+    return tvm
 
 
 def loaded(tvm: Any, folder: pathlib.Path, name: str) -> Any:

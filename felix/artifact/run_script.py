@@ -18,7 +18,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,12 @@ from felix.artifact.run_common import (
     largest_error,
     loaded,
     module_of,
+    tvm_for,
 )
+from felix.runner.checking.reference import Argument, compute, inputs, np_dtype
 
-#: From inputs by name to outputs by name.
-Reference = Callable[[dict[str, Any]], dict[str, Any]]
+#: From the contents of arguments to outputs, by the number of the argument.
+Reference = Callable[[Sequence[Any]], dict[int, Any]]
 
 NO_LIBRARY = "this bundle has no compiled library; see the notes in manifest.json"
 HERE = pathlib.Path(__file__).resolve().parent
@@ -45,9 +47,6 @@ MOVED_BYTES = 64 << 20
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 #: A program with more operations is not computed by numpy beside a GPU.
 NUMPY_FLOPS = 1e10
-#: Outputs with fewer results are computed for more inputs, of so many elements, to say how large
-#: results are: terms of a sum may cancel, and its rounding errors remain.
-MIN_RESULTS, MAX_DRAWN, MIN_DRAWS = 16, 2**26, 3
 
 
 def main() -> int:
@@ -75,55 +74,64 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 def run(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Everything `main` does after reading the manifest."""
+    args = _arguments(manifest)
     if manifest.get("kind") == "generated":
-        return _run_generated(manifest, repeats)
-    threads = manifest["target"].get("num-cores")
-    if threads:
-        os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+        return _run_generated(manifest, args, repeats)
+    # without torch, which TVM would spend seconds on and nothing here needs
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    try:  # without torch, which TVM would spend seconds on and nothing here needs
-        import tvm
-    except ImportError as error:
-        raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
+    tvm = tvm_for(manifest)
     device = device_of(tvm, "this kernel", manifest["target"]["kind"])
     if manifest["library"] is None:
         raise Failure(NO_LIBRARY)
     kernel = loaded(tvm, HERE, manifest["library"])
-    inputs, expected, sizes = _references(tvm, manifest)
-    arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
+    arrays, expected, sizes = _expected(manifest, args, _unscheduled(tvm, args), math.inf)
     tensors = [tvm.runtime.tensor(array, device) for array in arrays]
     kernel["main"](*tensors)
     device.sync()
-    outputs = {
-        arg["name"]: tensor.numpy()
-        for arg, tensor in zip(manifest["arguments"], tensors, strict=True)
-        if arg["is_output"]
-    }
+    outputs = _outputs(args, [tensor.numpy() for tensor in tensors])
     checked = _checked(outputs, expected, sizes, manifest)
     latency_us = _time_us(tvm, kernel, device, tensors, repeats, _guard(tvm, manifest))
     return _report(manifest, checked, latency_us)
 
 
+def _arguments(manifest: dict[str, Any]) -> list[Argument]:
+    """The arguments of the kernel, of types that numpy has here."""
+    args = [Argument(**each) for each in manifest["arguments"]]
+    for arg in args:
+        try:
+            np_dtype(arg.dtype)
+        except ImportError:
+            raise Failure(
+                f"numpy has no {arg.dtype} without ml_dtypes: pip install ml_dtypes"
+            ) from None
+    return args
+
+
+def _outputs(args: Sequence[Argument], arrays: Sequence[Any]) -> dict[int, Any]:
+    """The outputs among the contents of arguments, by number."""
+    return {i: array for i, array in enumerate(arrays) if args[i].is_output}
+
+
 def _checked(
-    outputs: dict[str, Any],
-    expected: dict[str, Any],
-    sizes: dict[str, float],
+    outputs: dict[int, Any],
+    expected: dict[str, dict[int, Any]],
+    sizes: dict[int, float],
     manifest: dict[str, Any],
 ) -> dict[str, float]:
     """The largest relative error by reference; `sizes` are of results of each output."""
     largest = {}
     for name, reference in expected.items():
         errors = {
-            key: largest_error(
-                output, reference[key], sizes[key], is_exact=manifest["tolerance"] == 0
+            number: largest_error(
+                output, reference[number], sizes[number], is_exact=manifest["tolerance"] == 0
             )
-            for key, output in outputs.items()
+            for number, output in outputs.items()
         }
-        for key, error in errors.items():
+        for number, error in errors.items():
             if error > manifest["tolerance"]:
                 raise Failure(
-                    f"output {key} differs from {name}: relative error {error:.1e},"
-                    f" tolerance {manifest['tolerance']:.1e}"
+                    f"output {manifest['arguments'][number]['name']} differs from {name}: "
+                    f"relative error {error:.1e}, tolerance {manifest['tolerance']:.1e}"
                 )
         largest[name] = max(errors.values())
     return largest
@@ -144,17 +152,22 @@ def _report(
     }
 
 
-def _run_generated(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
+def _run_generated(
+    manifest: dict[str, Any], args: Sequence[Argument], repeats: int
+) -> dict[str, Any]:
     """What `run` does, for a generated kernel."""
     if manifest["library"] is None:
         raise Failure(NO_LIBRARY)
     driver, player = _module("driver"), _module("player")
     try:
         context = driver.Context()
-        inputs, expected, sizes = _references_on_gpu(context, player, manifest)
-        program = _program(context, player, "plan.json", manifest["library"], manifest, inputs)
+        unscheduled = None
+        if "reference.cubin" in manifest["files"]:
+            unscheduled = _unscheduled_on_gpu(context, player, args)
+        arrays, expected, sizes = _expected(manifest, args, unscheduled, NUMPY_FLOPS)
+        program = _program(context, player, "plan.json", manifest["library"], arrays)
         program.run()
-        checked = _checked(_outputs(program, manifest), expected, sizes, manifest)
+        checked = _checked(_outputs(args, program.arrays()), expected, sizes, manifest)
         timer = player.Timer(context, (HERE / "helpers.cubin").read_bytes())
         latency_us = timer.median_us(program, repeats)
     except driver.NoDriver as error:
@@ -164,117 +177,74 @@ def _run_generated(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
     return _report(manifest, checked, latency_us)
 
 
-def _references_on_gpu(
-    context: Any, player: Any, manifest: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
-    """Inputs by name, expected outputs by reference and name, and sizes of their results."""
+def _program(context: Any, player: Any, plan: str, cubin: str, arrays: Sequence[Any]) -> Any:
+    """A plan and its cubin, files of the bundle, on the device."""
+    launches = _module("launch_plan").LaunchPlan.from_json((HERE / plan).read_text())
+    return player.LoadedProgram(context, launches, (HERE / cubin).read_bytes(), arrays)
 
-    def compute(inputs: dict[str, Any]) -> dict[str, Any]:
-        files = ("reference.json", "reference.cubin")
-        program = _program(context, player, *files, manifest, inputs)
+
+def _unscheduled_on_gpu(context: Any, player: Any, args: Sequence[Argument]) -> Reference:
+    def run(arrays: Sequence[Any]) -> dict[int, Any]:
+        program = _program(context, player, "reference.json", "reference.cubin", arrays)
         program.run()
-        outputs = _outputs(program, manifest)
+        outputs = _outputs(args, program.arrays())
         program.free()
         return outputs
 
-    references: dict[str, Reference] = {}
-    if "reference.cubin" in manifest["files"]:
-        references["the unscheduled program"] = compute
-    if "oracle.py" in manifest["files"] and manifest["task"]["flops"] <= NUMPY_FLOPS:
-        references["numpy"] = _module("oracle").compute
-    return _expected(manifest, references)
+    return run
 
 
-def _expected(
-    manifest: dict[str, Any], references: dict[str, Reference]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
-    """Inputs by name, outputs by reference and name, root mean squares of results by name.
-
-    The first reference decides whether inputs have to be positive, and how large results are.
-    """
-    inputs = _inputs(manifest, positive=False)
-    if not references:
-        return inputs, {}, {}
-    first, *others = references
-    outputs, positive = references[first](inputs), False
-    if not all(np.isfinite(output.astype(np.float64)).all() for output in outputs.values()):
-        inputs, positive = _inputs(manifest, positive=True), True
-        outputs = references[first](inputs)
-    draws = [outputs]
-    for number in range(1, 1 + _further_draws(inputs, outputs)):
-        draws.append(references[first](_inputs(manifest, positive, number)))
-    sizes = {
-        name: math.sqrt(np.mean([_mean_square(draw[name]) for draw in draws])) for name in outputs
-    }
-    return inputs, {first: outputs} | {n: references[n](inputs) for n in others}, sizes
-
-
-def _further_draws(inputs: dict[str, Any], outputs: dict[str, Any]) -> int:
-    sizes = [output.size for output in outputs.values() if output.dtype.kind not in "iub"]
-    drawn = sum(array.size for array in inputs.values())
-    affordable = max(MAX_DRAWN // max(drawn, 1), MIN_DRAWS)
-    least = max(min(sizes, default=MIN_RESULTS), 1)
-    return int(min(-(-MIN_RESULTS // least) - 1, affordable))
-
-
-def _mean_square(output: Any) -> float:
-    values = output.astype(np.float64)
-    return float(np.mean(np.square(np.where(np.isfinite(values), values, 0.0))))
-
-
-def _program(
-    context: Any,
-    player: Any,
-    plan: str,
-    cubin: str,
-    manifest: dict[str, Any],
-    inputs: dict[str, Any],
-) -> Any:
-    """A plan and its cubin, files of the bundle, on the device."""
-    text, code = (HERE / plan).read_text(), (HERE / cubin).read_bytes()
-    arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
-    launches = _module("launch_plan").LaunchPlan.from_json(text)
-    return player.LoadedProgram(context, launches, code, arrays)
-
-
-def _outputs(program: Any, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Outputs of a program on the device, by name."""
-    arrays = zip(manifest["arguments"], program.arrays(), strict=True)
-    return {arg["name"]: array for arg, array in arrays if arg["is_output"]}
-
-
-def _inputs(manifest: dict[str, Any], positive: bool, draw: int = 0) -> dict[str, Any]:
-    """Random inputs by name, others for each draw."""
-    return {
-        arg["name"]: _random(arg, [manifest["seed"], index, draw], positive)
-        for index, arg in enumerate(manifest["arguments"])
-        if arg["is_input"]
-    }
-
-
-def _references(
-    tvm: Any, manifest: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
-    """Inputs by name, expected outputs by reference and name, and sizes of their results."""
+def _unscheduled(tvm: Any, args: Sequence[Argument]) -> Reference:
     text = (HERE / "workload.json").read_text()
     for dtype in FLOAT8:  # which TVM's code for CPUs converts wrongly
         text = text.replace(f'"{dtype}"', '"float32"')
     program = tvm.tirx.build(tvm.ir.load_json(text), "llvm")["main"]
 
-    def compute(inputs: dict[str, Any]) -> dict[str, Any]:
-        arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
+    def run(arrays: Sequence[Any]) -> dict[int, Any]:
         tensors = [tvm.runtime.tensor(_without_float8(array)) for array in arrays]
         program(*tensors)
-        return {
-            arg["name"]: tensor.numpy().astype(_dtype(arg["dtype"]), copy=False)
-            for arg, tensor in zip(manifest["arguments"], tensors, strict=True)
-            if arg["is_output"]
-        }
+        outputs = _outputs(args, [tensor.numpy() for tensor in tensors])
+        return {i: array.astype(np_dtype(args[i].dtype)) for i, array in outputs.items()}
 
-    references: dict[str, Reference] = {"the unscheduled program": compute}
-    if "oracle.py" in manifest["files"]:
-        references["numpy"] = _module("oracle").compute
-    return _expected(manifest, references)
+    return run
+
+
+def _oracle(args: Sequence[Argument]) -> Reference:
+    """The program as numpy computes it."""
+    oracle = _module("oracle")
+
+    def run(arrays: Sequence[Any]) -> dict[int, Any]:
+        pairs = list(zip(args, arrays, strict=True))
+        computed = oracle.compute({arg.name: array for arg, array in pairs if arg.is_input})
+        return {i: computed[arg.name] for i, arg in enumerate(args) if arg.is_output}
+
+    return run
+
+
+def _expected(
+    manifest: dict[str, Any],
+    args: Sequence[Argument],
+    unscheduled: Reference | None,
+    most_numpy_flops: float,
+) -> tuple[list[Any], dict[str, dict[int, Any]], dict[int, float]]:
+    """Contents of the arguments, outputs by reference, and how large results of each output are.
+
+    The first reference decides whether inputs have to be positive, and how large results are.
+    """
+    references = {} if unscheduled is None else {"the unscheduled program": unscheduled}
+    if "oracle.py" in manifest["files"] and manifest["task"]["flops"] <= most_numpy_flops:
+        references["numpy"] = _oracle(args)
+    if not references:
+        return inputs(args, manifest["seed"], positive=False), {}, {}
+    first, *others = references
+
+    def run(seed: int, positive: bool) -> dict[int, Any]:
+        return references[first](inputs(args, seed, positive=positive))
+
+    made = compute(run, args, manifest["seed"])
+    arrays = inputs(args, manifest["seed"], positive=made.positive)
+    expected = {first: made.outputs} | {name: references[name](arrays) for name in others}
+    return arrays, expected, made.rms
 
 
 def _module(name: str) -> Any:
@@ -295,45 +265,8 @@ def _guard(tvm: Any, manifest: dict[str, Any]) -> Callable[[Callable[[], Any]], 
     return lambda measure: guard.measure_stable(measure)
 
 
-def _dtype(name: str) -> Any:
-    if name.startswith(("bfloat", "float8")):
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise Failure(
-                f"numpy has no {name} without ml_dtypes: pip install ml_dtypes"
-            ) from None
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name)
-
-
 def _without_float8(array: Any) -> Any:
     return array.astype(np.float32) if array.dtype.name in FLOAT8 else array
-
-
-def _is_float(arg: dict[str, Any]) -> bool:
-    return str(arg["dtype"]).startswith(("float", "bfloat"))
-
-
-def _random(arg: dict[str, Any], seed: list[int], positive: bool) -> Any:
-    rng = np.random.default_rng(seed)
-    dtype = _dtype(arg["dtype"])
-    if _is_float(arg):
-        values = rng.random(arg["shape"]) + 0.5 if positive else rng.standard_normal(arg["shape"])
-        return values.astype(dtype)
-    low, high = (0, 2) if dtype == np.bool_ else (0, 16) if dtype.kind == "u" else (-8, 8)
-    if arg["is_full_range"]:
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max + 1
-    if arg["is_divisor"]:
-        low = 1
-    if arg["index_bound"] is not None:
-        low, high = 0, arg["index_bound"]
-    return rng.integers(low, high, arg["shape"]).astype(dtype)
-
-
-def _poison(arg: dict[str, Any]) -> Any:
-    value = np.nan if _is_float(arg) else 0
-    return np.full(arg["shape"], value, dtype=_dtype(arg["dtype"]))
 
 
 def _time_us(

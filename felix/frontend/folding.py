@@ -27,7 +27,7 @@ import tvm
 from tvm import relax
 
 from felix.frontend import casts, imported, norms, numerics, ordering
-from felix.frontend.rewriting import Rewriter, operator_name
+from felix.frontend.rewriting import Rewriter, bindings, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
 
@@ -70,9 +70,8 @@ class _Folding:
         self.values = dict(zip(variables[count:], model.parameters, strict=True))
         self.names = dict(zip(variables[count:], model.parameter_names, strict=True))
         self._derived: dict[tuple[Any, ...], Any] = {}
-        body = imported.main_of(model.mod).body
-        bindings = (each for block in body.blocks for each in block.bindings)
-        self._has_empty = any(_is_empty(each.var.ty) for each in bindings)
+        main = imported.main_of(model.mod)
+        self._has_empty = any(_is_empty(each.var.ty) for each in bindings(main))
 
     def params(self) -> list[Any]:
         return [*self.inputs, *self.values]

@@ -8,11 +8,11 @@ from collections import Counter
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import tirx
 
 from felix import errors, names, task
 from felix import target as targets
-from felix.frontend.rewriting import operator_name
+from felix.frontend import rewriting
 
 _log = logging.getLogger("felix.frontend")
 
@@ -89,18 +89,12 @@ def calls(mod: tvm.IRModule) -> Counter[str]:
 
     Calls that depend on parameters alone are not counted: their results are parameters, too.
     """
-    main = mod["main"]
-    n_inputs = int((main.attrs or {}).get("num_input", len(main.params)))
-    constant = set(list(main.params)[n_inputs:])
-    counts: Counter[str] = Counter()
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            read = set(relax.analysis.free_vars(binding.value))
-            if read and read <= constant:
-                constant.add(binding.var)
-            elif operator_name(binding.value) == "call_tir":
-                counts[str(binding.value.args[0].name_hint)] += 1
-    return counts
+    constant = rewriting.constants(mod)
+    return Counter(
+        str(binding.value.args[0].name_hint)
+        for binding in rewriting.bindings(mod["main"])
+        if binding.var not in constant and rewriting.operator_name(binding.value) == "call_tir"
+    )
 
 
 def _refuse(name: str, reason: str) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax, te, tirx
 from tvm.tirx import op
 
@@ -21,32 +20,26 @@ from felix.frontend.rewriting import Rewriter, operator_name
 
 def legalizations() -> Mapping[str, torch_forms.Lowering]:
     """Ways to lower Relax operators that take the variance in two passes."""
-    return {
-        f"relax.nn.{name}": _lowering(f"relax.nn.{name}")
-        for name in ("group_norm", "instance_norm")
-    }
+    return {f"relax.nn.{name}": _lower for name in ("group_norm", "instance_norm")}
 
 
-def _lowering(name: str) -> torch_forms.Lowering:
-    def lower(builder: relax.BlockBuilder, call: Any) -> Any:
-        x, gamma, beta = call.args
-        behind = list(range(2, len(x.ty.shape)))
-        axes = {int(axis) % len(x.ty.shape) for axis in call.attrs.axes}
-        axes -= {0} if int(x.ty.shape[0]) == 1 else set()
-        is_affine = bool(call.attrs.center) and bool(call.attrs.scale)
-        if int(call.attrs.channel_axis) != 1 or sorted(axes) != behind or not is_affine:
-            return tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
-        groups = int(getattr(call.attrs, "num_groups", x.ty.shape[1]))
-        epsilon = float(call.attrs.epsilon)
-        return builder.call_te(
-            lambda *tensors: _normalised_groups(tensors, groups, epsilon),
-            x,
-            gamma,
-            beta,
-            primfunc_name_hint=name.removeprefix("relax.nn."),
-        )
-
-    return lower
+def _lower(builder: relax.BlockBuilder, call: Any) -> Any:
+    x, gamma, beta = call.args
+    behind = list(range(2, len(x.ty.shape)))
+    axes = {int(axis) % len(x.ty.shape) for axis in call.attrs.axes}
+    axes -= {0} if int(x.ty.shape[0]) == 1 else set()
+    is_affine = bool(call.attrs.center) and bool(call.attrs.scale)
+    if int(call.attrs.channel_axis) != 1 or sorted(axes) != behind or not is_affine:
+        return call.op.get_attr("FLegalize")(builder, call)
+    groups = int(getattr(call.attrs, "num_groups", x.ty.shape[1]))
+    epsilon = float(call.attrs.epsilon)
+    return builder.call_te(
+        lambda *tensors: _normalised_groups(tensors, groups, epsilon),
+        x,
+        gamma,
+        beta,
+        primfunc_name_hint=operator_name(call).removeprefix("nn."),
+    )
 
 
 def _normalised_groups(tensors: Sequence[te.Tensor], groups: int, epsilon: float) -> te.Tensor:

@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 from tvm.tirx import op
 from tvm_ffi import structural
 
-from felix.frontend import ordering, torch_forms
+from felix.frontend import norms, ordering, torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
 from felix.tir import grammar, rounding
 from felix.torch_calls.form import TorchCall, TorchForm
@@ -82,10 +82,11 @@ def legalizations() -> Mapping[str, torch_forms.Lowering]:
     return {
         "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
         "relax.nn.softplus": _lower_softplus,
-        **{f"relax.nn.max_pool{n}d": _from_infinity(f"relax.nn.max_pool{n}d") for n in (1, 2, 3)},
-        "relax.equal": _comparing("relax.equal", _equal),
-        "relax.not_equal": _comparing("relax.not_equal", _not_equal),
+        **{f"relax.nn.max_pool{n}d": _from_infinity for n in (1, 2, 3)},
+        "relax.equal": _comparing(_equal),
+        "relax.not_equal": _comparing(_not_equal),
         **ordering.legalizations(),
+        **norms.legalizations(),
     }
 
 
@@ -123,28 +124,32 @@ def _lower_softplus(builder: relax.BlockBuilder, call: Any) -> Any:
     )
 
 
-def _comparing(name: str, rule: Callable[[Any], Any]) -> torch_forms.Lowering:
+def _comparing(rule: Callable[[Any], Any]) -> torch_forms.Lowering:
     """TVM's program of a comparison that asks for NaN besides: TVM takes a number for equal to
     itself, also where programs are fused later."""
 
     def lower(builder: relax.BlockBuilder, call: Any) -> Any:
         left, right = call.args
-        if left.same_as(right) and "float" in str(left.ty.dtype):
+        if not left.same_as(right) or "float" not in str(left.ty.dtype):
+            return _changed(builder, call, ((tirx.EQ, tirx.NE), rule))
 
-            def program(x: te.Tensor) -> te.Tensor:
-                kind = tirx.EQ if rule is _equal else tirx.NE
-                # Not made by `==`, which is simplified.
-                return te.compute(x.shape, lambda *i: rule(kind(x(*i), x(*i))), tag="elemwise")
+        def program(x: te.Tensor) -> te.Tensor:
+            kind = tirx.EQ if rule is _equal else tirx.NE
+            # Not made by `==`, which is simplified.
+            return te.compute(x.shape, lambda *i: rule(kind(x(*i), x(*i))), tag="elemwise")
 
-            return builder.call_te(program, left, primfunc_name_hint=name.rpartition(".")[2])
-        lowered = tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
-        variable = lowered.args[0]
-        func = builder.get()[variable]
-        body = structural.structural_map(func.body, (((tirx.EQ, tirx.NE), rule),))
-        builder.update_func(variable, func.with_body(body))
-        return lowered
+        return builder.call_te(program, left, primfunc_name_hint=operator_name(call))
 
     return lower
+
+
+def _changed(builder: relax.BlockBuilder, call: Any, rule: tuple[Any, Any]) -> Any:
+    """A call of TVM's program of an operator, of which a rule changes nodes of some kinds."""
+    lowered = call.op.get_attr("FLegalize")(builder, call)
+    variable = lowered.args[0]
+    func = builder.get()[variable]
+    builder.update_func(variable, func.with_body(structural.structural_map(func.body, (rule,))))
+    return lowered
 
 
 def _equal(node: Any) -> Any:
@@ -163,19 +168,10 @@ def _asks_nan(node: Any) -> Any | None:
     return tirx.isnan(x.astype("float32") if dtype == "bfloat16" else x)
 
 
-def _from_infinity(name: str) -> torch_forms.Lowering:
+def _from_infinity(builder: relax.BlockBuilder, call: Any) -> Any:
     """TVM's program of the largest elements of windows, begun with an infinity: TVM's begins with
     the last finite number, which is wrong where nothing is beyond it."""
-
-    def lower(builder: relax.BlockBuilder, call: Any) -> Any:
-        lowered = tvm.ir.Op.get(name).get_attr("FLegalize")(builder, call)
-        variable = lowered.args[0]
-        func = builder.get()[variable]
-        body = structural.structural_map(func.body, ((tirx.FloatImm, _infinite),))
-        builder.update_func(variable, func.with_body(body))
-        return lowered
-
-    return lower
+    return _changed(builder, call, (tirx.FloatImm, _infinite))
 
 
 def _infinite(number: tirx.FloatImm) -> tirx.FloatImm:

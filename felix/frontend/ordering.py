@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import tvm
 from tvm import relax, te, tirx, topi
 
 from felix.frontend import torch_forms
@@ -25,26 +24,31 @@ _KEYS = {"float32": "int32", "float64": "int64"}
 
 def legalizations() -> Mapping[str, torch_forms.Lowering]:
     """Ways to lower Relax's extremes along axes, and their first places."""
-    return {f"relax.{name}": _lowering(name) for name in (*_EXTREMES, *_PLACES)}
+    return {f"relax.{name}": _lower for name in (*_EXTREMES, *_PLACES)}
 
 
-def _lowering(name: str) -> torch_forms.Lowering:
-    def lower(builder: relax.BlockBuilder, call: Any) -> Any:
-        (x,), dtype = call.args, str(call.args[0].ty.dtype)
-        if dtype not in (*_KEYS, *rounding.HALF):
-            return tvm.ir.Op.get(f"relax.{name}").get_attr("FLegalize")(builder, call)
-        axes = _axes(call.attrs.axis)
+def _lower(builder: relax.BlockBuilder, call: Any) -> Any:
+    (x,), dtype, name = call.args, str(call.args[0].ty.dtype), operator_name(call)
+    is_ordered = dtype in (*_KEYS, *rounding.HALF)
+    if not is_ordered and name not in _PLACES:
+        return call.op.get_attr("FLegalize")(builder, call)
+    axes, keeps = _axes(call.attrs.axis), bool(call.attrs.keepdims)
 
-        def program(tensor: te.Tensor) -> te.Tensor:
-            keys, keeps = _key_program(tensor, "max" in name), bool(call.attrs.keepdims)
-            if name in _PLACES:
-                return _PLACES[name](keys, axes, keeps)
-            made = _EXTREMES[name](keys, axes, keeps)
-            return te.compute(made.shape, lambda *i: _of_key(made[i], dtype), name=f"T_{name}")
+    def program(tensor: te.Tensor) -> te.Tensor:
+        keys = _key_program(tensor, "max" in name) if is_ordered else tensor
+        if name in _PLACES:
+            places = _PLACES[name](keys, axes, keeps)
+            return places if is_ordered else _from_zero(places)
+        made = _EXTREMES[name](keys, axes, keeps)
+        return te.compute(made.shape, lambda *i: _of_key(made[i], dtype), name=f"T_{name}")
 
-        return builder.call_te(program, x, primfunc_name_hint=name)
+    return builder.call_te(program, x, primfunc_name_hint=name)
 
-    return lower
+
+def _from_zero(places: te.Tensor) -> te.Tensor:
+    """Places in integers: of rows of the least one TVM's argmax gives its first place, -1."""
+    zero = tirx.const(0, str(places.dtype))
+    return te.compute(places.shape, lambda *i: tirx.max(places(*i), zero), name="T_place")
 
 
 def _axes(axis: Any) -> Any:

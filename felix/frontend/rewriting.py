@@ -59,26 +59,19 @@ class Rewriter:
         main = self._main
         with self.builder.function(_NAME):
             with self.builder.dataflow():
-                for block in main.body.blocks:
-                    for binding in block.bindings:
-                        value = self._substitute(binding.value)
-                        if isinstance(binding, relax.MatchCast):
-                            self._new[binding.var] = self.builder.match_cast(value, binding.ty)
-                        else:
-                            self._rewrite(rule, binding.var, value)
+                for binding in bindings(main):
+                    value = self._substitute(binding.value)
+                    if isinstance(binding, relax.MatchCast):
+                        self._new[binding.var] = self.builder.match_cast(value, binding.ty)
+                    else:
+                        self._rewrite(rule, binding.var, value)
                 result = self._substitute(main.body.body)
                 if isinstance(result.ty, relax.TensorType):
                     result = relax.Tuple([result])
                 output = self.builder.emit_output(result)
             chosen = list(params() if params is not None else main.params)
             self.builder.emit_func_output(output, params=chosen)
-        mod = self.builder.get()
-        rewritten = mod[_NAME].without_attr("global_symbol")
-        for name, value in (main.attrs or {}).items():
-            rewritten = rewritten.with_attr(name, value)
-        del mod[_NAME]
-        mod["main"] = rewritten
-        return mod
+        return _as_main(self.builder.get(), main)
 
     def _rewrite(self, rule: Rule, var: Any, value: Any) -> None:
         chosen = rule(self, value)
@@ -114,10 +107,49 @@ def operator_name(value: Any) -> str:
     return str(getattr(value.op, "name", "")).removeprefix("relax.")
 
 
+def bindings(function: Any) -> Iterator[Any]:
+    """The bindings of a Relax function, in the order of execution."""
+    return (binding for block in function.body.blocks for binding in block.bindings)
+
+
+def constants(mod: tvm.IRModule) -> frozenset[Any]:
+    """The variables of a model's parameters, and of what depends on them alone."""
+    main = mod["main"]
+    n_inputs = int((main.attrs or {}).get("num_input", len(main.params)))
+    found = set(list(main.params)[n_inputs:])
+    for binding in bindings(main):
+        read = set(relax.analysis.free_vars(binding.value))
+        if read and read <= found:
+            found.add(binding.var)
+    return frozenset(found)
+
+
+def rebuilt(mod: tvm.IRModule, emit: Callable[[relax.BlockBuilder, Any], None]) -> tvm.IRModule:
+    """The module with `main` made anew: `emit` says what becomes of each binding."""
+    main = mod["main"]
+    builder = relax.BlockBuilder(mod)
+    with builder.function(_NAME, list(main.params)):
+        with builder.dataflow():
+            for binding in bindings(main):
+                emit(builder, binding)
+            output = builder.emit_output(main.body.body)
+        builder.emit_func_output(output)
+    return _as_main(builder.get(), main)
+
+
+def _as_main(mod: tvm.IRModule, main: Any) -> tvm.IRModule:
+    """The module whose new function takes the place of `main`, with the attributes of that."""
+    made = mod[_NAME].without_attr("global_symbol")
+    for name, value in (main.attrs or {}).items():
+        made = made.with_attr(name, value)
+    del mod[_NAME]
+    mod["main"] = made
+    return mod
+
+
 def _read_by(main: Any) -> Iterator[Any]:
     """Every variable that a function reads, as often as it is read."""
-    stack = [main.body.body]
-    stack += [binding.value for block in main.body.blocks for binding in block.bindings]
+    stack = [main.body.body, *(binding.value for binding in bindings(main))]
     while stack:
         value = stack.pop()
         if isinstance(value, relax.Var):

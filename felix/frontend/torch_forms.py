@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from felix.frontend import imported
-from felix.frontend.rewriting import operator_name
+from felix.frontend.rewriting import bindings, operator_name
 from felix.tir import rounding
 from felix.torch_calls import relax_calls
 from felix.torch_calls.form import Operand, TorchCall, TorchForm, form_from_json, simplified
@@ -180,12 +180,11 @@ def _bindings(mod: tvm.IRModule) -> dict[str, Any]:
     """The values of `main` by the names of their variables, as far as these are distinct."""
     values: dict[str, Any] = {}
     repeated = set()
-    for block in mod["main"].body.blocks:
-        for binding in block.bindings:
-            name = str(binding.var.name)
-            if name in values:
-                repeated.add(name)
-            values[name] = binding.value
+    for binding in bindings(mod["main"]):
+        name = str(binding.var.name)
+        if name in values:
+            repeated.add(name)
+        values[name] = binding.value
     return {name: value for name, value in values.items() if name not in repeated}
 
 
@@ -195,8 +194,7 @@ def _form(mod: tvm.IRModule, value: Any) -> TorchForm | str:
         steps, inputs = [(None, value)], list(value.args[1].fields)
     elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
         function = mod[value.op]
-        bindings = [each for block in function.body.blocks for each in block.bindings]
-        steps = [(each.var, each.value) for each in bindings]
+        steps = [(each.var, each.value) for each in bindings(function)]
         inputs = list(function.params)
     else:
         return "it is no call of a program"

@@ -16,7 +16,7 @@ from tvm import relax
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
 from felix.frontend.pytorch import export
-from felix.frontend.rewriting import operator_name
+from felix.frontend.rewriting import bindings, operator_name
 from felix.network import agreement, judge
 from felix.network.passes import memory
 from felix.tir import rounding
@@ -360,11 +360,10 @@ def divisors(model: frontend_imported.ImportedModel) -> set[int]:
     main = frontend_imported.main_of(model.mod)
     values: dict[Any, Any] = {}
     waiting: list[Any] = []
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            values[binding.var] = binding.value
-            if operator_name(binding.value) in _DIVISIONS and _is_integer(binding.value):
-                waiting.extend(relax.analysis.free_vars(binding.value.args[1]))
+    for binding in bindings(main):
+        values[binding.var] = binding.value
+        if operator_name(binding.value) in _DIVISIONS and _is_integer(binding.value):
+            waiting.extend(relax.analysis.free_vars(binding.value.args[1]))
     reached: set[Any] = set()
     while waiting:
         var = waiting.pop()

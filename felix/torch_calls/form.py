@@ -101,12 +101,9 @@ def form_from_json(text: str) -> TorchForm:
     return TorchForm(fields["n_inputs"], calls, fields.get("allow_tf32", False))
 
 
-# Fewer calls for the same: a bias inside the product or convolution that it is added to, and no
-# bound of places below 0, which PyTorch never gives (`felix.frontend.programs.operators`).
+# Fewer calls for the same: a bias inside the product or convolution that it is added to.
 
 _Shape = tuple[int, ...] | None
-#: Functions that give places of elements.
-_PLACES = frozenset({"argmax", "argmin"})
 
 
 def simplified(form: TorchForm, shapes: Sequence[_Shape]) -> TorchForm:
@@ -139,9 +136,6 @@ def _joined(
     """A call and the one behind it as one call."""
     call, following = calls[number], calls[number + 1]
     result = n_inputs + number
-    if call.function in _PLACES and following.function == "maximum":
-        is_bound = list(following.operands) == [result, {"constant": 0}]
-        return dataclasses.replace(call, dtype=following.dtype) if is_bound else None
     if following.function != "add" or result not in following.operands:
         return None
     if any(_reads(later, result) for later in calls[number + 2 :]) or len(call.operands) != 2:

@@ -12,6 +12,7 @@ changes nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,10 +96,6 @@ def _norm(call: Function) -> Function:
     return with_factors
 
 
-def _variance(call: Function) -> Function:
-    return lambda x, **options: call(x, correction=0, **options)
-
-
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -165,22 +162,23 @@ def _aten(
     return made
 
 
-def _pools(kind: str) -> dict[str, Function]:
-    return {f"{kind}_pool{n}d": getattr(functional, f"{kind}_pool{n}d") for n in (1, 2, 3)}
+def _of_functional(names: str, change: Callable[[Function], Function]) -> dict[str, Function]:
+    """Functions of torch.nn.functional in one, two and three dimensions, changed."""
+    every = [f"{name}{n}d" for name in names.split() for n in (1, 2, 3)]
+    return {name: change(getattr(functional, name)) for name in every}
 
 
 #: Those that make a tensor of their own.
 MAKING: Mapping[str, Function] = {
     **_of_torch("argmax argmin log_softmax narrow permute reshape softmax where"),
-    **{name: getattr(functional, name) for name in ("gelu", "leaky_relu", "selu", "silu")},
-    "softplus": functional.softplus,
+    **{n: getattr(functional, n) for n in ("gelu", "leaky_relu", "selu", "silu", "softplus")},
     "to": lambda x: x,
     "expand": lambda x, shape: x.expand(shape),
     "swap_last": lambda x: x.transpose(-1, -2),
     "embedding": lambda table, indices: functional.embedding(indices, table),
     "take": _take,
-    "var": _variance(torch.var),
-    "std": _variance(torch.std),
+    "var": functools.partial(torch.var, correction=0),
+    "std": functools.partial(torch.std, correction=0),
     "layer_norm": _norm(
         lambda x, weight, bias, normalized_shape, eps: functional.layer_norm(
             x, normalized_shape, weight, bias, eps
@@ -197,14 +195,8 @@ MAKING: Mapping[str, Function] = {
         )
     ),
     "linear": _linear,
-    **{f"conv{n}d": _convolution(getattr(functional, f"conv{n}d")) for n in (1, 2, 3)},
-    **{
-        f"conv_transpose{n}d": _convolution(getattr(functional, f"conv_transpose{n}d"))
-        for n in (1, 2, 3)
-    },
-    **_pools("max"),
-    **_pools("avg"),
-    **_pools("adaptive_avg"),
+    **_of_functional("conv conv_transpose", _convolution),
+    **_of_functional("max_pool avg_pool adaptive_avg_pool", lambda pool: pool),
     "attention": _attention,
     "attention_bias": _narrowed_bias,
     "causal_mask": _causal_mask,

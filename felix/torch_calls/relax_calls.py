@@ -19,7 +19,7 @@ _SAME = (
     "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
     "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "not_equal",
     "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor",
-    "bitwise_and", "bitwise_or", "where", "floor_divide",
+    "bitwise_and", "bitwise_or", "where", "floor_divide", "matmul",
 )  # fmt: skip
 _ACTIVATIONS = {"nn.relu": "relu", "nn.silu": "silu", "nn.gelu": "gelu", "nn.selu": "selu"}
 
@@ -51,14 +51,6 @@ def _softplus(call: Any) -> Draft:
 def _clip(call: Any) -> Draft:
     x, low, high = call.args
     return "clamp", [x], {"min": float(low.value), "max": float(high.value)}
-
-
-def _cast(call: Any) -> Draft:
-    return "to", list(call.args), {}
-
-
-def _matmul(call: Any) -> Draft:
-    return "matmul", list(call.args), {}
 
 
 def _reduction(function: str) -> Conversion:
@@ -260,8 +252,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "nn.leakyrelu": _leaky_relu,
     "nn.softplus": _softplus,
     "clip": _clip,
-    "astype": _cast,
-    "matmul": _matmul,
+    "astype": _plain("to"),
     "sum": _reduction("sum"),
     "mean": _reduction("mean"),
     "max": _reduction("amax"),

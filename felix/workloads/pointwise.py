@@ -158,16 +158,7 @@ def _stage(
         "residual": lambda *i: x[i] + common.wide(extra[i]),
         "relu": lambda *i: te.max(x[i], common.const(0.0, x)),
         "gelu": lambda *i: common.gelu_of(x[i]),
-        "scale": lambda *i: _as_type(x[i], extra) * extra[i[channel_axis]],
-        "scalar_scale": lambda *i: _as_type(x[i], extra) * extra[0],
+        "scale": lambda *i: x[i].astype(common.dtype_of(extra)) * extra[i[channel_axis]],
+        "scalar_scale": lambda *i: x[i].astype(common.dtype_of(extra)) * extra[0],
     }
     return bodies[stage]
-
-
-def _as_type(value: Any, like: Any) -> Any:
-    """The value in the type of `like`."""
-    return (
-        value
-        if common.dtype_of(value) == common.dtype_of(like)
-        else value.astype(common.dtype_of(like))
-    )

@@ -32,6 +32,6 @@ def module(script: pathlib.Path) -> Any:
     """A script as a module of this process."""
     spec = importlib.util.spec_from_file_location("of_an_artifact", script)
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
+    made = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made

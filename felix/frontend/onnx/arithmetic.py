@@ -10,10 +10,10 @@ import tvm
 from tvm import relax, te, tirx
 
 from felix import errors, names
-from felix.frontend import casts, numerics
+from felix.frontend import casts, layers, numerics
+from felix.frontend.layers import dtype_of
 from felix.frontend.onnx import constants, schemas
-from felix.frontend.onnx.node import Node, dtype_of
-from felix.tir.rounding import accumulator
+from felix.frontend.onnx.node import Node
 
 #: Element types that values may have.
 TYPES = constants.TYPES
@@ -196,14 +196,7 @@ def bit_cast(node: Node) -> Any:
 
 def elu(node: Node) -> Any:
     """x, or alpha (exp(x) - 1) below 0; rounded once."""
-    x, alpha = node[0], float(node.get("alpha", 1.0))
-    dtype = dtype_of(x)
-    x = node.cast(x, accumulator(dtype))
-    wide = dtype_of(x)
-    below = numerics.emit(node.bb, "expm1", x)
-    below = node.emit(relax.op.multiply(below, relax.const(alpha, wide)))
-    is_below = node.emit(relax.op.less(x, relax.const(0, wide)))
-    return node.cast(node.emit(relax.op.where(is_below, below, x)), dtype)
+    return layers.elu(node.bb, node[0], float(node.get("alpha", 1.0)))
 
 
 def softplus(node: Node) -> Any:

@@ -14,8 +14,9 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
 from felix.frontend import imported
+from felix.frontend.layers import shape_of
 from felix.frontend.onnx import checking, constants, operators, recurrent
-from felix.frontend.onnx.node import Node, UnknownValue, shape_of
+from felix.frontend.onnx.node import Node, UnknownValue
 
 #: Nodes that loops and scans of a model become.
 MAX_WRITTEN_OUT = 20_000

@@ -85,7 +85,7 @@ def expand(proto: Any) -> Any:
         WorkloadError: ONNX cannot write one out.
     """
     kept = _kept(proto)
-    others = [node for node in _nodes(proto.graph) if not _is_kept(node, kept)]
+    others = [node for node in schemas.nodes(proto.graph) if not _is_kept(node, kept)]
     if not others and not proto.functions:
         return proto
     weights, light = _without_weights(proto)
@@ -117,7 +117,7 @@ def _give_defaults(model: Any) -> None:
     """Give calls of the model's own functions the attributes that these have by default."""
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
     bodies = (model.graph, *model.functions)
-    for node in (node for body in bodies for node in _nodes(body)):
+    for node in (node for body in bodies for node in schemas.nodes(body)):
         function = functions.get((node.domain, node.op_type, node.overload))
         given = {each.name for each in node.attribute}
         for each in function.attribute_proto if function is not None else ():
@@ -210,7 +210,7 @@ def _kept(proto: Any) -> set[str]:
     }
     own, theirs = operators.CONVERTED, set(onnx_frontend._get_convert_map()) - _INEXACT
     kept = functions & (own | theirs)
-    return kept - {node.op_type for node in _nodes(proto.graph) if not _is_converted(node)}
+    return kept - {node.op_type for node in schemas.nodes(proto.graph) if not _is_converted(node)}
 
 
 def _is_kept(node: Any, kept: set[str]) -> bool:
@@ -231,17 +231,6 @@ def _is_converted(node: Any) -> bool:
     if node.op_type == "LayerNormalization":
         return not any(node.output[1:])
     return True
-
-
-def _nodes(graph: Any) -> list[Any]:
-    """The nodes of a graph and of the graphs in them."""
-    found = []
-    for node in graph.node:
-        found.append(node)
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                found += _nodes(inner)
-    return found
 
 
 def _without_weights(proto: Any) -> tuple[dict[str, Any], Any]:

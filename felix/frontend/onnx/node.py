@@ -16,7 +16,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import reading
+from felix.frontend import layers, reading
+from felix.frontend.layers import dtype_of
 from felix.frontend.onnx import constants, schemas
 from felix.tir import rounding
 
@@ -154,7 +155,7 @@ class Node:
 
     def cast(self, value: Any, dtype: str) -> Any:
         """A value in an element type; itself, if it has that."""
-        return value if dtype_of(value) == dtype else self.emit(relax.op.astype(value, dtype))
+        return layers.cast(self.emit, value, dtype)
 
     def formal(self, index: int) -> str:
         """What ONNX calls an operand."""
@@ -176,16 +177,6 @@ class Node:
             usual = formal.default_value if formal else onnx.AttributeProto()
             if not usual.type or _attribute(usual) != self.attributes[name]:
                 raise errors.WorkloadError(f"its attribute {names.quoted(name)} is not supported")
-
-
-def dtype_of(value: Any) -> str:
-    """The element type of a Relax tensor."""
-    return str(value.ty.dtype)
-
-
-def shape_of(value: Any) -> list[int]:
-    """The extents of a Relax tensor."""
-    return [int(extent) for extent in value.ty.shape]
 
 
 def _attribute(proto: Any) -> Any:

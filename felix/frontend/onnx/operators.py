@@ -12,13 +12,11 @@ import numpy as np
 from tvm import relax
 
 from felix import errors
-from felix.frontend import attention
+from felix.frontend import layers
+from felix.frontend.layers import dtype_of, shape_of
 from felix.frontend.onnx import (
     arithmetic,
     constants,
-    grids,
-    losses,
-    products,
     quantizing,
     recurrent,
     reductions,
@@ -26,7 +24,7 @@ from felix.frontend.onnx import (
     rules,
     windows,
 )
-from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.frontend.onnx.node import Node
 from felix.tir.rounding import HALF, accumulator
 
 #: From this opset on operands are broadcast by their last axes.
@@ -98,9 +96,7 @@ def _one_hot(node: Node) -> Any:
     rank = len(shape_of(indices)) + 1
     axis = int(node.get("axis", -1)) % rank
     indices = node.cast(indices, dtype)
-    is_negative = node.emit(relax.op.less(indices, relax.const(0, dtype)))
-    behind = node.emit(relax.op.add(indices, relax.const(count, dtype)))
-    indices = node.emit(relax.op.where(is_negative, behind, indices))
+    indices = layers.from_the_beginning(node.emit, indices, count)
     indices = node.emit(relax.op.expand_dims(indices, axis))
     places = np.arange(count).reshape([-1] + [1] * (rank - axis - 1))
     is_on = node.emit(relax.op.equal(indices, relax.const(places, dtype)))
@@ -259,49 +255,35 @@ def _padded_by_itself(node: Node, x: Any, pads: list[int], mode: str) -> Any:
 
 def _normalise_layer(node: Node) -> Any:
     """LayerNormalization and RMSNormalization; other outputs are left to ONNX's function."""
-    x, scale, bias = (node[i] for i in range(3))
-    rank, dtype = len(shape_of(x)), dtype_of(x)
+    x, *terms = (node[i] for i in range(3))
+    rank, epsilon = len(shape_of(x)), float(node.get("epsilon", 1e-5))
     axes = list(range(int(node.get("axis", -1)) % rank, rank))
     node.get("stash_type", 1)
-    wide = accumulator(dtype)
-    is_centred = node.operator == "LayerNormalization"
     shape = [shape_of(x)[axis] for axis in axes]
-    terms = [scale] if bias is None else [scale, bias]
-    scale, *biases = (
-        node.emit(relax.op.broadcast_to(node.cast(term, wide), shape))
-        if shape_of(term) != shape
-        else node.cast(term, wide)
+    scales = [
+        node.emit(relax.op.broadcast_to(term, shape))
+        if term is not None and shape_of(term) != shape
+        else term
         for term in terms
-    )
-    x, epsilon = node.cast(x, wide), float(node.get("epsilon", 1e-5))
-    if is_centred:
-        zeros = relax.const(np.zeros(shape, wide), wide)
-        bias = biases[0] if biases else zeros
-        result = relax.op.nn.layer_norm(x, scale, bias, axes, epsilon)
-    elif axes == [rank - 1]:
-        result = relax.op.nn.rms_norm(x, scale, axes, epsilon)
-    else:
-        mean = node.emit(relax.op.mean(node.emit(relax.op.square(x)), axes, True))
-        root = node.emit(relax.op.sqrt(node.emit(relax.op.add(mean, relax.const(epsilon, wide)))))
-        result = relax.op.multiply(node.emit(relax.op.divide(x, root)), scale)
-    return node.cast(node.emit(result), dtype)
+    ]
+    if node.operator == "RMSNormalization":
+        return layers.rms_norm(node.emit, x, scales[0], shape, epsilon)
+    operator = relax.op.nn.layer_norm
+    return layers.norm(node.emit, operator, x, scales, shape, axes=axes, epsilon=epsilon)
 
 
 def _normalise_groups(node: Node) -> Any:
     """InstanceNormalization and GroupNormalization."""
-    x, scale, bias = (node[i] for i in range(3))
-    dtype, channels = dtype_of(x), shape_of(x)[1]
+    x, *terms = (node[i] for i in range(3))
+    channels = shape_of(x)[1]
     groups = int(node.get("num_groups", channels))
     node.get("stash_type", 1)
-    wide = accumulator(dtype)
-    terms = [node.cast(each, wide) for each in (scale, bias)]
-    if shape_of(scale) != [channels]:  # of each group, before opset 21
+    if shape_of(terms[0]) != [channels]:  # of each group, before opset 21
         terms = [node.emit(relax.op.repeat(each, channels // groups, 0)) for each in terms]
     axes = list(range(2, len(shape_of(x))))
     epsilon = float(node.get("epsilon", 1e-5))
-    options = {"channel_axis": 1, "axes": axes, "epsilon": epsilon}
-    x = node.cast(x, wide)
-    return node.cast(node.emit(relax.op.nn.group_norm(x, *terms, groups, **options)), dtype)
+    options = {"num_groups": groups, "channel_axis": 1, "axes": axes, "epsilon": epsilon}
+    return layers.norm(node.emit, relax.op.nn.group_norm, x, terms, [channels], **options)
 
 
 def _reverse_sequence(node: Node) -> Any:
@@ -369,7 +351,7 @@ def _attention(node: Node) -> Any:
     if shapes[1] != [b, heads, t, d] or shapes[2][:3] != [b, heads, t] or h % heads:
         raise errors.WorkloadError("shapes of queries, keys and values do not fit")
     scale, is_causal = node.get("scale"), bool(node.get("is_causal"))
-    return attention.attention(node.emit, (query, key, value), mask, scale, is_causal)
+    return layers.attention(node.emit, (query, key, value), mask, scale, is_causal)
 
 
 _OF_SEQUENCES = frozenset(
@@ -391,13 +373,11 @@ _REFUSED: Mapping[str, str] = {
 }
 #: Operators -> our conversions.
 _OWN: Mapping[str, Callable[[Node], Any]] = {
-    **products.CONVERSIONS,
-    **losses.CONVERSIONS,
-    **grids.CONVERSIONS,
     **reductions.CONVERSIONS,
     **arithmetic.CONVERSIONS,
     **quantizing.CONVERSIONS,
     **windows.CONVERSIONS,
+    "AffineGrid": resizing.affine_grid,
     "BatchNormalization": _batch_norm,
     "Dropout": _dropout,
     "Expand": _expand,

@@ -10,8 +10,9 @@ import numpy as np
 from tvm import relax
 
 from felix import errors, names
+from felix.frontend.layers import dtype_of, shape_of
 from felix.frontend.onnx.arithmetic import element_type
-from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.frontend.onnx.node import Node
 
 _WHOLE = ("int8", "uint8", "int16", "uint16", "int32")
 

@@ -83,7 +83,7 @@ def prepare(proto: Any, values: Mapping[str, Any]) -> Any:
     expanding.with_values(proto, values)
     made = expanding.expand(proto)
     _check_operators(made.graph)
-    for node in _nodes(made.graph):
+    for node in schemas.nodes(made.graph):
         node.name = node.name or next((name for name in node.output if name), "")
     return made
 
@@ -167,7 +167,7 @@ def _check(proto: Any) -> None:
     if n_nodes > MAX_NODES:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
     input_rules.check_types(proto.graph)
-    for node in _nodes(proto.graph):
+    for node in schemas.nodes(proto.graph):
         # after the first output, for errors about it
         node.name = node.name or next((name for name in node.output if name), "")
         if (wrong := schemas.refused(node, schemas.version(proto, node.domain))) is not None:
@@ -214,7 +214,7 @@ def _check_operators(graph: Any) -> None:
     known = {*onnx_frontend._get_convert_map(), *operators.CONVERTED, *conversion.WITH_GRAPHS}
     known.add("Constant")
     unknown: dict[str, str] = {}
-    for node in _nodes(graph):
+    for node in schemas.nodes(graph):
         if node.domain not in _DOMAINS or node.op_type not in known:
             operator = ".".join(filter(None, (node.domain, node.op_type)))
             unknown.setdefault(operator, next(filter(None, (node.name, *node.output)), ""))
@@ -224,11 +224,6 @@ def _check_operators(graph: Any) -> None:
             f"{input_rules.listed(sorted(unknown))}, of the nodes "
             f"{input_rules.listed([unknown[each] for each in sorted(unknown)])}"
         )
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph and of its subgraphs."""
-    return (item for item in _messages(graph) if item.DESCRIPTOR.name == "NodeProto")
 
 
 def _check_graph(graph: Any, outer: frozenset[str]) -> None:
@@ -242,9 +237,8 @@ def _check_graph(graph: Any, outer: frozenset[str]) -> None:
                     f"the node {conversion.describe(node.name, node.op_type)} of the ONNX model "
                     f"reads {names.quoted(name)}, which nothing computes before it"
                 )
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                _check_graph(inner, frozenset(known))
+        for inner in schemas.graphs_of(node):
+            _check_graph(inner, frozenset(known))
         known.update(node.output)
     for output in graph.output:
         if output.name not in known:

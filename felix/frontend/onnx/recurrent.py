@@ -16,9 +16,9 @@ import numpy as np
 from tvm import relax
 
 from felix import errors
+from felix.frontend import layers
 from felix.frontend.onnx import constants
-from felix.frontend.onnx.node import Node, dtype_of
-from felix.tir.rounding import accumulator
+from felix.frontend.onnx.node import Node
 
 #: Steps of all recurrent operators of a model, of both directions.
 MAX_STEPS = 4096
@@ -85,9 +85,7 @@ class Unroller:
         return self.bb.emit(self.bb.normalize(expression))
 
     def _product(self, left: Any, right: Any) -> Any:
-        dtype = dtype_of(left)
-        product = self._emit(relax.op.matmul(left, right, accumulator(dtype)))
-        return product if dtype_of(product) == dtype else self._emit(product.astype(dtype))
+        return layers.product(self._emit, left, right)
 
     def _check_lengths(self, lengths: Any, s: int) -> None:
         """All sequences have all steps."""

@@ -6,8 +6,9 @@ exist, and compute something of operands that ONNX does not define it for.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -91,6 +92,20 @@ def _own(node: Any, opset: int) -> defs.OpSchema | None:
         return None
     is_gone = found.deprecated and node.op_type not in _DEPRECATED
     return None if is_gone else found
+
+
+def nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a GraphProto and of the graphs in them."""
+    for node in graph.node:
+        yield node
+        for inner in graphs_of(node):
+            yield from nodes(inner)
+
+
+def graphs_of(node: Any) -> list[Any]:
+    """The graphs among the attributes of a NodeProto."""
+    lists = ((*each.graphs, *([each.g] if each.HasField("g") else [])) for each in node.attribute)
+    return list(itertools.chain.from_iterable(lists))
 
 
 def version(model: Any, domain: str = "") -> int:

@@ -1,4 +1,4 @@
-"""ONNX's convolutions and pools.
+"""ONNX's matrix products, convolutions and pools.
 
 Products of 16-bit floats are summed in float32 and rounded once, behind the bias.
 """
@@ -14,10 +14,10 @@ import numpy as np
 from tvm import relax
 
 from felix import errors, names
-from felix.frontend.onnx.node import Node, dtype_of, shape_of
+from felix.frontend import layers
+from felix.frontend.layers import dtype_of, shape_of
+from felix.frontend.onnx.node import Node
 from felix.tir.rounding import accumulator
-
-_SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def _window(node: Node, extents: Sequence[int], kernel: Sequence[int]) -> _Windo
     n, auto = len(extents), node.get("auto_pad", "NOTSET")
     strides, dilations = (list(node.get(name, [1] * n)) for name in ("strides", "dilations"))
     pads = list(node.get("pads", [0] * (2 * n)))
-    if n not in _SPATIAL:
+    if n not in layers.SPATIAL:
         raise errors.WorkloadError(f"windows of {n} axes are not supported")
     if [len(strides), len(dilations), len(kernel), len(pads)] != [n, n, n, 2 * n]:
         raise errors.WorkloadError("its attributes are of another number of axes")
@@ -72,40 +72,28 @@ def _kernel(node: Node, weight: Any) -> list[int]:
 def convolve(node: Node) -> Any:
     """Conv."""
     x, weight, bias = (node[i] for i in range(3))
-    return _convolved(node, x, weight, bias)
-
-
-def _convolved(node: Node, x: Any, weight: Any, bias: Any) -> Any:
-    window = _window(node, shape_of(x)[2:], _kernel(node, weight))
-    operator = getattr(relax.op.nn, f"conv{len(window.kernel)}d")
-    return _with_bias(node, operator, "OI", window, (x, weight, bias))
-
-
-def _with_bias(
-    node: Node, operator: Any, layout: str, window: _Window, tensors: Sequence[Any], **more: Any
-) -> Any:
-    """A convolution of x by weights, whose first axes are `layout`, and its bias."""
-    x, weight, bias = tensors
-    dtype, letters = dtype_of(x), _SPATIAL[len(window.kernel)]
-    result = node.emit(
-        operator(
-            x,
-            weight,
-            strides=window.strides,
-            padding=window.pads,
-            dilation=window.dilations,
-            groups=int(node.get("group", 1)),
-            data_layout=f"NC{letters}",
-            kernel_layout=f"{layout}{letters}",
-            out_dtype=accumulator(dtype),
-            **more,
-        )
+    return _convolved(
+        node, (x, weight, bias), _window(node, shape_of(x)[2:], _kernel(node, weight))
     )
-    if bias is not None:
-        per_channel = [1, -1, *[1] * len(letters)]
-        term = node.cast(node.emit(relax.op.reshape(bias, per_channel)), dtype_of(result))
-        result = node.emit(relax.op.add(result, term))
-    return node.cast(result, dtype)
+
+
+def _convolved(
+    node: Node,
+    tensors: Sequence[Any],
+    window: _Window,
+    is_transposed: bool = False,
+    **more: Sequence[int],
+) -> Any:
+    return layers.convolution(
+        node.emit,
+        tensors,
+        is_transposed,
+        int(node.get("group", 1)),
+        strides=window.strides,
+        padding=window.pads,
+        dilation=window.dilations,
+        **more,
+    )
 
 
 def convolve_transposed(node: Node) -> Any:
@@ -128,25 +116,45 @@ def convolve_transposed(node: Node) -> Any:
         behind = [more - min(0, t) for more, t in zip(behind, totals, strict=True)]
         pads = _halves([max(0, t) for t in totals], auto)
         window = dataclasses.replace(window, pads=pads)
-    operator = getattr(relax.op.nn, f"conv{n}d_transpose")
-    tensors = (x, weight, bias)
-    return _with_bias(node, operator, "IO", window, tensors, output_padding=behind)
+    return _convolved(node, (x, weight, bias), window, True, output_padding=behind)
 
 
 def convolve_integers(node: Node) -> Any:
     """ConvInteger: of int8 and uint8 without their zero points, in int32."""
-    x, weight = (_from_zero(node, i, i + 2, axis=i - 1) for i in range(2))
-    return _convolved(node, x, weight, None)
+    x, weight = (_from_zero(node, i, [-1, *[1] * (len(shape_of(node[i])) - 1)]) for i in range(2))
+    window = _window(node, shape_of(x)[2:], _kernel(node, weight))
+    return _convolved(node, (x, weight, None), window)
 
 
-def _from_zero(node: Node, index: int, zero: int, axis: int) -> Any:
-    """An operand less its zero point, which may be one for each place of its first axis."""
+def multiply(node: Node) -> Any:
+    """MatMul."""
+    return layers.product(node.emit, node[0], node[1])
+
+
+def multiply_add(node: Node) -> Any:
+    """Gemm: alpha A B + beta C, each factor transposed where an attribute says so."""
+    left, right = (
+        node.emit(relax.op.permute_dims(node[i])) if node.get(name, 0) else node[i]
+        for i, name in enumerate(("transA", "transB"))
+    )
+    alpha, beta = (float(node.get(name, 1.0)) for name in ("alpha", "beta"))
+    return layers.product(node.emit, left, right, node[2], alpha, beta)
+
+
+def multiply_integers(node: Node) -> Any:
+    """MatMulInteger: of int8 and uint8 less their zero points, in int32."""
+    factors = [_from_zero(node, i, several) for i, several in enumerate(([-1, 1], [-1]))]
+    return node.emit(relax.op.matmul(*factors, "int32"))
+
+
+def _from_zero(node: Node, index: int, several: Sequence[int]) -> Any:
+    """One of two operands less its zero point, or several of this shape, in int32."""
     x = node.cast(node[index], "int32")
-    if node[zero] is None:
+    if node[index + 2] is None:
         return x
-    point = node.cast(node[zero], "int32")
-    n = math.prod(shape_of(point))
-    shape = [] if n == 1 else [n, *[1] * (len(shape_of(x)) - 1)]
+    point = node.cast(node[index + 2], "int32")
+    given = shape_of(point)
+    shape = [] if math.prod(given) == 1 else several if len(given) == 1 else given
     return node.emit(relax.op.subtract(x, node.emit(relax.op.reshape(point, shape))))
 
 
@@ -202,6 +210,9 @@ def _to_power(node: Node, x: Any, p: float) -> Any:
 
 #: Operators of this module.
 CONVERSIONS: Mapping[str, Callable[[Node], Any]] = {
+    "MatMul": multiply,
+    "Gemm": multiply_add,
+    "MatMulInteger": multiply_integers,
     "Conv": convolve,
     "ConvTranspose": convolve_transposed,
     "ConvInteger": convolve_integers,

@@ -26,7 +26,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from felix.frontend import imported
-from felix.frontend.rewriting import operator_name
+from felix.frontend.rewriting import bindings, operator_name
 from felix.tir import grammar, rounding
 
 #: Calls of a group; a program of many more has no schedule within the limits of a kernel.
@@ -167,8 +167,7 @@ def _takes(anchor: Call, call: Call) -> bool:
 
 def calls(mod: tvm.IRModule) -> list[Call]:
     """The calls of programs in `main`, in the order of execution."""
-    bindings = [binding for block in mod["main"].body.blocks for binding in block.bindings]
-    called = [each for each in bindings if operator_name(each.value) == "call_tir"]
+    called = [each for each in bindings(mod["main"]) if operator_name(each.value) == "call_tir"]
     programs = [(each.var, each.value, mod[each.value.args[0]]) for each in called]
     return [described(*each) for each in programs if isinstance(each[2], tirx.PrimFunc)]
 
@@ -239,7 +238,7 @@ def readers(mod: tvm.IRModule, calls: Sequence[Call]) -> dict[Any, set[Any]]:
     """The variables whose values read a call's result; other readers than calls, too."""
     by_var: dict[Any, set[Any]] = {call.var: set() for call in calls}
     main = mod["main"]
-    items = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
+    items = [(b.var, b.value) for b in bindings(main)]
     for reader, value in [*items, (None, main.body.body)]:
         for var in relax.analysis.free_vars(value):
             if var in by_var:

@@ -18,11 +18,11 @@ from tvm import relax, tirx
 
 from felix import errors, names
 from felix import target as targets
-from felix.frontend import imported, norms, numerics, torch_forms
+from felix.frontend import imported, numerics, torch_forms
 from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import GroupCosts
-from felix.frontend.rewriting import operator_name
+from felix.frontend.rewriting import bindings, operator_name
 from felix.tir import grammar, rounding
 
 _Make: TypeAlias = "Callable[[tvm.IRModule], tvm.IRModule]"
@@ -110,7 +110,7 @@ def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
 def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> tvm.IRModule:
     if grouping.fusion is Fusion.PLANNED:
         mod = operators.slice_splits(mod)
-    mod = operators.from_zero(operators.expand_attention(mod))
+    mod = operators.expand_attention(mod)
     mod = relax.transform.DecomposeOpsForInference()(mod)
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = operators.fuse_transposes(mod)
@@ -124,10 +124,9 @@ def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> 
 
 def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
-    own = {**numerics.legalizations(), **norms.legalizations()}
     views = [relax.transform.RewriteDataflowReshape()] if fusion is Fusion.RULES else []
     return [
-        relax.transform.LegalizeOps(torch_forms.legalizations(own)),
+        relax.transform.LegalizeOps(torch_forms.legalizations(numerics.legalizations())),
         relax.transform.FoldConstant(),
         *views,
         relax.transform.AnnotateTIROpPattern(),
@@ -177,16 +176,15 @@ def find(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], Any]) -> str | None:
         lower: lowers a module, or raises an error of TVM.
     """
     seen = set()
-    for block in imported.main_of(mod).body.blocks:
-        for binding in block.bindings:
-            call = binding.value
-            if operator_name(call) in _NO_OPERATORS:
-                continue
-            alone = _alone(call)
-            key = tvm_ffi.structural_hash(alone["main"])
-            if key not in seen and not _is_lowered(alone, lower):
-                return _in_words(call)
-            seen.add(key)
+    for binding in bindings(mod["main"]):
+        call = binding.value
+        if operator_name(call) in _NO_OPERATORS:
+            continue
+        alone = _alone(call)
+        key = tvm_ffi.structural_hash(alone["main"])
+        if key not in seen and not _is_lowered(alone, lower):
+            return _in_words(call)
+        seen.add(key)
     return None
 
 

@@ -1,5 +1,5 @@
 """Operators written as others before they are lowered: attention, products of transposed matrices,
-places of extremes, splits."""
+splits."""
 
 from __future__ import annotations
 
@@ -197,28 +197,6 @@ def _outer_indices(tensor: te.Tensor, outer: Sequence[Any]) -> list[Any]:
     extents = [int(extent) for extent in tensor.shape[:-2]]
     inner = outer[len(outer) - len(extents) :]
     return [0 if extent == 1 else index for extent, index in zip(extents, inner, strict=True)]
-
-
-# Places of the largest and smallest elements that are always places.
-#
-# TVM's argmax begins with the place -1 and the smallest finite number, and keeps both where
-# nothing is larger: in rows of minus infinity, which masks make. PyTorch gives the first place
-# of such a row. In a row of that number and minus infinity, which has no larger element,
-# PyTorch's is the number's, and this one the first.
-
-_OPERATORS = frozenset({"argmax", "argmin"})
-
-
-def from_zero(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with places that are at least 0."""
-    return Rewriter(mod).run(_positions_rule)
-
-
-def _positions_rule(rewriter: Rewriter, value: Any) -> Any:
-    if operator_name(value) not in _OPERATORS:
-        return None
-    places = rewriter.emit(value)
-    return relax.op.maximum(places, relax.const(0, str(places.ty.dtype)))
 
 
 # Splits of a tensor as slices of it, each of which can be in a program of its own.

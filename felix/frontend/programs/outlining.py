@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -11,6 +11,7 @@ from tvm import relax, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 from tvm_ffi import structural
 
+from felix.frontend import rewriting
 from felix.frontend.programs.groups import Call
 from felix.frontend.rewriting import operator_name
 from felix.tir import grammar
@@ -75,27 +76,7 @@ def outline(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> tvm.IRModule
         elif binding.var not in inner:
             builder.emit_normalized(binding)
 
-    return rebuilt(mod, emit)
-
-
-def rebuilt(mod: tvm.IRModule, emit: Callable[[relax.BlockBuilder, Any], None]) -> tvm.IRModule:
-    """The module with `main` made anew: `emit` says what becomes of each binding."""
-    main = mod["main"]
-    builder = relax.BlockBuilder(mod)
-    with builder.function("felix_main", list(main.params)):
-        with builder.dataflow():
-            for block in main.body.blocks:
-                for binding in block.bindings:
-                    emit(builder, binding)
-            output = builder.emit_output(main.body.body)
-        builder.emit_func_output(output)
-    made = builder.get()
-    function = made["felix_main"].without_attr("global_symbol")
-    for name, value in (main.attrs or {}).items():
-        function = function.with_attr(name, value)
-    del made["felix_main"]
-    made["main"] = function
-    return made
+    return rewriting.rebuilt(mod, emit)
 
 
 def call_of(builder: relax.BlockBuilder, group: Sequence[Call], renamed: Mapping[Any, Any]) -> Any:
@@ -253,10 +234,5 @@ def of_groups(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> list[tirx.
     scratch["main"] = scratch["felix_programs"].with_attr("global_symbol", "main")
     del scratch["felix_programs"]
     made = fused(scratch)
-    calls = [
-        binding.value
-        for block in made["main"].body.blocks
-        for binding in block.bindings
-        if operator_name(binding.value) == "call_tir"
-    ]
-    return [made[call.args[0]] for call in calls]
+    values = [binding.value for binding in rewriting.bindings(made["main"])]
+    return [made[each.args[0]] for each in values if operator_name(each) == "call_tir"]

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
-from felix.frontend import folding, imported, norms, numerics, rewriting
+from felix.frontend import folding, imported, numerics, rewriting
 from felix.frontend.pytorch import calling, conversion, export
 from felix.tir import nan
 
@@ -296,8 +296,7 @@ def _converted(
             result = builder.emit_output(relax.Tuple(outputs or [importer.env[node]]))
         builder.emit_func_output(result)
     ordered = rewriting.Rewriter(builder.finalize()).run(folding.written_rightly)
-    own = {**numerics.legalizations(), **norms.legalizations()}
-    lowered = nan.KEPT(relax.transform.LegalizeOps(own)(ordered))
+    lowered = nan.KEPT(relax.transform.LegalizeOps(numerics.legalizations())(ordered))
     built = relax.build(lowered, target="llvm")
     main = relax.VirtualMachine(built, tvm.cpu())["main"]
 

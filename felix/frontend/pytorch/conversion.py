@@ -12,7 +12,7 @@ import torch
 from tvm import relax
 
 from felix import errors
-from felix.frontend import attention, casts
+from felix.frontend import casts, layers
 from felix.tir import rounding
 
 #: A node of the graph and TVM's importer -> the Relax expression of the node's value.
@@ -40,9 +40,7 @@ def arguments(node: torch.fx.Node, importer: Any, count: int) -> list[Any]:
 
 def cast(importer: Any, value: Any, dtype: str) -> Any:
     """A value in an element type; itself, if it has that."""
-    if str(value.ty.dtype) == dtype:
-        return value
-    return importer.block_builder.emit(relax.op.astype(value, dtype))
+    return layers.cast(importer.block_builder.emit, value, dtype)
 
 
 @contextlib.contextmanager
@@ -244,9 +242,10 @@ def _select(node: torch.fx.Node, importer: Any) -> Any:
 def _take(node: torch.fx.Node, importer: Any) -> Any:
     x, indices = arguments(node, importer, 2)
     size = math.prod(int(extent) for extent in x.ty.shape)
-    flat = importer.block_builder.emit(relax.op.reshape(x, [size]))
-    indices = _from_the_beginning(importer, indices, size)
-    return importer.block_builder.emit(relax.op.take(flat, indices, axis=0))
+    emit = importer.block_builder.emit
+    flat = emit(relax.op.reshape(x, [size]))
+    indices = layers.from_the_beginning(emit, indices, size)
+    return emit(relax.op.take(flat, indices, axis=0))
 
 
 def _index(defaults: Defaults) -> Converter:
@@ -262,7 +261,7 @@ def _index(defaults: Defaults) -> Converter:
             return defaults.convert("index.Tensor", node, importer)  # masks
         emit, shape = importer.block_builder.emit, [int(extent) for extent in x.ty.shape]
         axes = [axis for axis, each in enumerate(indices) if each is not None]
-        chosen = [_from_the_beginning(importer, indices[axis], shape[axis]) for axis in axes]
+        chosen = [layers.from_the_beginning(emit, indices[axis], shape[axis]) for axis in axes]
         if len(axes) == 1:
             return emit(relax.op.take(x, chosen[0], axis=axes[0]))
         left = [axis for axis in range(len(shape)) if axis not in axes]
@@ -278,14 +277,6 @@ def _index(defaults: Defaults) -> Converter:
         return emit(relax.op.permute_dims(result, places))
 
     return convert
-
-
-def _from_the_beginning(importer: Any, index: Any, extent: int) -> Any:
-    dtype = str(index.ty.dtype)
-    emit = importer.block_builder.emit
-    is_negative = emit(relax.op.less(index, relax.const(0, dtype)))
-    moved = emit(relax.op.add(index, relax.const(extent, dtype)))
-    return emit(relax.op.where(is_negative, moved, index))
 
 
 def convert(node: torch.fx.Node, importer: Any) -> Any:
@@ -314,4 +305,4 @@ def _attention(
         )
     mask = None if attn_mask is None else importer.env[attn_mask]
     tensors = [importer.env[each] for each in (query, key, value)]
-    return attention.attention(importer.block_builder.emit, tensors, mask, scale, is_causal)
+    return layers.attention(importer.block_builder.emit, tensors, mask, scale, is_causal)

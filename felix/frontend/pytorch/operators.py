@@ -16,12 +16,10 @@ import numpy as np
 import torch
 from tvm import relax
 
-from felix.frontend import numerics
+from felix.frontend import layers, numerics
 from felix.frontend.pytorch import conversion, division
 from felix.frontend.pytorch.conversion import arguments, cast
 from felix.tir.rounding import accumulator
-
-_SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 
 def convert_map() -> dict[str, conversion.Converter]:
@@ -57,71 +55,37 @@ def convert_map() -> dict[str, conversion.Converter]:
     }
 
 
-def _product(importer: Any, left: Any, right: Any, bias: Any | None) -> Any:
-    """left @ right + bias, summed in the accumulator's type and rounded once."""
-    emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
-    wide = accumulator(dtype)
-    result = emit(relax.op.matmul(left, right, out_dtype=wide))
-    if bias is not None:
-        result = emit(relax.op.add(result, cast(importer, bias, wide)))
-    return cast(importer, result, dtype)
-
-
 def _linear(node: torch.fx.Node, importer: Any) -> Any:
     x, weight, bias = arguments(node, importer, 3)
+    emit = importer.block_builder.emit
     if len(weight.ty.shape) > 1:
-        weight = importer.block_builder.emit(relax.op.permute_dims(weight))
-    return _product(importer, x, weight, bias)
+        weight = emit(relax.op.permute_dims(weight))
+    return layers.product(emit, x, weight, bias)
 
 
 def _matmul(node: torch.fx.Node, importer: Any) -> Any:
-    left, right = arguments(node, importer, 2)
-    return _product(importer, left, right, None)
+    return layers.product(importer.block_builder.emit, *arguments(node, importer, 2))
 
 
 def _addmm(node: torch.fx.Node, importer: Any) -> Any:
     bias, left, right = arguments(node, importer, 3)
-    emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
-    wide = accumulator(dtype)
-    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
-    result = emit(relax.op.matmul(left, right, out_dtype=wide))
-    if alpha != 1:
-        result = emit(relax.op.multiply(result, relax.const(alpha, wide)))
-    if beta != 0:
-        bias = cast(importer, bias, wide)
-        if beta != 1:
-            bias = emit(relax.op.multiply(bias, relax.const(beta, wide)))
-        result = emit(relax.op.add(result, bias))
-    return cast(importer, result, dtype)
+    factors: Any = [node.kwargs.get(name, 1) for name in ("alpha", "beta")]
+    return layers.product(importer.block_builder.emit, left, right, bias, *factors)
 
 
 def _convolution(node: torch.fx.Node, importer: Any) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments(
         node, importer, 9
     )
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    n_spatial = len(weight.ty.shape) - 2
+    emit, n_spatial = importer.block_builder.emit, len(weight.ty.shape) - 2
     is_single = len(x.ty.shape) == n_spatial + 1
     if is_single:
         x = emit(relax.op.expand_dims(x, 0))
-    options = {
-        "strides": _extents(stride, n_spatial),
-        "padding": _extents(padding, n_spatial),
-        "dilation": _extents(dilation, n_spatial),
-        "groups": groups,
-        "data_layout": f"NC{_SPATIAL[n_spatial]}",
-        "kernel_layout": f"{'IO' if transposed else 'OI'}{_SPATIAL[n_spatial]}",
-        "out_dtype": accumulator(dtype),
-    }
+    window = {"strides": stride, "padding": padding, "dilation": dilation}
     if transposed:
-        options["output_padding"] = _extents(output_padding, n_spatial)
-    operator = getattr(relax.op.nn, f"conv{n_spatial}d{'_transpose' if transposed else ''}")
-    result = emit(operator(x, weight, **options))
-    if bias is not None:
-        shape = (1, -1, *[1] * n_spatial)
-        wide = cast(importer, bias, accumulator(dtype))
-        result = emit(relax.op.add(result, emit(relax.op.reshape(wide, shape))))
-    result = cast(importer, result, dtype)
+        window["output_padding"] = output_padding
+    window = {name: _extents(values, n_spatial) for name, values in window.items()}
+    result = layers.convolution(emit, (x, weight, bias), transposed, groups, **window)
     return emit(relax.op.squeeze(result, [0])) if is_single else result
 
 
@@ -134,20 +98,21 @@ def _layer_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, shape, gamma, beta, epsilon = arguments(node, importer, 5)
     epsilon = 1e-5 if epsilon is None else epsilon
     options = {"axes": list(range(-len(shape), 0)), "epsilon": epsilon}
-    return _normalised(importer, relax.op.nn.layer_norm, x, (gamma, beta), shape, options)
+    emit, operator = importer.block_builder.emit, relax.op.nn.layer_norm
+    return layers.norm(emit, operator, x, (gamma, beta), shape, **options)
 
 
 def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
     """With running statistics; the statistics and factors may be of a wider type than x."""
     x, gamma, beta, mean, variance, _, epsilon = arguments(node, importer, 7)
-    n_channels, dtype = int(x.ty.shape[1]), str(x.ty.dtype)
+    emit, shape, dtype = importer.block_builder.emit, [int(x.ty.shape[1])], str(x.ty.dtype)
     types = {str(each.ty.dtype) for each in (gamma, beta, mean, variance) if each is not None}
     wide = dtype if types <= {dtype} else accumulator(dtype)
-    result = importer.block_builder.emit(
+    result = emit(
         relax.op.nn.batch_norm(
             cast(importer, x, wide),
-            _scale(importer, gamma, [n_channels], wide, np.ones),
-            _scale(importer, beta, [n_channels], wide, np.zeros),
+            layers.scale(emit, gamma, shape, wide, np.ones),
+            layers.scale(emit, beta, shape, wide, np.zeros),
             cast(importer, mean, wide),
             cast(importer, variance, wide),
             axis=1,
@@ -155,8 +120,7 @@ def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
             training=False,
         )
     )
-    normalised = importer.block_builder.emit(relax.TupleGetItem(result, 0))
-    empty = [importer.block_builder.emit(relax.TupleGetItem(result, number)) for number in (1, 2)]
+    normalised, *empty = [emit(relax.TupleGetItem(result, number)) for number in range(3)]
     return relax.Tuple([cast(importer, normalised, dtype), *empty])
 
 
@@ -164,19 +128,7 @@ def _rms_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, shape, weight, epsilon = arguments(node, importer, 4)
     if epsilon is None:
         epsilon = torch.finfo(getattr(torch, accumulator(str(x.ty.dtype)))).eps
-    options = {"axes": list(range(-len(shape), 0)), "epsilon": epsilon}
-    if len(shape) < len(x.ty.shape):
-        return _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
-    # TVM has no program where nothing is left of the shape.
-    x = importer.block_builder.emit(relax.op.expand_dims(x, 0))
-    result = _normalised(importer, relax.op.nn.rms_norm, x, (weight,), shape, options)
-    return importer.block_builder.emit(relax.op.squeeze(result, [0]))
-
-
-def _scale(importer: Any, value: Any, shape: Sequence[int], dtype: str, fill: Any) -> Any:
-    if value is None:
-        return relax.const(fill([int(extent) for extent in shape], dtype), dtype)
-    return cast(importer, value, dtype)
+    return layers.rms_norm(importer.block_builder.emit, x, weight, shape, epsilon)
 
 
 def _group_norm(node: torch.fx.Node, importer: Any) -> Any:
@@ -184,28 +136,8 @@ def _group_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, gamma, beta, _, channels, _, groups, epsilon = arguments(node, importer, 8)
     axes = list(range(2, len(x.ty.shape)))
     options = {"num_groups": groups, "channel_axis": 1, "axes": axes, "epsilon": epsilon}
-    normalised = _normalised(
-        importer, relax.op.nn.group_norm, x, (gamma, beta), [channels], options
-    )
-    return relax.Tuple([normalised])
-
-
-def _normalised(
-    importer: Any,
-    norm: Any,
-    x: Any,
-    scales: Sequence[Any],
-    shape: Sequence[int],
-    options: dict[str, Any],
-) -> Any:
-    """A norm of x in its accumulator's type; `scales` are a factor and, for some, a summand."""
-    dtype = str(x.ty.dtype)
-    wide = accumulator(dtype)
-    wide_x = cast(importer, x, wide)
-    filled = zip(scales, (np.ones, np.zeros), strict=False)
-    wide_scales = [_scale(importer, scale, shape, wide, fill) for scale, fill in filled]
-    result = importer.block_builder.emit(norm(wide_x, *wide_scales, **options))
-    return cast(importer, result, dtype)
+    emit, operator = importer.block_builder.emit, relax.op.nn.group_norm
+    return relax.Tuple([layers.norm(emit, operator, x, (gamma, beta), [channels], **options)])
 
 
 def _largest(operator: Any) -> conversion.Converter:
@@ -282,29 +214,12 @@ _SELU = (1.6732632423543772, 1.0507009873554805)
 
 
 def _elu(node: torch.fx.Node, importer: Any) -> Any:
-    """scale * x where x > 0, else alpha * scale * (exp(x * input_scale) - 1); and SELU."""
+    """ELU and SELU."""
     x, alpha, scale, input_scale = arguments(node, importer, 4)
     if "selu" in str(node.target):
         alpha, scale = _SELU
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
-    wide = accumulator(dtype)
-    x = cast(importer, x, wide)
-    alpha, scale, input_scale = (
-        1.0 if each is None else float(each) for each in (alpha, scale, input_scale)
-    )
-
-    def times(value: Any, factor: float) -> Any:
-        if factor == 1.0:
-            return value
-        return emit(relax.op.multiply(value, relax.const(factor, wide)))
-
-    # Where x is positive the exponential is not read, and may not overflow.
-    zero = relax.const(0.0, wide)
-    is_positive = emit(relax.op.greater(x, zero))
-    least = emit(relax.op.where(is_positive, zero, x))
-    below = numerics.emit(importer.block_builder, "expm1", times(least, input_scale))
-    result = emit(relax.op.where(is_positive, times(x, scale), times(below, alpha * scale)))
-    return cast(importer, result, dtype)
+    factors = [1.0 if each is None else float(each) for each in (alpha, scale, input_scale)]
+    return layers.elu(importer.block_builder, x, *factors)
 
 
 def _hardtanh(node: torch.fx.Node, importer: Any) -> Any:

@@ -91,9 +91,14 @@ class Unconverted:
             result = self._conversions[_name(node)](watched, importer)
         except export.EXPORT_ERRORS:
             return self._left(node, importer)
-        if watched.has_dropped or not _has_shape(result, node):
+        value, kind = node.meta["val"], getattr(result, "ty", None)
+        if watched.has_dropped:
             return self._left(node, importer)
-        return _of_type(result, node, importer)
+        if not isinstance(value, torch.Tensor) or not isinstance(kind, relax.TensorType):
+            return result
+        if imported.spec_of_type(kind, "").shape not in (None, tuple(value.shape)):
+            return self._left(node, importer)
+        return conversion.cast(importer, result, calling.dtype_name(value.dtype))
 
     def _is_right(self, node: torch.fx.Node) -> bool:
         """What the comparison says of the first operator with these operands."""
@@ -213,26 +218,6 @@ def _retrieved(importer: Any, node: Any) -> Any:
 def _alone(convert: Callable[[torch.fx.Node], Any]) -> conversion.Converter:
     """A conversion of TVM's importer, as ours are called."""
     return lambda node, importer: convert(node)
-
-
-def _has_shape(result: Any, node: torch.fx.Node) -> bool:
-    """Whether a conversion's result has the shape of the operator's, as far as both are known."""
-    value, kind = node.meta["val"], getattr(result, "ty", None)
-    if not isinstance(value, torch.Tensor) or not isinstance(kind, relax.TensorType):
-        return True
-    shape = imported.spec_of_type(kind, "").shape
-    return shape is None or shape == tuple(value.shape)
-
-
-def _of_type(result: Any, node: torch.fx.Node, importer: Any) -> Any:
-    """A conversion's result with the element type of the operator's."""
-    value, kind = node.meta["val"], getattr(result, "ty", None)
-    if not isinstance(value, torch.Tensor) or not isinstance(kind, relax.TensorType):
-        return result
-    dtype = calling.dtype_name(value.dtype)
-    if str(kind.dtype) == dtype:
-        return result
-    return importer.block_builder.emit(relax.op.astype(result, dtype))
 
 
 def _is_pure(node: torch.fx.Node) -> bool:

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from felix.frontend import torch_forms
-from felix.frontend.rewriting import operator_name
+from felix.frontend.rewriting import bindings, operator_name
 from felix.network import groups
 from felix.torch_calls.form import TorchCall, TorchForm
 
@@ -72,9 +72,8 @@ class Graph:
         #: variables that are the parts of a tensor: the tensor, and how it is split
         self._parts: dict[Any, tuple[Value, Mapping[str, Any]]] = {}
         main = lowered["main"]
-        for block in main.body.blocks:
-            for binding in block.bindings:
-                self._bind(binding.var, binding.value)
+        for binding in bindings(main):
+            self._bind(binding.var, binding.value)
         self._relate(set(relax.analysis.free_vars(main.body.body)))
 
     def _relate(self, outputs: set[Any]) -> None:

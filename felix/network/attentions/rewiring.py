@@ -10,17 +10,16 @@ import tvm
 from tvm import relax
 from tvm_ffi import structural
 
+from felix.frontend import rewriting
 from felix.network import groups, imported
 from felix.network.attentions.finding import Attention, Step
 from felix.torch_calls import functions
 from felix.torch_calls.form import register
 
-_NAME = "felix_rewired"
-
 
 def alone(lowered: tvm.IRModule, attention: Attention) -> tvm.IRModule:
     """A network of the programs of an attention; its inputs are the variables that they read."""
-    values = {b.var: b.value for block in lowered["main"].body.blocks for b in block.bindings}
+    values = {b.var: b.value for b in rewriting.bindings(lowered["main"])}
     symbols = {groups.called(values[member]) for member in attention.members} - {None}
     programs = {lowered.get_global_var(s): lowered[s] for s in sorted(map(str, symbols))}
     new = _parameters(attention)
@@ -56,28 +55,17 @@ def with_operators(lowered: tvm.IRModule, attentions: Sequence[Attention]) -> tv
     What they share is computed once: the conversion of a mask that all layers have. Programs that
     nothing calls any more are left out, but for one if no other is left.
     """
-    main = lowered["main"]
     by_result = {each.result: each for each in attentions}
-    builder = relax.BlockBuilder(lowered)
     made: dict[Any, Any] = {}
-    with builder.function(_NAME, list(main.params)):
-        with builder.dataflow():
-            for block in main.body.blocks:
-                for binding in block.bindings:
-                    attention = by_result.get(binding.var)
-                    if attention is not None:
-                        call = builder.normalize(_emitted(builder, attention.steps, {}, made))
-                        binding = relax.VarBinding(binding.var, call)
-                    builder.emit_normalized(binding)
-            output = builder.emit_output(main.body.body)
-        builder.emit_func_output(output)
-    rewired = builder.get()
-    function = rewired[_NAME].without_attr("global_symbol")
-    for name, value in (main.attrs or {}).items():
-        function = function.with_attr(name, value)
-    del rewired[_NAME]
-    rewired["main"] = function
-    return _without_dead(rewired)
+
+    def emit(builder: relax.BlockBuilder, binding: Any) -> None:
+        attention = by_result.get(binding.var)
+        if attention is not None:
+            call = builder.normalize(_emitted(builder, attention.steps, {}, made))
+            binding = relax.VarBinding(binding.var, call)
+        builder.emit_normalized(binding)
+
+    return _without_dead(rewriting.rebuilt(lowered, emit))
 
 
 def _without_dead(mod: tvm.IRModule) -> tvm.IRModule:

@@ -17,13 +17,10 @@ The two `.bin` files are what `tvm.runtime.save_param_dict` writes.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
-import platform
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,10 +28,9 @@ import torch
 import tvm
 from tvm import relax
 
-from felix import errors, files, launch_plan, target
+from felix import errors, files, launch_plan
 from felix.artifact import export as task_artifact
 from felix.builder import build
-from felix.database import records
 from felix.network import executable, imported, report
 from felix.network.bundle import run_script
 from felix.network.contenders import shipping
@@ -99,7 +95,7 @@ def write(
             names.append(name)
         manifest = _manifest(network, built, summary)
         manifest["pytorch"] = forms
-        manifest["files"] = {name: _sha256(path / name) for name in names}
+        manifest["files"] = {name: task_artifact.sha256(path / name) for name in names}
         files.write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise errors.OutputError(f"cannot write to {path}: {error.strerror}") from error
@@ -131,11 +127,7 @@ def _manifest(network: imported.Network, built: Content, summary: report.Report)
     model = network.imported
     return {
         "felix_network": FORMAT,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": records.versions(),
-        "platform": platform.platform(),
-        "device": target.hardware(network.target).name,
-        "target": json.loads(target.describe(network.target)),
+        **task_artifact.made_by_and_for(network.target),
         "network": network.name,
         "inputs": [
             _tensor_json(spec.name, each)
@@ -170,8 +162,3 @@ def _save(path: pathlib.Path, tensors: Mapping[str, Any]) -> None:
         tvm.runtime.save_param_dict_to_file(on_host, str(part))
         os.fsync(file.fileno())
         part.replace(path)
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

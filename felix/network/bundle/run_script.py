@@ -31,6 +31,7 @@ from felix.artifact.run_common import (
     difference,
     loaded,
     module_of,
+    tvm_for,
 )
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -52,14 +53,11 @@ class Network:
     def __init__(self, folder: str | os.PathLike[str] = HERE) -> None:
         self._folder = pathlib.Path(folder)
         self.manifest = checked_manifest(self._folder)
-        threads = self.manifest["target"].get("num-cores")
-        if threads:
-            os.environ.setdefault("TVM_NUM_THREADS", str(threads))
-        tvm, relax = _runtime()
+        self._tvm = tvm = tvm_for(self.manifest)
         self.device = device_of(tvm, "this network", self.manifest["target"]["kind"])
         _register(tvm, self._folder, self.manifest.get("pytorch", {}))
         _register_tensor_maps(tvm, self._folder, self.manifest)
-        machine = relax.VirtualMachine(loaded(tvm, self._folder, "network.so"), self.device)
+        machine = tvm.relax.VirtualMachine(loaded(tvm, self._folder, "network.so"), self.device)
         self._main = machine["main"]
         # Memory for intermediate values, made once: `main` takes it behind all else.
         has_workspace = machine.module.implements_function("workspace")
@@ -81,9 +79,8 @@ class Network:
 
     def load(self, name: str) -> dict[str, Any]:
         """The tensors of a file of the folder, on the device."""
-        tvm, _ = _runtime()
-        host = tvm.runtime.load_param_dict_from_file(str(self._folder / name))
-        if self.device == tvm.cpu():
+        host = self._tvm.runtime.load_param_dict_from_file(str(self._folder / name))
+        if self.device == self._tvm.cpu():
             return dict(host)
         return {key: value.copyto(self.device) for key, value in host.items()}
 
@@ -96,8 +93,7 @@ class Network:
                 f"the input {spec['name']} is {dtype} {shape}, not {spec['dtype']} {spec['shape']}"
             )
         if isinstance(value, np.ndarray):
-            tvm, _ = _runtime()
-            return tvm.runtime.tensor(value.copy(order="C"), self.device)
+            return self._tvm.runtime.tensor(value.copy(order="C"), self.device)
         if not hasattr(value, "is_contiguous") or not hasattr(value, "detach"):
             return value
         whole = value.detach().contiguous()
@@ -142,15 +138,6 @@ def run(network: Network, repeats: int) -> dict[str, Any]:
         "max_error": worst,
         "latency_us": _time_us(network, inputs, repeats),
     }
-
-
-def _runtime() -> tuple[Any, Any]:
-    try:
-        import tvm
-        from tvm import relax
-    except ImportError as error:
-        raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
-    return tvm, relax
 
 
 def _register(tvm: Any, folder: pathlib.Path, forms: dict[str, str]) -> None:

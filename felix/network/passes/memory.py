@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm_ffi import structural
 
-from felix.frontend.rewriting import operator_name
+from felix.frontend.rewriting import bindings, operator_name
 
 #: The function that makes the storages; a network without intermediate values has none.
 FUNCTION = "workspace"
@@ -36,7 +36,7 @@ class Lift:
     ) -> tvm.IRModule:
         """The module with its storages made by `workspace`."""
         main = mod["main"]
-        storages = [each for each in _bindings(main) if operator_name(each.value) == _STORAGE]
+        storages = [each for each in bindings(main) if operator_name(each.value) == _STORAGE]
         if not storages:
             return mod
         mod = mod.clone()
@@ -110,10 +110,6 @@ class Separate:
         return mod
 
 
-def _bindings(main: relax.Function) -> Iterator[Any]:
-    return (binding for block in main.body.blocks for binding in block.bindings)
-
-
 class _Uses:
     """Which calls use each planned value, and which calls each call needs, as bits."""
 
@@ -127,7 +123,7 @@ class _Uses:
         self.users: dict[Any, int] = {}
         self.needs: dict[Any, int] = {}
         number = 0
-        for binding in _bindings(main):
+        for binding in bindings(main):
             name = operator_name(binding.value)
             if name in (_TENSOR, _OUTPUT):
                 self._empty.add(binding.var)
@@ -175,8 +171,8 @@ def _assigned(main: relax.Function) -> dict[Any, _Storage]:
     uses = _Uses(main)
     storages: list[_Storage] = []
     assigned: dict[Any, _Storage] = {}
-    made = {each.var: each for each in _bindings(main)}
-    for binding in _bindings(main):
+    made = {each.var: each for each in bindings(main)}
+    for binding in bindings(main):
         if operator_name(binding.value) != _TENSOR:
             continue
         size_bytes = _size_bytes(binding.value)
@@ -215,7 +211,7 @@ def _rewritten(main: relax.Function, assigned: dict[Any, _Storage]) -> relax.Fun
     made: dict[int, Any] = {}
     blocks = []
     for block in main.body.blocks:
-        bindings: list[Any] = []
+        kept: list[Any] = []
         for binding in block.bindings:
             if operator_name(binding.value) == _STORAGE:
                 continue
@@ -223,13 +219,13 @@ def _rewritten(main: relax.Function, assigned: dict[Any, _Storage]) -> relax.Fun
                 storage = assigned[binding.var]
                 if id(storage) not in made:
                     made[id(storage)] = _making(storage, len(made))
-                    bindings.append(made[id(storage)])
+                    kept.append(made[id(storage)])
                 call = binding.value  # its value is at the beginning of the storage
                 arguments = [made[id(storage)].var, *call.args[1:]]
                 call = relax.Call(call.op, arguments, call.attrs, call.ty_args)
                 binding = relax.VarBinding(binding.var, call)
-            bindings.append(binding)
-        blocks.append(relax.BindingBlock(bindings))
+            kept.append(binding)
+        blocks.append(relax.BindingBlock(kept))
     return _changed(main, blocks, main.params)
 
 

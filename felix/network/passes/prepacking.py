@@ -17,6 +17,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.s_tir import stmt as s_stmt
 
+from felix.frontend.rewriting import bindings
 from felix.network import groups
 from felix.network.passes import intermediates
 
@@ -61,10 +62,9 @@ def prepack(mod: tvm.IRModule) -> tvm.IRModule:
 def _depends_on_inputs(main: relax.Function) -> bool:
     """Whether the result of a call is not the same in all calls."""
     variables = set(list(main.params)[: int(main.attrs["num_input"])])
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            if variables.intersection(relax.analysis.free_vars(binding.value)):
-                variables.add(binding.var)
+    for binding in bindings(main):
+        if variables.intersection(relax.analysis.free_vars(binding.value)):
+            variables.add(binding.var)
     return bool(variables.intersection(relax.analysis.free_vars(main.body.body)))
 
 

@@ -4,7 +4,8 @@ An element is right within a relative tolerance t: |output - expected| <= t * (|
 Integers are equal. Those of a program with a tolerance may be rounded floats: one in a hundred may
 be off by 1, as a float next to a tie is.
 The tolerance and the arguments are those of the task's program (`task_program`), the rms is that
-of the program's results (`Expected`). Nothing here knows programs.
+of the program's results (`Expected`). Nothing here knows programs, or imports anything of Felix:
+the `run.py` of an artifact has this text (`felix.artifact.export.standalone`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,8 +70,16 @@ def poison(arg: Argument) -> Array:
 
 
 def np_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy dtype of a TVM dtype name; bfloat16 and fp8 come from ml_dtypes."""
-    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+    """The numpy dtype of a TVM dtype name; bfloat16 and fp8 come from ml_dtypes.
+
+    Raises:
+        ImportError: that is not installed.
+    """
+    if dtype.startswith(("bfloat", "float8")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return np.dtype(dtype)
 
 
 def is_float(dtype: str) -> bool:

@@ -94,13 +94,6 @@ def _scaled(output: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-#: Number of spatial axes -> PyTorch's convolution.
-_LIBRARY: Mapping[int, Callable[..., torch.Tensor]] = {
-    1: functional.conv1d,
-    2: functional.conv2d,
-    3: functional.conv3d,
-}
-
 CHANNELS_LAST = "channels last, weights in PyTorch's order"
 
 
@@ -117,7 +110,7 @@ def convolution(params: Mapping[str, Any]) -> Form:
     is_lifted = is_last and rank == 1
     if is_lifted:
         window = [(neutral, *values) for neutral, values in zip((1, 0, 1), window, strict=True)]
-    library = _LIBRARY[rank + is_lifted]
+    library: Callable[..., torch.Tensor] = getattr(functional, f"conv{rank + is_lifted}d")
 
     def convolve(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not is_last:

@@ -9,7 +9,6 @@ import random
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.support import fuzzing
@@ -111,9 +110,12 @@ def test_narrow_floats_without_ml_dtypes_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    assert run_script._dtype("float16") == np.float16
+    scale = reference.Argument("s", "float16", (1,), is_input=True, is_output=False)
+    narrow = dataclasses.replace(scale, dtype="float8_e4m3fn")
+    described = [dataclasses.asdict(each) for each in (scale, narrow)]
+    assert len(run_script._arguments({"arguments": described[:1]})) == 1
     with pytest.raises(run_script.Failure, match="pip install ml_dtypes"):
-        run_script._dtype("float8_e4m3fn")
+        run_script._arguments({"arguments": described})
 
 
 def test_what_a_bundle_says_is_of_the_task() -> None:

@@ -17,13 +17,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from felix import errors
 from felix.frontend import torch_forms
 from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
 from felix.frontend.programs.planning.rewriting import Widened
-from felix.tir import grammar, validate
+from felix.tir import grammar
 from felix.torch_calls.form import TorchCall, TorchForm
 
 #: Operators behind a product that may be in the one product.
@@ -55,7 +54,7 @@ class _Part:
 
 def extended(read: reading.Reading) -> reading.Reading:
     """The reading with products of one tensor as one, too."""
-    constants = read.constants()
+    constants = read.constants
     rewritings: dict[Any, list[rewriting.Rewriting]] = defaultdict(list)
     for numbers in _of_one_tensor(read, constants):
         chains = [_chain(read, number, constants) for number in numbers]
@@ -106,11 +105,8 @@ def _parts(
     parts = []
     for group, func in zip(every, outlining.of_groups(read.mod, every), strict=True):
         (weight,) = [var for var in group[0].value.args[1].fields if var in constants]
-        arguments = outlining.arguments_of(group)
-        plain = func.without_attr("global_symbol").without_attr("op_pattern")
-        try:
-            checked = validate.normalise(plain, clamp=True, narrow=False)
-        except errors.WorkloadError:
+        arguments, checked = outlining.arguments_of(group), rewriting.checked(func)
+        if checked is None:
             continue
         number = arguments.index(weight)
         form = rewriting.widened(checked, number)

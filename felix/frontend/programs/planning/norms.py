@@ -17,14 +17,12 @@ from typing import Any
 import tvm_ffi
 from tvm import relax, tirx
 
-from felix import errors
 from felix.frontend import imported, torch_forms
 from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning import reading, rewriting
 from felix.frontend.programs.planning.graph import Role
 from felix.templates.gemm.norms import folding
 from felix.templates.gemm.stages import NotPlain
-from felix.tir import validate
 from felix.torch_calls.form import TorchCall, TorchForm
 
 #: Operators between the norm's input and a product.
@@ -94,7 +92,7 @@ def _sites(read: reading.Reading, product: int, normed: int) -> Iterator[_Site]:
 
 def _cones(read: reading.Reading, value: int) -> Iterator[tuple[int, frozenset[int]]]:
     """Values that a value depends on alone, parameters aside, and the operators in between."""
-    graph, constants = read.graph, read.constants()
+    graph, constants = read.graph, read.constants
     members: set[int] = set()
     frontier = {value}
     while frontier:
@@ -115,10 +113,8 @@ def _folded(read: reading.Reading, sites: Sequence[_Site]) -> Mapping[Any, foldi
     made = outlining.of_groups(read.mod, list(distinct.values())) if distinct else []
     folded = {}
     for key, func in zip(distinct, made, strict=True):
-        plain = func.without_attr("global_symbol").without_attr("op_pattern")
-        try:  # indices stay those of the operators that the product is put in place of
-            checked = validate.normalise(plain, clamp=True, narrow=False)
-        except errors.WorkloadError:
+        checked = rewriting.checked(func)
+        if checked is None:
             continue
         with contextlib.suppress(NotPlain):
             folded[key] = folding.fold(checked)
@@ -128,7 +124,7 @@ def _folded(read: reading.Reading, sites: Sequence[_Site]) -> Mapping[Any, foldi
 def _is_of(read: reading.Reading, site: _Site, form: folding.Folded) -> bool:
     """Whether the rows are those of the norm's input alone, and the weights parameters."""
     arguments = outlining.arguments_of(site.group)
-    constants = read.constants()
+    constants = read.constants
     weights = [arguments[n] for n in form.weights.inputs if isinstance(n, int)]
     rows = [arguments[n] for n in form.rows.inputs if isinstance(n, int)]
     return rows == [read.variable(site.x)] and all(each in constants for each in weights)

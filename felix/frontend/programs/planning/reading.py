@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from felix.frontend import rewriting
 from felix.frontend.programs import groups, outlining
 from felix.frontend.programs.planning.graph import Graph, Operator, PossibleGroup, Read, Role
 from felix.tir import cost, grammar
@@ -44,16 +46,10 @@ class Reading:
         """What a value is bound to."""
         return self.external[value] if value < 0 else self.calls[value].var
 
+    @functools.cached_property
     def constants(self) -> frozenset[Any]:
         """The variables of the model's parameters, and of what depends on them alone."""
-        main = self.mod["main"]
-        constants = set(list(main.params)[int(main.attrs["num_input"]) :])
-        for block in main.body.blocks:
-            for binding in block.bindings:
-                read = set(relax.analysis.free_vars(binding.value))
-                if read and read <= constants:
-                    constants.add(binding.var)
-        return frozenset(constants)
+        return rewriting.constants(self.mod)
 
 
 def signature(group: Sequence[groups.Call]) -> tuple[Any, ...]:
@@ -126,7 +122,7 @@ def _graph(
     for number, call in enumerate(calls):
         if numbers.setdefault(call.var, number) != number:
             stands_for[number] = numbers[call.var]
-    values = {b.var: b.value for block in mod["main"].body.blocks for b in block.bindings}
+    values = {b.var: b.value for b in rewriting.bindings(mod["main"])}
     owners = numbers | _items(values, numbers)
     external: dict[Any, int] = {}
     operators = [_operator(mod, call, owners, external) for call in calls]
@@ -153,7 +149,7 @@ def _by_fuseops(
     for _, func in made.functions_items():
         if not isinstance(func, relax.Function) or "Primitive" not in (func.attrs or {}):
             continue
-        names = [str(b.var.name) for block in func.body.blocks for b in block.bindings]
+        names = [str(b.var.name) for b in rewriting.bindings(func)]
         inner = [numbers[name] for name in names[:-1]]
         (last,) = set().union(*(graph.readers[number] for number in inner)) - set(inner)
         several.append((*sorted(inner), last))
@@ -188,8 +184,8 @@ def _items(values: dict[Any, Any], numbers: dict[Any, int]) -> dict[Any, int]:
 def _read_outside(mod: tvm.IRModule, numbers: dict[Any, int], owners: dict[Any, int]) -> set[int]:
     """Calls whose results something else than a call reads: what the model returns, say."""
     main = mod["main"]
-    bindings = [b for block in main.body.blocks for b in block.bindings]
-    others = [b.value for b in bindings if b.var not in numbers and b.var not in owners]
+    known = numbers.keys() | owners.keys()
+    others = [b.value for b in rewriting.bindings(main) if b.var not in known]
     read = {var for value in (*others, main.body.body) for var in relax.analysis.free_vars(value)}
     return {owners[var] for var in read if var in owners}
 

@@ -14,8 +14,10 @@ from typing import Any, TypeAlias
 
 from tvm import relax, s_tir, tirx
 
-from felix.frontend.programs import groups, outlining
+from felix import errors
+from felix.frontend.programs import groups
 from felix.frontend.programs.planning import reading
+from felix.frontend.rewriting import rebuilt
 from felix.templates.gemm import stages
 from felix.templates.gemm.stages import NotPlain, Stage, require
 from felix.tir import grammar, validate
@@ -68,8 +70,17 @@ def extended(
         calls.extend(known[binding.var])
         calls.extend(call for each in added for call in each.stand_ins)
 
-    mod = outlining.rebuilt(read.mod, emit)
+    mod = rebuilt(read.mod, emit)
     return reading.extended(read, mod, calls, extra)
+
+
+def checked(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """A candidate's program, its indices those of its operators; None if Felix cannot tune it."""
+    plain = func.without_attr("global_symbol").without_attr("op_pattern")
+    try:
+        return validate.normalise(plain, clamp=True, narrow=False)
+    except errors.WorkloadError:
+        return None
 
 
 def emitted(
