@@ -20,6 +20,7 @@ from benchmarks.conformance import ledger, onnx_nodes, opinfo
 from benchmarks.support import common
 
 FOLDER = common.RESULTS / "conformance"
+SUITES = ("onnx", "opinfo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    every = ("onnx", "opinfo")
-    parser.add_argument("suites", nargs="*", choices=every, default=every)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="onnx, opinfo; all without")
     parser.add_argument("--only", default="", help="a regular expression of names")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--ledgers", type=pathlib.Path, default=FOLDER, help="their folder")
@@ -51,7 +51,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--samples", type=int, default=opinfo.SAMPLES, help="of an operator of PyTorch"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the choice of those samples")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.suites) - set(SUITES):
+        parser.error(
+            f"no such suite: {', '.join(sorted(unknown))} (there are {', '.join(SUITES)})"
+        )
+    arguments.suites = arguments.suites or list(SUITES)
+    return arguments
 
 
 if __name__ == "__main__":

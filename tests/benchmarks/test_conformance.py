@@ -44,6 +44,15 @@ def test_no_operator_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) ->
     assert _right(capsys.readouterr().out) > 7
 
 
+def test_all_suites_run_unless_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert conformance.main(["--only", "^no such case", "--processes", "1"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "onnx_nodes", "opinfo"
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        conformance.main(["onyx"])
+
+
 def test_the_ledger_has_every_operator() -> None:
     path = conformance.FOLDER / "opinfo.txt"
     assert ledger.head(path) == opinfo.Cases.head

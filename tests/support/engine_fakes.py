@@ -6,6 +6,7 @@ A job's `options["act"]` says what its engine does before it measures; the proce
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -58,7 +59,7 @@ class Engine:
         assert checkpoint is None or checkpoint.tensors == b"tensors"
         claimed.begin("llvm/test", "resolved")
         claimed.started(["key"], {"model": ",".join(sorted(os.environ))})
-        known = {int(line.split()[1]) for line in lines}
+        known = {json.loads(line)["decisions"][0] for line in lines}
         for number in (n for n in range(claimed.job.trials or 0) if n not in known):
             if number == 4:
                 misbehave(claimed, str(claimed.job.options.get("act", "")))

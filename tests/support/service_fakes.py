@@ -347,7 +347,7 @@ class Engine(InItsTuner):
     def run(self, at: claimed_job.ClaimedJob) -> engine.Outcome:
         lines, checkpoint = at.load()
         self.resumed.append(len(lines))
-        known = {int(line.split()[1]) for line in lines}
+        known = {json.loads(line)["decisions"][0] for line in lines}
         assert checkpoint is None or checkpoint.state["n"] <= len(lines)
         at.write(lambda tx: progress.started(tx, at.fence, ["key"], {"model": "none"}))
         for number in range(at.job.trials or 0):

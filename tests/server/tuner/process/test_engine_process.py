@@ -99,7 +99,7 @@ def test_a_job_goes_through(at: Bench) -> None:
     assert after.target_key == "llvm/test"
     with at.db.read() as tx:
         assert progress.checkpoint(tx, job_id) == progress.Checkpoint(8, {"n": 8}, b"tensors")
-        assert trials.records(tx, job_id) == [f"record {number}" for number in range(10)]
+        assert trials.records(tx, job_id) == [service_fakes.line(number) for number in range(10)]
         assert jobs.code(tx, job_id, 0) == ("def main(): ...", "; llvm")
         assert len(artifacts.of_job(tx, job_id)) == 1
 
