@@ -58,39 +58,23 @@ def handle(payload: str, stem: str) -> dict[str, Any]:
     return {"library": build(program.mod, program.target, stem)}
 
 
-def build(
-    mod: tvm.IRModule,
-    target: tvm.target.Target,
-    stem: str,
-    link: Link | None = None,
-    by_tvm_alone: bool = False,
-) -> str:
-    """Compile `mod`; returns the path of the file: `stem` + ".so" or ".ll".
+def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str) -> str:
+    """Compile `mod` for a target; returns and raises as `linked`."""
+    return linked(module(mod, target), target, stem)
 
-    Args:
-        mod: the module.
-        target: what it is compiled for.
-        stem: of the path.
-        link: how it becomes loadable; None: as `available_link` says.
-        by_tvm_alone: whether TVM compiles it as it is, so that it checks what Felix writes out.
+
+def linked(library: tvm.runtime.Module, target: tvm.target.Target, stem: str) -> str:
+    """Write what was compiled for a target; returns the path: `stem` + ".so" or ".ll".
 
     Raises:
         ValueError: a module with device code and no linker; or no linker for another machine.
     """
-    library = tvm.tirx.build(mod, target) if by_tvm_alone else module(mod, target)
-    return linked(library, target, stem, link)
-
-
-def linked(
-    library: tvm.runtime.Module, target: tvm.target.Target, stem: str, link: Link | None = None
-) -> str:
-    """Write what was compiled for a target; returns and raises as `build`."""
     machine, packing = foreign_machine(target), _packing(target)
     if machine is not None:
         ld = cross_linker(machine)
         _export(library, stem + ".so", lambda out, objects: _ld(out, objects, ld, []), {})
         return stem + ".so"
-    link = link or available_link()
+    link = available_link()
     if link is Link.JIT:
         if len(library.imports):
             raise ValueError("device code needs a linker: install binutils or a C compiler")
@@ -179,21 +163,15 @@ def prepared(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     return launches.PREPARED(mod) if target.kind.name == "cuda" else preparation.prepared(mod)
 
 
-def module_of_task(program: Program, task: Task, runs_here: bool = True) -> tvm.runtime.Module:
+def module_of_task(program: Program, task: Task) -> tvm.runtime.Module:
     """Compile a program of a task, scheduled or generated: "main" takes the task's tensors.
-
-    Args:
-        program: the program.
-        task: whose it is.
-        runs_here: whether the module is to run in this process. One of a generated program that
-            is not can be exported where there is no GPU (`export_executable`).
 
     Raises:
         MeasureError: for a GPU, and NVRTC or headers are missing here; or the program is
-            generated, is to run and TVM finds no GPU's driver (`cuda.tvm_module.module`).
+            generated, and TVM finds no GPU's driver (`cuda.tvm_module.module`).
     """
     if isinstance(program, GeneratedProgram):
-        return tvm_module.module(program, task.mod, task.target, runs_here)
+        return tvm_module.module(program, task.mod, task.target)
     return module(program, task.target)
 
 
@@ -241,17 +219,16 @@ def _ld(output: str, objects: list[str], linker: str, libraries: list[str]) -> N
 MAX_OUTPUT_BYTES = 256_000_000
 
 
-def handle_reference(payload: str, stem: str, seed: int, check: bool) -> dict[str, Any]:
-    """The verb: the reference goes to `stem` + suffix; there is none if outputs are unchecked."""
+def handle_reference(payload: str, stem: str, seed: int) -> dict[str, Any]:
+    """The verb: the reference goes to `stem` + suffix."""
     program = payloads.read_tir(payload)
     task = describe(program.mod, program.target, seed)
-    library = ""
-    if check and task.device == "cuda":
+    if task.device == "cuda":
         library = _for_gpu(program.mod, program.target, task, stem)
-    elif check:
+    else:
         cpu = task_program.cpu_target(program.target)
-        mod = task_program.for_cpu(program.mod)
-        library = build(mod, cpu, stem, by_tvm_alone=True)
+        compiled = tvm.tirx.build(task_program.for_cpu(program.mod), cpu)
+        library = linked(compiled, cpu, stem)  # as it is, so that it checks what Felix writes out
     return {"description": task.to_json(), "library": library}
 
 

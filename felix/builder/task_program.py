@@ -23,8 +23,6 @@ from felix.runner.checking.reference import Argument
 from felix.runner.cpu import runner as cpu_runner
 from felix.tir import grammar, tf32
 
-#: Iterator type of a reduction axis of a block.
-_REDUCTION = 2
 #: A last output loop shorter than this stays where it is: moving it in gives no vectors.
 _MIN_INNER_EXTENT = 8
 #: Rows that such a loop takes in turns: few enough for registers and caches.
@@ -132,8 +130,10 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
     kinds = [v.iter_type for v in sch.get(block).iter_vars]
     if len(loops) != len(kinds):
         return
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
-    reduction = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != rounding.REDUCTION]
+    reduction = [
+        loop for loop, kind in zip(loops, kinds, strict=True) if kind == rounding.REDUCTION
+    ]
     moved = (
         reduction and len(spatial) > 1 and int(sch.get(spatial[-1]).extent) >= _MIN_INNER_EXTENT
     )
@@ -154,7 +154,7 @@ def _walks_rows(block: Any, position: int) -> bool:
 
     So it is with a matrix that is read transposed: a long axis needs as many lines of the cache.
     """
-    axis = [v.var for v in block.iter_vars if v.iter_type != _REDUCTION][position]
+    axis = [v.var for v in block.iter_vars if v.iter_type != rounding.REDUCTION][position]
     return any(
         _contains(tirx.analysis.undefined_vars(index.min), axis)
         for read in block.reads

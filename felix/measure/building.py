@@ -185,7 +185,13 @@ class LocalBuilder:
 
     def build_for(self, kind: str, payload: str, name: str) -> work.Built:
         """Build a payload for devices of a kind, "cpu" or "cuda"."""
-        request = self._request(kind, payload, str(self._folder / name))
+        request: dict[str, Any] = {
+            "verb": "build",
+            "payload": payload,
+            "stem": str(self._folder / name),
+        }
+        if kind == "cuda":
+            request |= {"verb": "build_cuda", "max_source_bytes": self._options.max_source_bytes}
         return self._made(request, self._options.build_timeout_s, busy=True)
 
     def reference(self, payload: str, name: str) -> work.Built:
@@ -196,7 +202,6 @@ class LocalBuilder:
             "payload": payload,
             "stem": str(self._folder / name),
             "seed": options.seed,
-            "check": options.check,
         }
         return self._made(request, options.reference_timeout_s, busy=False)
 
@@ -220,15 +225,10 @@ class LocalBuilder:
             )
         return work.Built(reply["library"], reply.get("description", ""), build_s=reply["seconds"])
 
-    def _request(self, kind: str, payload: str, stem: str) -> dict[str, Any]:
-        request = {"verb": "build", "payload": payload, "stem": stem}
-        of_cuda = {"verb": "build_cuda", "max_source_bytes": self._options.max_source_bytes}
-        return request | of_cuda if kind == "cuda" else request
-
     def _reply(self, request: dict[str, Any], timeout_s: float, busy: bool) -> dict[str, Any]:
         """The reply of the worker; its library is where no worker can write."""
         reply = self.worker.call(request, timeout_s, busy=busy)
-        if "error" in reply or not reply["library"]:
+        if "error" in reply:
             return reply
         library = self._folders.libraries / pathlib.Path(reply["library"]).name
         try:

@@ -16,12 +16,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 from felix import errors
-from felix.measure import building, dispatch, noise_probe, work
+from felix.measure import building, dispatch, noise_probe, running, work
 from felix.runner import protocol
 
 # How many candidates a device measured lately, and how many it failed.
@@ -65,46 +64,6 @@ MAX_PRIMARY_DIFFERENCE = 0.6
 PRIMARY_TRIES = 3
 
 
-class Runs(Protocol):
-    """Prepares tasks and runs candidates on one device: `running.LocalRunner`, or one elsewhere.
-
-    Methods raise `work.WorkerGone` where the device cannot be reached, and nothing is known
-    about the candidates of which there is no measurement yet.
-    """
-
-    #: Candidates of a request.
-    batch_size: int
-    #: Why what it runs is not confined; None if it is.
-    unconfined: str | None
-
-    @property
-    def broken(self) -> str | None:
-        """Why the device cannot be used, as far as is known; None if it can."""
-        ...
-
-    def open(self, arch: str) -> None:
-        """Open the GPU; `MeasureError` if that must be confined and cannot."""
-        ...
-
-    def prepare(self, state: work.TaskState) -> None:
-        """Run a task's reference; `state` holds a failure for its candidates."""
-        ...
-
-    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
-        """Check and time one candidate."""
-        ...
-
-    def run_all(
-        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
-    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
-        """Check and time candidates; each with its measurement as soon as that is there."""
-        ...
-
-    def await_return(self) -> bool:
-        """Wait until a device that could not be reached works again; False: it never will."""
-        ...
-
-
 class DeviceThread:
     """Takes from `queues` what device `index` does next, until they are closed.
 
@@ -120,7 +79,7 @@ class DeviceThread:
     def __init__(
         self,
         index: int,
-        runs: Runs,
+        runs: running.Runner,
         queues: dispatch.Dispatch,
         settle: building.Settle,
         arch: str,

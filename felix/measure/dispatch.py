@@ -41,7 +41,6 @@ class Dispatch:
         self._n_tasks = [0] * n_devices
         self._faults: dict[int, str] = {}
         self._away: dict[int, str] = {}
-        self._closed = False
         self._closing = threading.Event()
         #: how often the queues were drained
         self.n_drains = 0
@@ -86,7 +85,7 @@ class Dispatch:
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             while True:
-                if self._closed:
+                if self.is_closed:
                     return None
                 if self._waiting[device]:
                     item = self._waiting[device].popleft()
@@ -153,7 +152,7 @@ class Dispatch:
     @property
     def is_closed(self) -> bool:
         """Whether nothing is given out any more."""
-        return self._closed
+        return self._closing.is_set()
 
     @property
     def faults(self) -> dict[int, str]:
@@ -177,7 +176,6 @@ class Dispatch:
     def close(self) -> None:
         """End every `take` with None."""
         with self._lock:
-            self._closed = True
             self._closing.set()
             self._wake_all()
 
@@ -202,8 +200,7 @@ class Dispatch:
         return taken
 
     def _share(self, waiting: deque[Item]) -> int:
-        n_usable = len(self._waiting) - len(self._faults.keys() | self._away.keys())
-        return -(-len(waiting) // max(1, n_usable))
+        return -(-len(waiting) // max(1, len(self._usable())))
 
     def _usable(self) -> list[int]:
         out = {*self._faults, *self._away}

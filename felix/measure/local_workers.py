@@ -98,14 +98,13 @@ class LocalWorkers:
             device: itself.
             threads: of TVM.
             timing_lock: held while a CPU times.
-            builders: to be paused meanwhile, where the options say so.
+            builders: to be paused meanwhile.
         """
         is_cpu, options = device.kind == "cpu", self._options
         may = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self.folders, index)
         worker = self._worker(name, may, device, role=device.kind, threads=threads, nice=0)
         lock = timing_lock if is_cpu else locks.for_device(device.kind, device.index)
-        pause = is_cpu if options.pause_builders is None else options.pause_builders
-        paused = [builder.worker for builder in builders] if pause else ()
+        paused = [builder.worker for builder in builders] if is_cpu else ()
         return running.LocalRunner(worker, running.Quiet(lock, paused), options, device)
 
     def board_client(self, name: str, index: int, device: work.Device) -> pool_worker.Worker:
@@ -184,7 +183,7 @@ class PoolOfWorkers(staged.StagedPool):
 
     def _begin(
         self,
-        runs: Sequence[device_thread.Runs],
+        runs: Sequence[running.Runner],
         runners: list[pool_worker.Worker],
         arch: str = "",
         watch: noise_probe.NoiseProbe | None = None,

@@ -9,10 +9,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from felix import errors
-from felix.measure import work
+from felix.measure import locks, work
 from felix.measure import worker as pool_worker
 from felix.processes import confine, policy
 from felix.runner import protocol, timing
@@ -21,22 +21,14 @@ _ErrorClass = protocol.ErrorClass
 _log = logging.getLogger(__name__)
 
 
-class Exclusive(Protocol):
-    """A lock for one holder: a `rwlock.ReadWriteLock`, a `device_lock.DeviceLock`."""
-
-    def acquire(self) -> None:
-        """Wait until nobody else has it."""
-        ...
-
-    def release(self) -> None:
-        """Let the next one in."""
-        ...
-
-
 class Quiet:
     """Stops everything else: those who share the lock `exclusive`, and the `paused` workers."""
 
-    def __init__(self, exclusive: Exclusive, paused: Sequence[pool_worker.Worker]) -> None:
+    def __init__(
+        self,
+        exclusive: locks.ReadWriteLock | locks.DeviceLock,
+        paused: Sequence[pool_worker.Worker],
+    ) -> None:
         self._exclusive = exclusive
         self._paused = paused
 
@@ -62,16 +54,35 @@ class Quiet:
                 self._exclusive.release()
 
 
-class OneByOne(abc.ABC):
-    """What runs candidates of a task one after another, once the task's reference is there."""
+class Runner(abc.ABC):
+    """Prepares tasks and runs candidates on one device, of this machine or elsewhere.
+
+    Methods raise `work.WorkerGone` where the device cannot be reached, and nothing is known
+    about the candidates of which there is no measurement yet.
+    """
 
     #: Candidates of a request.
     batch_size = 1
+    #: Why what it runs is not confined; None if it is.
+    unconfined: str | None = None
+    #: Why the device cannot be used, as far as is known; None if it can.
+    broken: str | None = None
 
-    def __init__(self, options: work.LocalOptions, device: work.Device) -> None:
-        self._options, self._device = options, device
-        default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
-        self._timing = options.timing or default
+    @abc.abstractmethod
+    def open(self, arch: str) -> None:
+        """Open the GPU of an architecture like "sm_90".
+
+        Raises:
+            MeasureError: what runs there has to be confined, and the GPU cannot be used so.
+        """
+
+    @abc.abstractmethod
+    def prepare(self, state: work.TaskState) -> None:
+        """Run a task's reference; `state` holds a failure for its candidates."""
+
+    @abc.abstractmethod
+    def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
+        """Check and time one candidate; where a reference failed, another try may come first."""
 
     def run_all(
         self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
@@ -80,17 +91,25 @@ class OneByOne(abc.ABC):
         for candidate, state in batch:
             yield candidate, self.run(candidate, state)
 
+    @abc.abstractmethod
+    def await_return(self) -> bool:
+        """Wait until a device that could not be reached works again; False: it never will."""
+
+
+class OneByOne(Runner):
+    """By workers here, a candidate at a time, once the task's reference is there."""
+
+    def __init__(self, options: work.LocalOptions, device: work.Device) -> None:
+        self._options, self._device = options, device
+        default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
+        self._timing = options.timing or default
+
     def run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
-        """Check and time one candidate; where a reference failed, another try may come first."""
         if state.failure is not None and state.tries_left > 0:
             self.prepare(state)
         if state.failure is not None:
             return candidate.without_reference(state.failure)
         return self._run(candidate, state)
-
-    @abc.abstractmethod
-    def prepare(self, state: work.TaskState) -> None:
-        """Run a task's reference; `state` holds a failure for its candidates."""
 
     @abc.abstractmethod
     def _run(self, candidate: work.QueuedProgram, state: work.TaskState) -> protocol.Measurement:
@@ -122,10 +141,6 @@ class LocalRunner(OneByOne):
         self.worker = worker
         self._quiet = quiet
         self._prepared: list[work.TaskState] = []
-        #: why the device cannot be used, as far as `open` knows
-        self._broken: str | None = None
-        #: why the worker is not confined; None if it is
-        self.unconfined: str | None = None
 
     def open(self, arch: str) -> None:
         """Open the GPU before there is a task, by a confined worker if its driver works in one.
@@ -146,7 +161,7 @@ class LocalRunner(OneByOne):
             where = "cannot be used" if is_confined else "does not work in a confined process"
             raise errors.MeasureError(f"the GPU {where}: {outcome.reason}")
         if is_confined:
-            self.worker.is_confined, self._broken = True, outcome.reason
+            self.worker.is_confined, self.broken = True, outcome.reason
             return
         self.worker.is_confined, self.unconfined = False, outcome.reason
         _log.warning(
@@ -194,14 +209,9 @@ class LocalRunner(OneByOne):
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             state.failure = str(error)
         if state.failure is None:
-            self._broken = None
-        elif self._broken is not None:
-            state.failure = self._broken  # a confined worker's own error may hide it
-
-    @property
-    def broken(self) -> str | None:
-        """Why the device cannot be used, as far as is known; None if it can."""
-        return self._broken
+            self.broken = None
+        elif self.broken is not None:
+            state.failure = self.broken  # a confined worker's own error may hide it
 
     def await_return(self) -> bool:
         """A worker that died is replaced at the next request."""
@@ -259,7 +269,7 @@ def timed(
         reply["latencies_us"],
         build_s=candidate.build_s,
         run_s=reply["seconds"],
-        checked=reply["checked"],
+        checked=True,
         device=device.name,
     )
     latency_us = measurement.latency_us

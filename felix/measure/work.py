@@ -36,10 +36,6 @@ class LocalOptions:
     confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
     #: Time a noise probe on each device (`noise_probe`).
     noise_probe: bool = False
-    #: Stop builders while timing; None: on CPU targets.
-    pause_builders: bool | None = None
-    #: Compare outputs with the unscheduled program before timing.
-    check: bool = True
     #: Seed of the inputs.
     seed: int = 0
     #: None: `timing.TimingOptions()` on a CPU, `timing.GPU` on a GPU.

@@ -26,16 +26,9 @@ from felix.runner import protocol
 Reply = dict[str, Any]
 Verbs: TypeAlias = Mapping[str, Callable[..., Reply]]
 _ErrorClass = protocol.ErrorClass
-#: Error class of what a verb raises.
-_ERROR_OF_VERB = {
-    "build": _ErrorClass.BUILD,
-    "build_cuda": _ErrorClass.BUILD,
-    "reference": _ErrorClass.BUILD,
-    "open": _ErrorClass.INFRASTRUCTURE,
-    "lease": _ErrorClass.INFRASTRUCTURE,
-    "prepare": _ErrorClass.INFRASTRUCTURE,
-    "run": _ErrorClass.LAUNCH,
-}
+#: Error class of what a verb raises; others are not about a candidate.
+_ERROR_OF_VERB = dict.fromkeys(("build", "build_cuda", "reference"), _ErrorClass.BUILD)
+_ERROR_OF_VERB["run"] = _ErrorClass.LAUNCH
 
 
 def become(conn: Connection, settings: Mapping[str, Any]) -> None:
@@ -73,21 +66,14 @@ def rest(conn: Connection, seconds: float) -> None:
 
 def _answer(name: str, verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
     # a build computes all the time, if it has a core and is not stopped
-    error_class = _ERROR_OF_VERB[name]
+    error_class = _ERROR_OF_VERB.get(name, _ErrorClass.INFRASTRUCTURE)
     clock = time.process_time if error_class is _ErrorClass.BUILD else time.perf_counter
     start = clock()
     try:
         reply = verb(**request)
     except errors.MeasureError as error:  # something that this machine lacks
-        reply = {"error": _ErrorClass.INFRASTRUCTURE.value, "message": _message(error)}
+        reply = {"error": _ErrorClass.INFRASTRUCTURE.value, "message": protocol.message_of(error)}
     except Exception as error:  # the edge of the process: the candidate failed, whatever it was
-        reply = {"error": error_class.value, "message": _message(error)}
+        reply = {"error": error_class.value, "message": protocol.message_of(error)}
     reply["seconds"] = clock() - start
     return reply
-
-
-def _message(error: Exception) -> str:
-    """The first line that says something: TVM's messages begin with a stack trace at times."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    informative = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
-    return f"{type(error).__name__}: {informative[0] if informative else 'no message'}"[:500]

@@ -70,7 +70,7 @@ class Runner:
             lost = not _answers(session.remote)
             if lost:
                 self._session = None
-            return _failure(protocol.ErrorClass.LAUNCH, _informative(error), lost)
+            return _failure(protocol.ErrorClass.LAUNCH, protocol.message_of(error), lost)
 
     def _measured(
         self,
@@ -99,7 +99,7 @@ class Runner:
             best_us=best_us,
         )
         session.remote.remove(name)
-        return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
+        return {"latencies_us": latencies_us}
 
 
 def _load(session: _Session, folder: str) -> cpu_runner.Prepared:
@@ -122,10 +122,3 @@ def _answers(remote: rpc.RPCSession) -> bool:
 
 def _failure(error: protocol.ErrorClass, message: str, lost: bool) -> dict[str, Any]:
     return {"error": error.value, "message": message, "reusable": True, "lost": lost}
-
-
-def _informative(error: Exception) -> str:
-    """The first line that says what happened: TVM puts one before an error of the board."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    informative = [line for line in lines if line and "RPC call:" not in line]
-    return f"{type(error).__name__}: {informative[0] if informative else 'no message'}"[:500]

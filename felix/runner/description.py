@@ -6,8 +6,6 @@ with the task's reference, whose suffix says what it holds:
 - ".cubin": launch plan and cubin of the reference (`write_program`), for GPUs;
 - ".so", ".ll": its library, or LLVM IR, for CPUs;
 - ".outputs" (`protocol.OUTPUTS`): the expected outputs, where the builder has computed them.
-
-Without a file, outputs are not checked.
 """
 
 from __future__ import annotations
@@ -110,18 +108,18 @@ def _sound(task: Description) -> Description:
 
 # A task on disk: written once by the worker that computes its outputs, read by its successors.
 #
-# `task.json` is its description, `expected.outputs` what its outputs have to be after a run, if
-# they are checked. A folder without `task.json` is not complete.
+# `task.json` is its description, `expected.outputs` what its outputs have to be after a run. A
+# folder without `task.json` is not complete.
 
 _TASK, _EXPECTED = "task.json", "expected.outputs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredTask:
-    """A task as it was written; `expected` is None if outputs are not checked."""
+    """A task as it was written."""
 
     description: Description
-    expected: reference.Expected | None
+    expected: reference.Expected
 
     @property
     def args(self) -> tuple[reference.Argument, ...]:
@@ -130,13 +128,11 @@ class StoredTask:
 
     def inputs(self) -> list[reference.Array]:
         """Contents of every argument before a run."""
-        positive = self.expected is not None and self.expected.positive
-        return reference.inputs(self.args, self.description.seed, positive=positive)
+        seed, positive = self.description.seed, self.expected.positive
+        return reference.inputs(self.args, seed, positive=positive)
 
     def mismatch(self, output: Callable[[int], reference.Array]) -> str | None:
         """What of the outputs, by argument index, is not as expected, in words; None if all is."""
-        if self.expected is None:
-            return None
         for index, wanted in self.expected.outputs.items():
             relative, size = self.description.tolerance, self.expected.rms[index]
             wrong = reference.mismatch(output(index), wanted, relative, size)
@@ -145,12 +141,11 @@ class StoredTask:
         return None
 
 
-def write_task(folder: str, task: Description, checked: reference.Expected | None) -> None:
+def write_task(folder: str, task: Description, checked: reference.Expected) -> None:
     """Store a task; `checked` is what its outputs are compared with."""
     path = pathlib.Path(folder)
     path.mkdir(exist_ok=True)
-    if checked is not None:
-        reference.write_expected(str(path / _EXPECTED), checked)
+    reference.write_expected(str(path / _EXPECTED), checked)
     files.write_atomically(path / _TASK, task.to_json(), durable=False)
 
 
@@ -158,9 +153,7 @@ def read_task(folder: str) -> StoredTask:
     """The task of a folder."""
     path = pathlib.Path(folder)
     task = Description.from_json((path / _TASK).read_text())
-    outputs = path / _EXPECTED
-    checked = reference.read_expected(str(outputs), task.arguments) if outputs.exists() else None
-    return StoredTask(task, checked)
+    return StoredTask(task, reference.read_expected(str(path / _EXPECTED), task.arguments))
 
 
 # A program for a GPU as one file: its launch plan as a line of JSON, then its cubin.

@@ -72,6 +72,17 @@ class Measurement:
         )
 
 
+def message_of(error: Exception) -> str:
+    """An error's class and the first line that says something, at most 500 characters.
+
+    TVM's messages begin with a stack trace at times, those of a board with the call.
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
+    first = next((line for line in said if "RPC call:" not in line), "no message")
+    return f"{type(error).__name__}: {first}"[:500]
+
+
 def relative_spread(values: Sequence[float]) -> float | None:
     """Interquartile range over median; None for fewer than two values."""
     if len(values) < 2:

@@ -124,9 +124,23 @@ def _more_repeats(
     return min(max(enough - count, 0), room)
 
 
-# Which of several calls that are timed in turns have a further turn.
+# Several calls that are timed in turns, and which of them have a further turn.
 
 _Name = TypeVar("_Name", bound=Hashable)
+
+
+def in_turns_us(
+    bursts: Mapping[_Name, Callable[[], list[float]]], turns: int, max_ratio: float
+) -> dict[_Name, list[float]]:
+    """Latencies of calls in us: a burst of each call, then the next, so many turns.
+
+    A call that took more than `max_ratio` times as long as the fastest one has no further turn.
+    """
+    latencies_us: dict[_Name, list[float]] = {name: [] for name in bursts}
+    for _ in range(turns):
+        for name in left_in_turns(latencies_us, max_ratio):
+            latencies_us[name] += bursts[name]()
+    return latencies_us
 
 
 def left_in_turns(latencies_us: Mapping[_Name, Sequence[float]], max_ratio: float) -> list[_Name]:

@@ -75,8 +75,9 @@ def _product(x: tvm.ir.Expr, count: int) -> tvm.ir.Expr:
 
 #: Kinds of `tvm_struct_get`: an argument's handle.
 _ARGUMENT_HANDLE = 15
-_AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
-_DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+#: Tags of a launch's numbers, as TVM names them.
+AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 
 
 class BuildError(Exception):
@@ -126,11 +127,11 @@ def _geometry(
 ) -> tuple[tuple[int, int, int, int, int, int], int]:
     """Extents and dynamic shared bytes from launch parameters."""
     extent_of = dict(zip(tags, values, strict=True))
-    shared_bytes = extent_of.pop(_DYNAMIC_SHARED, 0)
-    unknown = set(extent_of) - set(_AXES)
+    shared_bytes = extent_of.pop(DYNAMIC_SHARED, 0)
+    unknown = set(extent_of) - set(AXES)
     if unknown:
         raise BuildError(f"unknown launch parameters {sorted(unknown)}")
-    x, y, z, tx, ty, tz = (extent_of.get(axis, 1) for axis in _AXES)
+    x, y, z, tx, ty, tz = (extent_of.get(axis, 1) for axis in AXES)
     return (x, y, z, tx, ty, tz), shared_bytes
 
 

@@ -24,12 +24,11 @@ from tvm import tirx
 
 from felix import errors, launch_plan
 from felix.builder.cuda import build
+from felix.builder.cuda import launches as plans
 from felix.runner.cuda import driver, nvrtc
 from felix.templates.generated import GeneratedProgram
 
-_AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 _CLUSTER_AXES = ("clusterCtaIdx.x", "clusterCtaIdx.y", "clusterCtaIdx.z")
-_DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _DEVICE_KERNEL_LAUNCH = 2
 #: Workspaces begin at multiples of this in their allocation.
 _ALIGNMENT_BYTES = 256
@@ -185,7 +184,7 @@ def _declaration(
 def _tags(plan: launch_plan.LaunchPlan) -> tuple[str, ...]:
     """What the numbers after a launch's arguments are, the same for all launches of a plan."""
     has_clusters = any(extent > 1 for launch in plan.launches for extent in launch.cluster)
-    return (*_AXES, *(_CLUSTER_AXES if has_clusters else ()), _DYNAMIC_SHARED)
+    return (*plans.AXES, *(_CLUSTER_AXES if has_clusters else ()), plans.DYNAMIC_SHARED)
 
 
 def _launch(launch: launch_plan.Launch, args: Sequence[Any], tags: Sequence[str]) -> tirx.Stmt:

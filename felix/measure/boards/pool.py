@@ -141,7 +141,7 @@ class Board:
 
 
 class BoardRunner(running.OneByOne):
-    """A `device_thread.Runs` on a board.
+    """A board as a device.
 
     Args:
         board: where.
@@ -152,8 +152,7 @@ class BoardRunner(running.OneByOne):
         closed: set when the pool is closed.
     """
 
-    broken: str | None = None
-    unconfined: str | None = _UNCONFINED
+    unconfined = _UNCONFINED
 
     def __init__(
         self,

@@ -10,10 +10,9 @@
                -> {"results": [measurement or null]}
 
 Programs (`felix.builder.payload`) go to builders only. A device gets a task as a description
-(`felix.runner.description`) and the binary of its reference; without a suffix there is none. A
-task is named by the digest of both; a result of null says that the node does not know the task, or
-not any more. Nobody executes or unpickles what a message holds: programs are built by confined
-processes, binaries run in them.
+(`felix.runner.description`) and the binary of its reference. A task is named by the digest of
+both; a result of null says that the node does not know the task, or not any more. Nobody executes
+or unpickles what a message holds: programs are built by confined processes, binaries run in them.
 
 A tuner's process imports this and loads no TVM.
 """
@@ -127,14 +126,8 @@ def description(fields: dict[str, Any]) -> str:
 
 def of_measurement(measurement: protocol.Measurement) -> dict[str, Any]:
     """A measurement as fields."""
-    return {
-        "latencies_us": list(measurement.latencies_us),
-        "error": measurement.error and measurement.error.value,
-        "message": measurement.message,
-        "run_s": measurement.run_s,
-        "checked": measurement.checked,
-        "device": measurement.device,
-    }
+    names = ("latencies_us", "error", "message", "run_s", "checked", "device")
+    return {name: getattr(measurement, name) for name in names}
 
 
 def measurement(fields: Any, build_s: float) -> protocol.Measurement:

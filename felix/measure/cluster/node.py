@@ -209,7 +209,7 @@ class Node:
             folder = self._processes.folders.of_task(0, self._n_tasks)
             name = f"reference-{self._n_tasks}"
             self._n_tasks += 1
-            binary = self._kept(name, fields["suffix"], content) if fields["suffix"] else ""
+            binary = self._kept(name, fields["suffix"], content)
             self._states[key] = work.TaskState(
                 self._device,
                 str(folder),
@@ -218,7 +218,7 @@ class Node:
             )
             while len(self._states) > MAX_TASKS:
                 _, old = self._states.popitem(last=False)
-                for path in filter(None, (old.folder, old.reference.binary)):
+                for path in (old.folder, old.reference.binary):
                     child.remove_tree(pathlib.Path(path))
         self._states.move_to_end(key)
         return self._states[key]
@@ -258,8 +258,7 @@ def _reply(made: work.Built, **fields: Any) -> tuple[str, bytes]:
     if made.error is not None:
         failed = messages.write(error=made.error.value, message=made.message, build_s=made.build_s)
         return failed, b""
-    path, content = pathlib.Path(made.binary), b""
-    if made.binary:
-        content = messages.binary(path.read_bytes())
-        path.unlink()
+    path = pathlib.Path(made.binary)
+    content = messages.binary(path.read_bytes())
+    path.unlink()
     return messages.write(suffix=path.suffix, build_s=made.build_s, **fields), content

@@ -22,7 +22,7 @@ import tvm
 from felix import errors, version
 from felix.builder import payload as payloads
 from felix.measure import work
-from felix.measure.cluster import messages, node, pool, tls
+from felix.measure.cluster import messages, node, pool, remote, tls
 
 NAMESPACE = "felix"
 #: Seconds that any request may take: builds, references and batches have limits of their own.
@@ -101,8 +101,8 @@ def start_node(name: str, settings: node.Settings, kind: str, here: str) -> Any:
     return actor.remote(settings)
 
 
-class RayCluster:
-    """A `pool.Cluster`."""
+class RayCluster(pool.Cluster):
+    """The nodes of a Ray cluster."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -157,8 +157,8 @@ class RayCluster:
         return ray.get_actor(member_name.rpartition(":")[0], namespace=NAMESPACE)
 
 
-class RayLink:
-    """A `remote.Link`: calls of an actor."""
+class RayLink(remote.Link):
+    """Calls of an actor."""
 
     def __init__(self, actor: Any, closed: threading.Event) -> None:
         self._actor, self._closed = actor, closed

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from felix import errors
-from felix.measure import inbox, work
+from felix.measure import inbox, running, work
 from felix.measure.cluster import messages
 from felix.runner import protocol
 
 _ErrorClass = protocol.ErrorClass
 #: Candidates of a request: of a GPU they take 40 ms together, which hides what a network takes.
 BATCH = 8
-#: What a node may make; a reference may be a description alone.
-_SUFFIXES = {"build": inbox.SUFFIXES, "reference": ("", *inbox.REFERENCE_SUFFIXES)}
+#: What a node may make.
+_SUFFIXES = {"build": inbox.SUFFIXES, "reference": inbox.REFERENCE_SUFFIXES}
 
 
 class Link(Protocol):
@@ -80,7 +80,7 @@ class RemoteBuilder:
         except (KeyError, TypeError, ValueError):
             raise errors.MeasureError("a node replied with what is no build") from None
         description = messages.description(reply) if method == "reference" else ""
-        binary = self._written(f"{name}{reply['suffix']}", content) if reply["suffix"] else ""
+        binary = self._written(f"{name}{reply['suffix']}", content)
         return work.Built(binary, description, build_s)
 
     def _written(self, name: str, content: bytes) -> str:
@@ -92,8 +92,8 @@ class RemoteBuilder:
         return str(path)
 
 
-class RemoteRunner:
-    """A `device_thread.Runs` on another machine.
+class RemoteRunner(running.Runner):
+    """A device of another machine, which runs several candidates by one request.
 
     Args:
         link: to the node.
@@ -106,21 +106,13 @@ class RemoteRunner:
         self._link, self._client = link, client
         #: names of the tasks that the node was given, by their references
         self._prepared: dict[work.Reference, str] = {}
-        self._broken: str | None = None
         #: whether the node does something for this pool on its device
         self.is_called = False
-        #: why what it runs is not confined; None if it is
-        self.unconfined: str | None = None
-
-    @property
-    def broken(self) -> str | None:
-        """Why the device cannot be used, as far as is known; None if it can."""
-        return self._broken
 
     def open(self, arch: str) -> None:
         """Open the GPU."""
         reply = messages.read(self._called("open", arch))
-        self.unconfined, self._broken = reply.get("unconfined"), reply.get("broken")
+        self.unconfined, self.broken = reply.get("unconfined"), reply.get("broken")
 
     def prepare(self, state: work.TaskState) -> None:
         """Run a task's reference there; `state` holds a failure for its candidates."""
@@ -129,11 +121,11 @@ class RemoteRunner:
         try:
             if made.failure is not None:
                 raise errors.MeasureError(made.failure)
-            content = path.read_bytes() if made.binary else b""
+            content = path.read_bytes()
             name = messages.task_name(made.description, content)
             request = messages.write(description=made.description, suffix=path.suffix)
             reply = messages.read(self._called("prepare", request, [content]))
-            state.failure, self._broken = reply.get("failure"), reply.get("broken")
+            state.failure, self.broken = reply.get("failure"), reply.get("broken")
         except (errors.MeasureError, OSError) as error:
             state.failure = str(error)
         self._prepared[made] = name

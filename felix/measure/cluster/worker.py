@@ -25,7 +25,6 @@ from felix.target import cpu
 
 #: Seconds that this machine may take to become a node, and a node to be ready.
 _START_S = 120.0
-_PR_SET_PDEATHSIG = 1
 #: Characters of Ray's own output in an error.
 _SAID = 600
 

@@ -7,6 +7,7 @@ re-measuring, and the median counts.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -31,20 +32,13 @@ CACHE_BYTES = 128 << 20
 def median_us(call: Callable[[], object], inputs: Sequence[tvm.runtime.Tensor]) -> float:
     """The median latency of `call`, which reads `inputs`, in us."""
     flush = cpu_timing.flusher(CACHE_BYTES)
-
-    def cold_us() -> float:
-        flush(*inputs)
-        begin = time.perf_counter()
-        call()
-        return (time.perf_counter() - begin) * 1e6
-
     call()
-    latencies_us = [cold_us()]
+    latencies_us = [_cold_us(call, inputs, flush)]
     end = time.perf_counter() + MAX_TOTAL_S
     while len(latencies_us) < MAX_REPEATS and time.perf_counter() < end:
         if len(latencies_us) % BURST == 0:
             time.sleep(PAUSE_S)
-        latencies_us.append(cold_us())
+        latencies_us.append(_cold_us(call, inputs, flush))
     return statistics.median(latencies_us)
 
 
@@ -64,16 +58,22 @@ def in_turns_us(
     flush = cpu_timing.flusher(CACHE_BYTES)
     for call in calls.values():
         call()
-    latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
-    for _ in range(turns):
-        for name in timing.left_in_turns(latencies_us, max_ratio):
-            call, end = calls[name], time.perf_counter() + MAX_BURST_S
-            for _ in range(burst):
-                flush(*inputs)
-                begin = time.perf_counter()
-                call()
-                finish = time.perf_counter()
-                latencies_us[name].append((finish - begin) * 1e6)
-                if finish > end:
-                    break
-    return latencies_us
+
+    def burst_us(call: Callable[[], object]) -> list[float]:
+        latencies_us: list[float] = []
+        end = time.perf_counter() + MAX_BURST_S
+        while not latencies_us or (len(latencies_us) < burst and time.perf_counter() <= end):
+            latencies_us.append(_cold_us(call, inputs, flush))
+        return latencies_us
+
+    bursts = {name: functools.partial(burst_us, call) for name, call in calls.items()}
+    return timing.in_turns_us(bursts, turns, max_ratio)
+
+
+def _cold_us(
+    call: Callable[[], object], inputs: Sequence[Any], flush: Callable[..., None]
+) -> float:
+    flush(*inputs)
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e6

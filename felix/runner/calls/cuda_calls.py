@@ -7,6 +7,7 @@ before the first event happens, so its launches do not count. The median counts.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -46,17 +47,14 @@ def in_turns_us(
     """
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     swept = torch.zeros(2 * l2_bytes // 4, dtype=torch.float32, device="cuda")
-    delays = {}
+    bursts: dict[_Name, Callable[[], list[float]]] = {}
     for name, call in calls.items():
         for _ in range(WARM_UPS):
             call()
             swept.sum()
-        delays[name] = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
-    latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
-    for _ in range(turns):
-        for name in timing.left_in_turns(latencies_us, max_ratio):
-            latencies_us[name] += _burst_us(calls[name], burst, delays[name], swept)
-    return latencies_us
+        delay_cycles = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
+        bursts[name] = functools.partial(_burst_us, call, burst, delay_cycles, swept)
+    return timing.in_turns_us(bursts, turns, max_ratio)
 
 
 def _burst_us(

@@ -46,15 +46,13 @@ def compile_cubin(
     return _compile("CUBIN", source, arch, options, headers)
 
 
-def compile_ptx(
-    source: str, arch: str, options: Sequence[str] = FAST, headers: bool = False
-) -> str:
+def compile_ptx(source: str, arch: str, headers: bool = False) -> str:
     """The PTX that `compile_cubin` with the same arguments makes its cubin of.
 
     Raises:
         CompileError, MeasureError: as `compile_cubin`.
     """
-    return _compile("PTX", source, arch, options, headers).rstrip(b"\0").decode()
+    return _compile("PTX", source, arch, FAST, headers).rstrip(b"\0").decode()
 
 
 def _compile(
@@ -155,8 +153,7 @@ def load() -> ctypes.CDLL:
 @functools.cache
 def include_paths() -> tuple[str, ...]:
     """Folders with CUDA's headers and libcu++, those that exist."""
-    roots = [*_packages(), *sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)]
-    for root in roots:
+    for root in _roots():
         if (root / "include" / "cuda_fp16.h").is_file():
             inside = (root / "include", root / "include" / "cccl")
             return tuple(str(path) for path in inside if path.is_dir())
@@ -166,22 +163,22 @@ def include_paths() -> tuple[str, ...]:
 def _candidates() -> Iterator[str]:
     for major in _MAJORS:
         yield f"libnvrtc.so.{major}"
-    roots = [*_packages(), *sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)]
-    for root in roots:
+    for root in _roots():
         for folder in ("lib", "lib64"):
             for path in sorted((root / folder).glob("libnvrtc.so.*")):
                 if path.suffix.lstrip(".").isdigit():
                     yield str(path)
 
 
-def _packages() -> Iterator[pathlib.Path]:
-    """Folders of NVIDIA's Python packages that may hold the library."""
+def _roots() -> Iterator[pathlib.Path]:
+    """Folders that may hold libraries and headers: NVIDIA's Python packages, then toolkits."""
     spec = importlib.util.find_spec("nvidia")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         for name in ("cu13", "cuda_nvrtc", "cuda_runtime"):
             folder = pathlib.Path(location, name)
             if folder.is_dir():
                 yield folder
+    yield from sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)
 
 
 @functools.cache

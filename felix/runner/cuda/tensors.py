@@ -58,15 +58,14 @@ def read(folder: str, arrays: Sequence[reference.Array] | None) -> HostTask:
 def place(context: driver.Context, task: HostTask) -> DeviceTask:
     """Put a task on the device."""
     args, expected = task.stored.args, task.stored.expected
-    rms = {} if expected is None else expected.rms
     tensors, fresh = upload(context, args, task.arrays)
     outputs = []
-    for index, array in expected.outputs.items() if expected is not None else ():
+    for index, array in expected.outputs.items():
         pointer = context.allocate(array.nbytes)
         context.upload(pointer, array)
         kind = KINDS.get(args[index].dtype, 0)
         count = array.size if kind else array.nbytes
-        outputs.append(Output(index, pointer, count, kind, rms[index]))
+        outputs.append(Output(index, pointer, count, kind, expected.rms[index]))
     relative = task.stored.description.tolerance
     return DeviceTask(task.folder, args, tensors, fresh, tuple(outputs), relative)
 

@@ -3,7 +3,7 @@
 Cold repeats are put on the stream back to back, each after a sweep of twice the L2 that also hides
 what the CPU needs to launch, so events see nothing but kernels. A warm repeat is a bundle of calls
 behind a delay, in which the CPU queues all of them. `runner.timing` says how many repeats there
-are, `clock` whether the device ran at full clock meanwhile.
+are, `ClockGuard` whether the device ran at full clock meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from felix.runner import timing
 from felix.runner.cuda import driver, tensors
@@ -111,26 +110,16 @@ _TOLERANCE = 0.02
 _WAIT_S, _PATIENCE = 0.05, 3
 
 
-class Probe(Protocol):
-    """Probes of a device, as `helper_kernels.Helpers` makes them."""
-
-    def probe_us(self) -> float:
-        """Time of one probe."""
-        ...
-
-    def delay(self, count: int) -> None:
-        """Keep the device busy for `count` probes."""
-        ...
-
-
 class ClockGuard:
-    """Times candidates at full clock; see the module docstring.
+    """Times candidates at full clock.
 
     After `_PATIENCE` waits in vain, one after the other, the clock of the moment counts as full.
     `now` is the time in seconds.
     """
 
-    def __init__(self, probe: Probe, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, probe: tensors.Helpers, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._probe = probe
         self._now = now
         self._full_us: float | None = None

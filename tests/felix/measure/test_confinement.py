@@ -189,7 +189,7 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     quiet = running.Quiet(pool.timing_lock, ())
     runs = running.LocalRunner(worker, quiet, local.LocalOptions(), library.GPU)
     runs.open("sm_90")
-    assert worker.is_confined is is_confined and runs._broken == failure
+    assert worker.is_confined is is_confined and runs.broken == failure
     assert (runs.unconfined is None) is is_confined
     assert (worker.pid is not None) is (is_there and is_allowed)  # one start of the driver
     if worker.pid is not None:

@@ -149,13 +149,6 @@ def test_no_orphans_after_the_parent_is_killed() -> None:
     waiting.until(lambda: not pathlib.Path(folder).exists())
 
 
-def test_without_check_a_wrong_result_is_timed(task: Task) -> None:
-    options = local.LocalOptions(builders=1, check=False)
-    with local.LocalPool(task, options) as pool:
-        result = pool.measure([programs.module(programs.other_sum)])[0]
-    assert result.ok and not result.checked
-
-
 def test_a_failing_reference_is_infrastructure() -> None:
     broken = Task.from_prim_func(programs.gemm, "llvm")
     options = local.LocalOptions(builders=1, reference_timeout_s=0.0)

@@ -19,7 +19,7 @@ from felix.runner import protocol
 from felix.task import Task
 from tests.support import tir_programs
 
-GOOD = {"latencies_us": [2.0, 3.0, 4.0], "checked": True, "seconds": 0.1}
+GOOD = {"latencies_us": [2.0, 3.0, 4.0], "seconds": 0.1}
 BROKEN = {"error": "infrastructure", "message": "broken", "seconds": 0.1}
 DEVICE = work.Device("cuda", "a GPU", 1 << 20)
 

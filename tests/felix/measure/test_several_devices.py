@@ -328,7 +328,7 @@ def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatc
     cpu = local.of(tasks[0].target)
     pair = (cpu, dataclasses.replace(cpu, index=1))
     monkeypatch.setattr(local, "chosen", lambda target, indices: pair)
-    options = local.LocalOptions(builders=1, devices="all", pause_builders=False)
+    options = local.LocalOptions(builders=1, devices="all")
     with local.LocalPool(tasks[0], options) as pool:
         assert pool.n_devices == 2
         views = [pool.for_task(task) for task in tasks]

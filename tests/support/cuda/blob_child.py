@@ -34,7 +34,7 @@ def main(path: str) -> None:
         program = tvm_module.with_prefix(programs.plain(), prefix)
         func = of.func.with_attr("global_symbol", prefix)
         named = dataclasses.replace(of, mod=tvm.IRModule({"main": func}))
-        module = build.module_of_task(program, named, runs_here=False)
+        module = tvm_module.module(program, named.mod, named.target, runs_here=False)
         cubins |= tvm_module.cubins(program)
         if whole is None:
             whole = module

@@ -236,11 +236,11 @@ def test_a_forged_reply_is_an_infrastructure_error(method: str, text: str, tmp_p
 
 
 def test_a_reference_comes_as_data(tmp_path: Any) -> None:
-    for suffix, content in ((".so", b"x"), (".outputs", b"y"), ("", b"")):
+    for suffix, content in ((".so", b"x"), (".outputs", b"y")):
         says = _Says((_message(build_s=1.0, suffix=suffix, description=DESCRIPTION), content))
         made = remote.RemoteBuilder(says, tmp_path, "cpu").reference("{}", "name")
         assert (made.error, made.description) == (None, DESCRIPTION)
-        assert made.binary == (str(tmp_path / f"name{suffix}") if suffix else "")
+        assert made.binary == str(tmp_path / f"name{suffix}")
 
 
 def test_devices_get_descriptions_and_no_programs(cluster: nodes.Cluster) -> None:

@@ -102,10 +102,10 @@ def test_nothing_is_done_on_the_device_before_others_are_kept_off(bench: Bench) 
     assert before == ["compile", "compile", "inputs"]  # the reference, the helpers
     assert "cuDevicePrimaryCtxRetain" in after and "cuMemcpyHtoDAsync_v2" in after
     assert "compile" not in after and "inputs" not in after
-    assert bench.run(folder, "right")["checked"]
+    assert bench.run(folder, "right")["latencies_us"]
     assert split()[0] == []  # the arguments are still known
     bench.fresh()
-    assert bench.run(folder, "right")["checked"]
+    assert bench.run(folder, "right")["latencies_us"]
     before, after = split()
     assert before == ["inputs"]
     assert "cuDevicePrimaryCtxRetain" in after and "compile" not in after
@@ -121,7 +121,7 @@ def test_opening_uses_all_that_a_run_does_after_others_are_kept_off(bench: Bench
     opened = set(bench.driver.log[at:])
     folder = bench.prepare(add)
     del bench.driver.log[:]
-    assert bench.run(folder, "right")["checked"]
+    assert bench.run(folder, "right")["latencies_us"]
     of_candidates = {"quiet", "cuModuleUnload"}  # the helpers stay
     assert set(bench.driver.log) - of_candidates <= opened
 
@@ -157,7 +157,7 @@ def test_a_probe_is_timed_behind_another_one(bench: Bench) -> None:
 def test_a_right_candidate_is_checked_and_timed(bench: Bench) -> None:
     bench.driver.durations_us["right"] = 12.0
     reply = bench.run(bench.prepare(add), "right")
-    assert set(reply) == {"latencies_us", "checked"} and reply["checked"]
+    assert set(reply) == {"latencies_us"}
     assert reply["latencies_us"] == pytest.approx([12.0] * len(reply["latencies_us"]), rel=1e-3)
     assert len(reply["latencies_us"]) >= timing.GPU.min_repeats
 
@@ -215,7 +215,7 @@ def test_a_wrong_output_is_told_and_costs_the_worker(
     bench: Bench, kernel: str, message: str
 ) -> None:
     folder = bench.prepare(add)
-    assert bench.run(folder, "right")["checked"]  # the outputs hold what is right
+    assert bench.run(folder, "right")["latencies_us"]  # the outputs hold what is right
     reply = bench.run(folder, kernel)
     assert reply["error"] == protocol.ErrorClass.WRONG_RESULT and not reply["reusable"]
     assert "output c" in reply["message"] and message in reply["message"]
@@ -224,7 +224,7 @@ def test_a_wrong_output_is_told_and_costs_the_worker(
 def test_integers_nobody_wrote_are_seen(bench: Bench) -> None:
     bench.driver.kernels["main_kernel"] = _both
     folder = bench.prepare(both)
-    assert bench.run(folder, "both", n_params=2)["checked"]
+    assert bench.run(folder, "both", n_params=2)["latencies_us"]
     assert bench.run(folder, "nothing", n_params=2)["error"] == protocol.ErrorClass.WRONG_RESULT
 
 
@@ -236,7 +236,7 @@ def test_what_a_run_changes_is_as_before_for_the_next_candidate(
     monkeypatch.setattr(cuda_reference, "program", lambda mod, target: program)
     folder = bench.prepare(accumulate)
     for _ in range(2):  # each of which runs it many times
-        assert bench.run(folder, "accumulate", n_params=2)["checked"]
+        assert bench.run(folder, "accumulate", n_params=2)["latencies_us"]
 
 
 def test_inputs_are_positive_where_the_reference_needs_it(bench: Bench) -> None:
@@ -244,7 +244,7 @@ def test_inputs_are_positive_where_the_reference_needs_it(bench: Bench) -> None:
     folder = bench.prepare(root)
     assert bench.driver.log.count("inputs") == 2
     bench.fresh()
-    assert bench.run(folder, "right", n_params=2)["checked"]
+    assert bench.run(folder, "right", n_params=2)["latencies_us"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_outputs_and_workspaces_hold_nothing_useful_before_the_check(bench: Benc
     folder = bench.prepare(add)
     for _ in range(2):
         poisoned.clear()
-        assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
+        assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["latencies_us"]
         assert poisoned[0] and not any(poisoned[1:])
 
 
@@ -281,7 +281,7 @@ def test_a_refused_launch_leaves_the_worker_usable(bench: Bench) -> None:
     reply = bench.run(folder, "refused")
     assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
     assert "LAUNCH_OUT_OF_RESOURCES" in reply["message"]
-    assert bench.run(folder, "right")["checked"]
+    assert bench.run(folder, "right")["latencies_us"]
 
 
 def test_a_crash_costs_the_worker_and_is_told(bench: Bench) -> None:
@@ -302,18 +302,18 @@ def test_a_device_too_full_for_the_task_is_not_the_candidates_fault(bench: Bench
 
 def test_workspaces_are_the_candidates_own_fault(bench: Bench) -> None:
     folder = bench.prepare(add)
-    assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
+    assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["latencies_us"]
     reply = bench.run(folder, "spacious", workspaces=(1 << 30,))
     assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
     assert "OUT_OF_MEMORY" in reply["message"]
     # its workspace went before there was a larger one: the next candidate gets one of its own
-    assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
+    assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["latencies_us"]
 
 
 def test_another_task_gets_the_memory_of_the_one_before(bench: Bench) -> None:
     first, second = bench.prepare(add), bench.prepare(add, 1)
     resident = sum(map(len, bench.driver.memory.values()))
-    assert bench.run(first, "spacious", workspaces=(8 * _N_BYTES,))["checked"]
+    assert bench.run(first, "spacious", workspaces=(8 * _N_BYTES,))["latencies_us"]
     bench.driver.capacity = resident + 4 * _N_BYTES  # tensors and an expected output
-    assert bench.run(second, "right")["checked"]
+    assert bench.run(second, "right")["latencies_us"]
     assert sum(map(len, bench.driver.memory.values())) == bench.driver.capacity
