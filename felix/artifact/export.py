@@ -179,7 +179,7 @@ def _clear(folder: pathlib.Path) -> None:
     data = ("manifest.json", "records.jsonl", "convergence.csv", "convergence.svg")
     code = ("kernel.ll", "kernel.s", "kernel.cu", "kernel.ptx", "host.ll")
     inner = tuple(f"source/{name}" for name in code)
-    tables = ("database/database_workload.json", "database/database_tuning_record.json")
+    tables = tuple(f"database/{name}" for name in metaschedule_files.FILES)
     for name in (*names, *data, *inner, *tables):
         (folder / name).unlink(missing_ok=True)
 
@@ -280,8 +280,8 @@ def _manifest(result: Result) -> dict[str, Any]:
             "min_bytes": task.min_bytes,
         },
         "ships": "unscheduled" if best.sketch_index is None else "tuned",
-        "best": _candidate(task, best),
-        "tuned": None if result.tuned_or_none is None else _candidate(task, result.tuned_or_none),
+        "best": candidate(task, best),
+        "tuned": None if result.tuned_or_none is None else candidate(task, result.tuned_or_none),
         "unscheduled_us": result.unscheduled_us,
         "trials": len(result.records),
         "arguments": [dataclasses.asdict(arg) for arg in args],
@@ -302,7 +302,8 @@ def made_by_and_for(built_for: tvm.target.Target) -> dict[str, Any]:
     }
 
 
-def _candidate(task: Task, best: Best) -> dict[str, Any]:
+def candidate(task: Task, best: Best) -> dict[str, Any]:
+    """What was found of a task, and how fast it is, as JSON."""
     return {
         "latency_us": best.latency_us,
         "gflops": task.flops / best.latency_us / 1e3,

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Iterator
 from typing import Any, NoReturn, Self
 
 #: Exit code of an interrupted command.
 EXIT_CODE = 130
 
 
-@contextlib.contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt in the block, as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class Interrupts:
-    """Notes SIGINT and SIGTERM in a block, so that a run ends even if the KeyboardInterrupt is
-    caught on its way, in a callback of a library for instance."""
+    """In a block signals raise KeyboardInterrupt, as Ctrl-C does, and are noted, so that a run
+    ends even if that is caught on its way, in a callback of a library for instance."""
 
-    def __init__(self) -> None:
-        self._noted = False
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers, self._noted = numbers, False
         self._before: dict[signal.Signals, Any] = {}
 
     def noted(self) -> bool:
@@ -38,7 +22,7 @@ class Interrupts:
         return self._noted
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._numbers:
             self._before[number] = signal.signal(number, self._note)
         return self
 

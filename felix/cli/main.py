@@ -15,6 +15,7 @@ import argparse
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module, _, function = options.run.rpartition(".")
         command = getattr(importlib.import_module(module), function)
-        with interrupts.termination_as_interrupt():
+        with interrupts.Interrupts(signal.SIGTERM):
             return int(command(options))
     except errors.FelixError as error:
         message = display.printable(" ".join(str(error).split()))

@@ -58,13 +58,12 @@ def pool_of_boards(arguments: argparse.Namespace) -> Callable[[Task], options.Po
     if arguments.tracker is None:
         return None
     from felix.measure.boards import pool, tracker
-    from felix.measure.boards import pool as board_pool
 
     where = tracker.Tracker.parse(arguments.tracker)
     boards = [
         pool.Board(tracker=where, key=key, priority=arguments.priority) for key in arguments.key
     ]
-    return lambda task: board_pool.BoardPool(task, boards)
+    return lambda task: pool.BoardPool(task, boards)
 
 
 def serve_board(arguments: argparse.Namespace) -> NoReturn:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from felix import events
 from felix.cli import interrupts, report
@@ -15,30 +16,22 @@ from felix.tuning import options, pacing
 if TYPE_CHECKING:
     from rich import progress
 
-OnEvent = Callable[[events.Event], None]
-
-
-@contextlib.contextmanager
-def reporter(quiet: bool = False) -> Iterator[OnEvent]:
-    """A function that shows events on stderr until the block ends."""
-    if quiet:
-        yield lambda event: None
-    elif sys.stderr.isatty():
-        with _bar(sys.stderr) as on_event:
-            yield on_event
-    else:
-        yield _lines(sys.stderr)
-
 
 @contextlib.contextmanager
 def tuning(
     arguments: argparse.Namespace, **more: Any
-) -> Iterator[tuple[options.TuneOptions, OnEvent]]:
+) -> Iterator[tuple[options.TuneOptions, options.OnEvent]]:
     """What the options of a command, and `more` of them, ask of a run, and what shows its events.
 
     A signal ends the run; before there is anything to report, it raises KeyboardInterrupt.
     """
-    with reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+    reporter: contextlib.AbstractContextManager[options.OnEvent]
+    if arguments.quiet:
+        reporter = contextlib.nullcontext(lambda event: None)
+    else:
+        reporter = _bar() if sys.stderr.isatty() else contextlib.nullcontext(_print)
+    both = interrupts.Interrupts(signal.SIGINT, signal.SIGTERM)
+    with reporter as on_event, both as signals:
         chosen = options.TuneOptions(
             round_size=arguments.round,
             patience_rounds=arguments.patience,
@@ -90,17 +83,14 @@ def text(event: events.Event) -> str | None:
     return None
 
 
-def _lines(stream: TextIO) -> OnEvent:
-    def show(event: events.Event) -> None:
-        line = text(event)
-        if line is not None:
-            print(f"felix: {line}", file=stream, flush=True)
-
-    return show
+def _print(event: events.Event) -> None:
+    line = text(event)
+    if line is not None:
+        print(f"felix: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _bar(stream: TextIO) -> Iterator[OnEvent]:
+def _bar() -> Iterator[options.OnEvent]:
     from rich import console, progress
 
     bar = progress.Progress(
@@ -109,7 +99,7 @@ def _bar(stream: TextIO) -> Iterator[OnEvent]:
         progress.TextColumn("{task.completed:.0f}{task.fields[of]}"),
         progress.TextColumn("{task.fields[best]}"),
         progress.TimeElapsedColumn(),
-        console=console.Console(file=stream),
+        console=console.Console(file=sys.stderr),
         refresh_per_second=1,  # drawing takes a core from a kernel that is being timed
     )
     with bar:

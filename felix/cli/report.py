@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import version
+from felix.artifact import export
 from felix.cli.comparison import libraries
 from felix.tuning import pacing, results
 
@@ -76,9 +77,8 @@ def show(
     for result in tasks:
         if result.best_or_none is None:
             console.print(result.failure(), soft_wrap=True, highlight=False)
-        for note in (result.unscheduled_note(), result.template_note()):
-            if note is not None:
-                console.print(note, soft_wrap=True, highlight=False)
+        for note in result.notes():
+            console.print(note, soft_wrap=True, highlight=False)
     for line in dict.fromkeys(_notes(tasks, compared)):
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -153,14 +153,7 @@ def _task_json(
         "failed": sum(not record.measured.ok for record in result.records),
         "best": None
         if best is None
-        else {
-            "latency_us": best.latency_us,
-            "spread": best.measurement.spread,
-            "gflops": result.gflops,
-            "sketch_index": best.sketch_index,
-            "variant": best.variant,
-            "decisions": list(best.decisions),
-        },
+        else {"spread": best.measurement.spread, **export.candidate(task, best)},
         "ships": "unscheduled" if result.ships_unscheduled else "tuned",
         "tuned_us": None if result.tuned_or_none is None else result.tuned_or_none.latency_us,
         "unscheduled_us": result.unscheduled_us,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterable
@@ -17,6 +18,10 @@ from felix import errors
 
 if TYPE_CHECKING:
     import tvm
+
+
+#: Workloads and tuning records of a database.
+FILES = ("database_workload.json", "database_tuning_record.json")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ def export_database(folder: str | os.PathLike[str], entries: Iterable[DatabaseEn
     folder = pathlib.Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("database_workload.json", "database_tuning_record.json"):
+        for name in FILES:
             with open(folder / name, "ab"):
                 pass  # TVM would report an unwritable file as an internal error
     except OSError as error:
@@ -69,23 +74,21 @@ def import_database(folder: str | os.PathLike[str]) -> list[DatabaseEntry]:
     Raises:
         RecordError: there is no database or it cannot be read.
     """
-    from tvm.s_tir import meta_schedule as ms
-
     folder = pathlib.Path(folder)
-    for name in ("database_workload.json", "database_tuning_record.json"):
+    for name in FILES:
         if not (folder / name).is_file():
             raise errors.RecordError(f"no MetaSchedule database in {folder}: {name} is missing")
     try:
-        database = ms.database.JSONDatabase(work_dir=str(folder), allow_missing=False)
-        tuning_records = database.get_all_tuning_records()
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        first = str(error).strip().splitlines() or ["unreadable"]
-        raise errors.RecordError(f"cannot read the database in {folder}: {first[-1]}") from error
-    return _valid_entries(tuning_records)
+        workloads, tuning_records = ((folder / name).read_text() for name in FILES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.RecordError(f"cannot read the database in {folder}: {error}") from error
+    return parse_database(workloads, tuning_records, where=f" in {folder}")
 
 
-def parse_database(workloads: str, tuning_records: str, max_workloads: int) -> list[DatabaseEntry]:
-    """`import_database` of the texts of the two files; nothing is written.
+def parse_database(
+    workloads: str, tuning_records: str, max_workloads: float = math.inf, where: str = ""
+) -> list[DatabaseEntry]:
+    """`import_database` of the texts of the two files, which a message says are `where`.
 
     Raises:
         RecordError: they are malformed, or have more workloads than `max_workloads`.
@@ -106,7 +109,7 @@ def parse_database(workloads: str, tuning_records: str, max_workloads: int) -> l
         ]
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         first = str(error).strip().splitlines() or ["unreadable"]
-        raise errors.RecordError(f"cannot read the database: {first[-1]}") from error
+        raise errors.RecordError(f"cannot read the database{where}: {first[-1]}") from error
     return _valid_entries(parsed)
 
 

@@ -19,7 +19,7 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, files
@@ -107,28 +107,6 @@ def strategy_of(out: pathlib.Path) -> str | None:
             "use another output folder, or do not resume"
         )
     return stored
-
-
-def open_journal(
-    tasks: Sequence[Task],
-    identity: Identity,
-    out: pathlib.Path | None,
-    resume: bool,
-    make: Callable[[Sequence[Task], Identity], Journal] | None = None,
-) -> Journal | None:
-    """The session in an output folder, or the journal of the caller; None without either.
-
-    Raises:
-        TuningError: there is nothing to resume without an output folder.
-        FelixError: as `Session`, or as `make` raises.
-    """
-    if make is not None:
-        return make(tasks, identity)
-    if out is not None:
-        return Session(out / FOLDER, tasks, identity, resume)
-    if resume:
-        raise errors.TuningError("resuming needs the output folder of the earlier run")
-    return None
 
 
 class Session:

@@ -51,11 +51,6 @@ CREATE TABLE IF NOT EXISTS findings (
 """
 
 
-def default_path() -> pathlib.Path:
-    """Where results are kept unless a place is named."""
-    return pathlib.Path(os.environ.get(VARIABLE) or files.cache_folder() / "known-results.sqlite")
-
-
 #: Of the rows of a task (`Store.key`).
 _OF_TASK = "task_key = ? AND device = ? AND versions = ?"
 
@@ -64,14 +59,16 @@ class Store:
     """Known results in a file, which is made when it is needed.
 
     Args:
-        path: the file; `default_path` when left out.
+        path: the file; when left out, that of the environment or in the cache folder.
 
     Raises:
         RecordError: by each method where the file cannot be used or what is in it is malformed.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.path = (default_path() if path is None else pathlib.Path(path)).absolute()
+        if path is None:
+            path = os.environ.get(VARIABLE) or files.cache_folder() / "known-results.sqlite"
+        self.path = pathlib.Path(path).absolute()
         self._versions = json.dumps(_versions(), sort_keys=True)
 
     def find(self, task: Task) -> outcome.KnownResult | None:

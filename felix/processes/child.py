@@ -150,13 +150,14 @@ def ask(
         finally:
             end(process)
         try:
-            return json.loads(_end_of(pathlib.Path(folder, _ANSWER), MAX_ANSWER_BYTES))
+            return json.loads(end_of(pathlib.Path(folder, _ANSWER), MAX_ANSWER_BYTES))
         except (OSError, ValueError, RecursionError):
-            said = _end_of(pathlib.Path(folder, _LOG), _MAX_LOG_BYTES).strip().splitlines()
+            said = end_of(pathlib.Path(folder, _LOG), _MAX_LOG_BYTES).strip().splitlines()
             raise Unanswered(said[-1] if said else "no message", status) from None
 
 
-def _end_of(path: pathlib.Path, n_bytes: int) -> str:
+def end_of(path: pathlib.Path, n_bytes: int) -> str:
+    """The last bytes of a file as text."""
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - n_bytes))
         return file.read(n_bytes).decode(errors="replace")

@@ -155,10 +155,5 @@ class ForkServer:
 
 def tail(path: pathlib.Path) -> str:
     """The last 300 characters of a log file on one line; empty if there is none."""
-    characters = 300
-    if not path.exists():
-        return ""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * characters))
-        text = file.read(4 * characters).decode(errors="replace").strip()
-    return " ".join(text[-characters:].split())
+    text = child.end_of(path, 1200) if path.exists() else ""
+    return " ".join(text.strip()[-300:].split())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from felix import errors
 from felix.database import records, session
 from felix.search import allocate
+from felix.tuning import options as options_module
 from felix.tuning import pacing
 from felix.tuning.task_run import TaskRun
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from felix.tuning import online_model
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a run whose state a checkpoint holds."""
+    """What the steps of a run share; a checkpoint holds the state of the last five."""
 
+    request: options_module.Request
+    compute_guard: pacing.ComputeGuard
     task_runs: Sequence[TaskRun]
     allocator: allocate.Allocator
     learner: online_model.Learner

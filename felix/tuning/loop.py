@@ -11,9 +11,10 @@ tasks have rounds side by side.
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent import futures
 from typing import TYPE_CHECKING
+
+from felix.tuning import rounds
 
 if TYPE_CHECKING:
     from felix.tuning.run import Run
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 
 #: How long to wait for a search before measurements are looked after, in seconds.
 WAIT_S = 0.02
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Measured:
-    """A round that is being measured: its candidates, and how many of them may be left at its
-    end; of those of all tasks where rounds follow each other."""
-
-    n: int
-    n_left: float
 
 
 class Loop:
@@ -40,10 +32,9 @@ class Loop:
         searches: chooses the candidates.
     """
 
-    def __init__(self, run: Run, searches: searcher.Searcher) -> None:
+    def __init__(self, run: Run, searches: searcher.Here) -> None:
         self._run, self._searches = run, searches
-        self._searching: dict[int, searcher.Asked] = {}
-        self._measuring: dict[int, _Measured] = {}
+        self._searching, self._measuring = run.rounds.searching, run.rounds.measuring
 
     def until_end(self) -> str:
         """Rounds until a budget is spent or no task can improve; the reason why it ended."""
@@ -54,7 +45,7 @@ class Loop:
             if self._measuring and not self._searches.is_concurrent:
                 run.collect(leave=run.n_pending() - 1)
                 continue
-            reason = run.stop_reason(self._n_reserved, self._busy)
+            reason = run.stop_reason()
             if reason is not None and not self._is_awaited(reason):
                 self._end_rounds(has_time=False)
                 return reason
@@ -65,17 +56,7 @@ class Loop:
             elif run.n_pending() and self._searches.is_concurrent:
                 run.collect(leave=run.n_pending() - 1)
             elif not run.settle():
-                return "exhausted" if run.has_best() else "failed"
-
-    @property
-    def _busy(self) -> set[int]:
-        """Tasks that have a round."""
-        return {*self._searching, *self._measuring}
-
-    @property
-    def _n_reserved(self) -> int:
-        """Trials that searches were asked for."""
-        return sum(each.n for each in self._searching.values())
+                return "exhausted" if any(each.best for each in run.task_runs) else "failed"
 
     def _is_awaited(self, reason: str) -> bool:
         """Whether rounds that are being searched are still to be measured: their trials are
@@ -102,11 +83,11 @@ class Loop:
     def _ask(self) -> None:
         """Ask for rounds while there is room; one at a time where the answer is there at once."""
         run = self._run
-        while run.has_room() and run.stop_reason(self._n_reserved, self._busy) is None:
-            task_run = run.choose_task({*self._busy, *self._waiting()})
+        while run.has_room() and run.stop_reason() is None:
+            task_run = run.choose_task(self._waiting())
             if task_run is None:
                 return
-            asked = self._searches.ask(task_run, self._n_reserved, self._busy)
+            asked = self._searches.ask(task_run)
             if asked is not None:  # the task is not skipped
                 self._searching[task_run.index] = asked
                 if asked.is_answered_here:
@@ -118,7 +99,7 @@ class Loop:
         run = self._run
         if not self._searches.is_concurrent:
             return []
-        has_more = not run.is_late and run.has_spare_trials(self._n_reserved, self._busy)
+        has_more = not run.is_late and run.has_spare_trials
         return [
             task_run.index
             for task_run in run.task_runs
@@ -135,14 +116,14 @@ class Loop:
             self._run.take_measured()
         for asked in [each for each in self._searching.values() if each.answer.done()]:
             del self._searching[asked.task_run.index]
-            chosen = self._searches.chosen(asked, self._n_reserved, self._busy)
+            chosen = self._searches.chosen(asked)
             if chosen is not None:
                 self._measure(asked.task_run.index, chosen)
 
-    def _measure(self, index: int, chosen: searcher.Chosen) -> None:
+    def _measure(self, index: int, chosen: rounds.Chosen) -> None:
         """Have candidates built and timed."""
         run = self._run
         n = run.submit(run.task_runs[index], chosen.candidates, chosen.programs)
         is_concurrent = self._searches.is_concurrent
         n_left = run.options.lookahead * n if is_concurrent else run.n_in_flight(n)
-        self._measuring[index] = _Measured(n, n_left)
+        self._measuring[index] = rounds.Measured(n, n_left)

@@ -9,8 +9,7 @@ from felix import errors, events
 from felix.features.kind import FeatureKind
 from felix.measure import limits
 from felix.space import legality, variables
-from felix.tuning import checkpoint, pacing, pending, task_search
-from felix.tuning import options as options_module
+from felix.tuning import checkpoint, pending, task_search
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
@@ -21,21 +20,14 @@ class Opener:
     """Opens tasks, each once.
 
     Args:
-        request, compute_guard: of the run.
         run: its parts; the allocator is told of tasks that cannot be tuned.
         baselines: measures the unscheduled programs.
     """
 
-    def __init__(
-        self,
-        request: options_module.Request,
-        run: checkpoint.Parts,
-        baselines: pending.Baselines,
-        compute_guard: pacing.ComputeGuard,
-    ) -> None:
-        self._options, self._budget = request.options, request.budget
-        self._on_event, self._n_tasks = request.on_event, len(request.tasks)
-        self._run, self._baselines, self._compute_guard = run, baselines, compute_guard
+    def __init__(self, run: checkpoint.Parts, baselines: pending.Baselines) -> None:
+        self._run, self._baselines = run, baselines
+        self._request, self._options = run.request, run.request.options
+        self._on_event, self._n_tasks = run.request.on_event, len(run.request.tasks)
         #: indices of tasks that `begin` has begun
         self._begun: set[int] = set()
 
@@ -98,15 +90,14 @@ class Opener:
         """
         self.begin(task_run, is_resumed)
         before_s = self._run.breakdown.extract_s
-        with self._compute_guard.computing("extract"):
+        with self._run.compute_guard.computing("extract"):
             left_out = task_run.open(
-                self._options.maker(self._budget.strategy),
+                self._options.maker(self._request.budget.strategy),
                 self._run.learner.models_for(task_run.index),
-                self._budget.seed,
-                self._compute_guard.yield_to_timing,
+                self._request.budget.seed,
                 has_templates=self._options.templates,
                 templates_first=self._n_tasks > 1 and not is_resumed,
-                make_formulas=make_formulas,
+                make_formulas=self._between_timings(make_formulas),
             )
         every = [*task_run.sketches, *task_run.unopened]
         if self._options.first_schedules is not None:
@@ -127,10 +118,21 @@ class Opener:
         self, task_run: TaskRun, make_formulas: task_search.MakeFormulas = legality.make_formulas
     ) -> None:
         """Let a task's search have the sketches of traces, too."""
-        with self._compute_guard.computing("extract"):
-            left_out = task_run.open_rest(self._compute_guard.yield_to_timing, make_formulas)
+        with self._run.compute_guard.computing("extract"):
+            left_out = task_run.open_rest(self._between_timings(make_formulas))
         for message in left_out:
             self._on_event(events.Warned(message=message))
+
+    def _between_timings(
+        self, make_formulas: task_search.MakeFormulas
+    ) -> task_search.MakeFormulas:
+        """Makes the formulas of each sketch once waiting kernels were timed."""
+
+        def made(sketch: Sketch) -> str | None:
+            self._run.compute_guard.yield_to_timing()
+            return make_formulas(sketch)
+
+        return made
 
     def _set_first(
         self, task_run: TaskRun, schedules: Sequence[tuple[str, Sequence[int]]]

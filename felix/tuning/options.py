@@ -64,8 +64,6 @@ class TuneOptions:
     lookahead: float = 0.5
     #: Stop when no task has improved for this many of its rounds; None: never.
     patience_rounds: int | None = None
-    #: A smaller relative gain is no improvement in that sense.
-    min_improvement: float = 0.01
     #: Let what is measured correct the cost model.
     learn: bool = True
     #: Fastest candidates of a task that are measured again, in turns, before one is called best;

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
 
 from felix.measure import locks
 
@@ -146,6 +149,17 @@ class ComputeGuard:
         """
         if self._should_stop is not None and self._should_stop():
             raise Stopped
+
+    def wait_for(self, future: futures.Future[Any], timeout_s: float = math.inf) -> None:
+        """Wait until there is a result, or for so long.
+
+        Raises:
+            Stopped: the run is asked to stop.
+        """
+        end_s = time.monotonic() + timeout_s
+        while not future.done() and time.monotonic() < end_s:
+            futures.wait([future], POLL_S)
+            self.check()
 
     def _enter(self) -> None:
         start = time.perf_counter()

@@ -20,7 +20,7 @@ from felix import errors, events
 from felix.database import records, session
 from felix.runner import protocol
 from felix.search import interface
-from felix.tuning import checkpoint, first_rounds, pacing, results
+from felix.tuning import checkpoint, pacing, results, rounds
 from felix.tuning import options as options_module
 from felix.tuning.task_run import TaskRun
 
@@ -53,7 +53,7 @@ class PendingTrials:
     Args:
         clock, compute_guard, breakdown: of the run.
         seconds: when candidates that have not begun are cancelled, the first ones of tasks later
-            (`first_rounds.OVERRUN`); None: never.
+            (`rounds.OVERRUN`); None: never.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class PendingTrials:
             return None
         for until_s, trials in (
             (self._seconds, [each for each in self._trials.values() if not each.is_first]),
-            (first_rounds.OVERRUN * self._seconds, self._trials.values()),
+            (rounds.OVERRUN * self._seconds, self._trials.values()),
         ):
             left_s = until_s - self._clock.elapsed_s
             if left_s > 0.0:
@@ -211,10 +211,7 @@ class Baselines:
         """
         for task_run, future in list(self._futures.items()):
             with breakdown.of("measure"):
-                end_s = time.monotonic() + BASELINE_WAIT_S
-                while not future.done() and time.monotonic() < end_s:
-                    concurrent.futures.wait([future], pacing.POLL_S)
-                    compute_guard.check()
+                compute_guard.wait_for(future, BASELINE_WAIT_S)
             if not future.done():
                 del self._futures[task_run]
 
@@ -225,16 +222,10 @@ class Recorder:
     Args:
         run: its parts.
         journal: where records are stored; None: nowhere.
-        on_event: called with each trial.
     """
 
-    def __init__(
-        self,
-        run: checkpoint.Parts,
-        journal: session.Journal | None,
-        on_event: options_module.OnEvent,
-    ) -> None:
-        self._run, self._journal, self._on_event = run, journal, on_event
+    def __init__(self, run: checkpoint.Parts, journal: session.Journal | None) -> None:
+        self._run, self._journal = run, journal
 
     @property
     def n_trials(self) -> int:
@@ -257,7 +248,7 @@ class Recorder:
             task_run.search, task_run.index, task_run.candidate(trial), measurement.latency_us
         )
         self._add_work(measurement)
-        self._on_event(
+        self._run.request.on_event(
             events.Trial(
                 task=task_run.task.name,
                 task_index=task_run.index,

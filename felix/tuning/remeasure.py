@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from felix.database import records
 from felix.runner import protocol
+from felix.tuning import checkpoint, pacing, pending, results
 from felix.tuning import options as options_module
-from felix.tuning import pacing, pending, results
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
@@ -42,17 +42,19 @@ ENOUGH_S = 1.0
 class Remeasuring:
     """Measures again with the options of a run, and lets it stop meanwhile."""
 
-    options: options_module.TuneOptions
-    compute_guard: pacing.ComputeGuard
-    breakdown: pacing.Breakdown
+    run: checkpoint.Parts
     recorder: pending.Recorder
 
-    def run(self, task_runs: Sequence[TaskRun]) -> None:
+    @property
+    def _options(self) -> options_module.TuneOptions:
+        return self.run.request.options
+
+    def all(self) -> None:
         """Measure the fastest candidates of every task again, longer.
 
         A wave is one of all tasks, so each device times those of its own tasks meanwhile.
         """
-        n_remeasured = self.options.n_remeasured
+        task_runs, n_remeasured = self.run.task_runs, self._options.n_remeasured
         if n_remeasured <= 0:
             return
         done: dict[int, set[records.Key]] = {task_run.index: set() for task_run in task_runs}
@@ -88,29 +90,23 @@ class Remeasuring:
 
     def _time(self, groups: Sequence[_InTurns]) -> None:
         """Time the programs of all tasks in turns: in each turn a burst of every one."""
-        with self.breakdown.of("measure"):
-            for turn in range(self.options.remeasure_turns if groups else 0):
+        with self.run.breakdown.of("measure"):
+            for turn in range(self._options.remeasure_turns if groups else 0):
                 if turn > 0 and groups[0].task_run.task.target.kind.name == "llvm":
                     self._pause()
                 going_on = [group for group in groups if not turn or not group.has_enough]
                 submitted = [group.submit() for group in going_on]
                 for group, futures in zip(going_on, submitted, strict=True):
-                    group.take([self._wait(future) for future in futures])
+                    for future, bursts in zip(futures, group.bursts, strict=True):
+                        self.run.compute_guard.wait_for(future)
+                        bursts.append(future.result())
 
     def _pause(self) -> None:
         """With idle cores, so that a hypervisor may place the virtual machine's anew."""
-        end = time.monotonic() + self.options.remeasure_pause_s
+        end = time.monotonic() + self._options.remeasure_pause_s
         while (left_s := end - time.monotonic()) > 0:
-            self.compute_guard.check()
+            self.run.compute_guard.check()
             time.sleep(min(left_s, pacing.POLL_S))
-
-    def _wait(
-        self, future: concurrent.futures.Future[protocol.Measurement]
-    ) -> protocol.Measurement:
-        while not future.done():
-            concurrent.futures.wait([future], pacing.POLL_S)
-            self.compute_guard.check()
-        return future.result()
 
 
 class _InTurns:
@@ -126,7 +122,7 @@ class _InTurns:
         self, task_run: TaskRun, contenders: Sequence[records.Trial], programs: Sequence[Program]
     ) -> None:
         self.task_run, self.contenders, self.programs = task_run, contenders, programs
-        self._bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
+        self.bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
 
     @property
     def has_enough(self) -> bool:
@@ -134,7 +130,7 @@ class _InTurns:
         return all(
             any(not burst.ok for burst in bursts)
             or sum(sum(burst.latencies_us) for burst in bursts) >= ENOUGH_S * 1e6
-            for bursts in self._bursts
+            for bursts in self.bursts
         )
 
     def submit(self) -> list[concurrent.futures.Future[protocol.Measurement]]:
@@ -142,14 +138,9 @@ class _InTurns:
         measurer = self.task_run.measurer
         return [measurer.submit(program, thorough=True) for program in self.programs]
 
-    def take(self, bursts: Sequence[protocol.Measurement]) -> None:
-        """What `submit` gave, in its order."""
-        for of_program, burst in zip(self._bursts, bursts, strict=True):
-            of_program.append(burst)
-
     def pooled(self) -> list[protocol.Measurement | None]:
         """All bursts of each program as one measurement."""
-        return [_pooled(bursts) for bursts in self._bursts]
+        return [_pooled(bursts) for bursts in self.bursts]
 
 
 def _is_close(task_run: TaskRun) -> bool:

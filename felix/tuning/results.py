@@ -279,10 +279,11 @@ class TuneResult:
             f"schedule takes {self.tuned_or_none.latency_us:.2f} us): it is what ships"
         )
 
-    def template_note(self) -> str | None:
-        """Which template ships with which parameters, in one line; None if none does."""
+    def notes(self) -> list[str]:
+        """`unscheduled_note`, and which template ships with which parameters, if one does."""
         text = None if self.best_or_none is None else self.best_or_none.template_text
-        return None if text is None else f"{self.task.name}: generated kernel {text}"
+        template = None if text is None else f"{self.task.name}: generated kernel {text}"
+        return [note for note in (self.unscheduled_note(), template) if note is not None]
 
     def failure(self) -> str:
         """Why there is no best schedule, in one line."""

@@ -11,18 +11,21 @@ import contextlib
 import types
 from collections.abc import Collection, Mapping, Sequence
 
-from felix import events, target
+from felix import errors, events, target
 from felix.autodiff import torch_threads
 from felix.database import session
 from felix.search import allocate, interface
 from felix.space import ahead
-from felix.tuning import checkpoint, first_rounds, opener, pacing, pending, remeasure, results
+from felix.tuning import checkpoint, opener, pacing, pending, remeasure, results, rounds
 from felix.tuning import options as options_module
 from felix.tuning import task_run as task_run_module
 from felix.tuning.task_run import TaskRun
 
+#: A smaller relative gain is no improvement to `TuneOptions.patience_rounds`.
+MIN_IMPROVEMENT = 0.01
 
-class Run:
+
+class Run(checkpoint.Parts):
     """A run; `close` ends the measuring processes and the session.
 
     Raises:
@@ -30,25 +33,32 @@ class Run:
     """
 
     def __init__(self, request: options_module.Request) -> None:
-        self.request, self._budget, self.options = request, request.budget, request.options
-        self._on_event = request.on_event
-        self._clock, self.breakdown = pacing.Clock(), pacing.Breakdown()
+        self.request, self.options = request, request.options
+        self.clock, self.breakdown = pacing.Clock(), pacing.Breakdown()
+        self.rounds = rounds.Rounds()
         with contextlib.ExitStack() as stack:
             self._journal = self._open_journal(request, stack)
             self._open_parts(request, stack)
             if self._journal is not None:
-                checkpoint.restore(self._parts, self._journal, self.opener.open)
+                checkpoint.restore(self, self._journal, self.opener.open)
             self._cleanup = stack.pop_all()
 
     def _open_journal(
         self, request: options_module.Request, stack: contextlib.ExitStack
     ) -> session.Journal | None:
-        identity = session.identity(request.tasks, self._budget.strategy, self._budget.seed)
-        journal = session.open_journal(
-            request.tasks, identity, request.out, request.resume, self.options.journal
-        )
-        if journal is not None:
-            stack.callback(journal.close)
+        """That of the caller, or the session in the output folder; None without either."""
+        tasks, budget, out = request.tasks, request.budget, request.out
+        identity = session.identity(tasks, budget.strategy, budget.seed)
+        journal: session.Journal
+        if self.options.journal is not None:
+            journal = self.options.journal(tasks, identity)
+        elif out is not None:
+            journal = session.Session(out / session.FOLDER, tasks, identity, request.resume)
+        elif request.resume:
+            raise errors.TuningError("resuming needs the output folder of the earlier run")
+        else:
+            return None
+        stack.callback(journal.close)
         return journal
 
     def _open_parts(self, request: options_module.Request, stack: contextlib.ExitStack) -> None:
@@ -57,7 +67,7 @@ class Run:
         stack.callback(pool.close)
         # Its tensors are small; more threads than idle cores are slow.
         stack.enter_context(torch_threads.limit(1))
-        self._compute_guard = pacing.ComputeGuard(
+        self.compute_guard = pacing.ComputeGuard(
             pool.timing_lock, self.breakdown, options.should_stop
         )
         self.task_runs = [
@@ -68,37 +78,30 @@ class Run:
         self.learner = online_model.Learner(
             request.model,
             tasks[0].target,
-            self._budget.seed,
-            self._compute_guard.yield_to_timing,
+            request.budget.seed,
+            self.compute_guard.yield_to_timing,
             options.learning,
             options.learn,
         )
         hardware = target.hardware(tasks[0].target)
-        self._allocator = allocate.Allocator(
+        self.allocator = allocate.Allocator(
             [task.weight for task in tasks],
             [allocate.task_floor_us(task, hardware) for task in tasks],
             untuned_us=[allocate.untuned_us(task, hardware) for task in tasks],
         )
         for index, task in enumerate(tasks):
             if task.key in options.settled:
-                self._allocator.settle(index)
+                self.allocator.settle(index)
         self._pending = pending.PendingTrials(
-            self._clock, self._compute_guard, self.breakdown, self._budget.seconds
+            self.clock, self.compute_guard, self.breakdown, request.budget.seconds
         )
-        self._baselines = pending.Baselines(self._on_event)
-        self._parts = checkpoint.Parts(
-            task_runs=self.task_runs,
-            allocator=self._allocator,
-            learner=self.learner,
-            clock=self._clock,
-            breakdown=self.breakdown,
-        )
-        self.opener = opener.Opener(request, self._parts, self._baselines, self._compute_guard)
-        self._recorder = pending.Recorder(self._parts, self._journal, self._on_event)
-        fresh = [tasks[index] for index in self._allocator.order if self._allocator.is_open(index)]
+        self._baselines = pending.Baselines(request.on_event)
+        self.opener = opener.Opener(self, self._baselines)
+        self._recorder = pending.Recorder(self, self._journal)
+        fresh = [tasks[index] for index in self.allocator.order if self.allocator.is_open(index)]
         made_ahead = ahead.Ahead(fresh, ahead.n_processes(fresh))
         stack.callback(made_ahead.close)
-        self.breakdown.add("start", self._clock.elapsed_s)
+        self.breakdown.add("start", self.clock.elapsed_s)
 
     def close(self) -> None:
         """End all processes and close the session."""
@@ -106,111 +109,98 @@ class Run:
 
     # ------------------------------------------------------------ steps of a round
 
-    def stop_reason(self, n_reserved: int = 0, busy: Collection[int] = ()) -> str | None:
+    def stop_reason(self) -> str | None:
         """Why no further round begins; None to go on.
-
-        Args:
-            n_reserved: trials of rounds that are being searched.
-            busy: tasks that have a round.
 
         Raises:
             Stopped: the run is asked to stop here.
         """
-        self._compute_guard.check()
+        self.compute_guard.check()
         if self.options.should_pause is not None and self.options.should_pause():
             return "interrupted"
-        n_begun = self._recorder.n_trials + len(self._pending) + n_reserved
-        budget, elapsed_s = self._budget, self._clock.elapsed_s
-        reason = budget.spent(n_begun, elapsed_s)
-        if reason == "seconds" and self.may_begin_late(len(self._allocator.fresh(busy))):
-            return None
-        patience, min_improvement = self.options.patience_rounds, self.options.min_improvement
+        reason = self.request.budget.spent(self._n_begun, self.clock.elapsed_s)
+        if reason == "seconds":
+            n_fresh = len(self.allocator.fresh(self.rounds.busy))
+            return None if self.may_begin_late(n_fresh) else reason
+        patience = self.options.patience_rounds
         if reason is None and patience is not None:
-            if self._allocator.has_converged(patience, min_improvement):
+            if self.allocator.has_converged(patience, MIN_IMPROVEMENT):
                 return "converged"
         return reason
 
     @property
+    def _n_begun(self) -> int:
+        """Trials that are measured, being measured or reserved by a search."""
+        return self._recorder.n_trials + len(self._pending) + self.rounds.n_reserved
+
+    @property
     def is_late(self) -> bool:
         """Whether time is up: tasks that had no round may still begin their first one."""
-        seconds = self._budget.seconds
-        return seconds is not None and self._clock.elapsed_s >= seconds
+        seconds = self.request.budget.seconds
+        return seconds is not None and self.clock.elapsed_s >= seconds
 
     def warn(self, message: str) -> None:
         """Tell the caller something that changes no result."""
-        self._on_event(events.Warned(message=message))
+        self.request.on_event(events.Warned(message=message))
 
     def may_begin_late(self, n_fresh: int) -> bool:
         """Whether first rounds of so many tasks may be measured although time is up."""
-        until_s = first_rounds.OVERRUN * (self._budget.seconds or 0.0)
-        return len(self.task_runs) > 1 and n_fresh > 0 and self._clock.elapsed_s < until_s
+        until_s = rounds.OVERRUN * (self.request.budget.seconds or 0.0)
+        return len(self.task_runs) > 1 and n_fresh > 0 and self.clock.elapsed_s < until_s
 
-    def choose_task(self, busy: Collection[int] = ()) -> TaskRun | None:
-        """The task of the next round, none that is busy; None if no other can improve."""
+    def choose_task(self, waiting: Collection[int]) -> TaskRun | None:
+        """The task of the next round, none that has one or is to wait; None if no other can
+        improve."""
         self._take_late()
-        index = self._allocator.next(busy)
+        index = self.allocator.next({*self.rounds.busy, *waiting})
         return None if index is None else self.task_runs[index]
 
     def _take_late(self) -> None:
         """Tell the allocator of first results that came after the end of their round."""
         for task_run in self.task_runs:
             latency_us = task_run.recent_us
-            if latency_us is not None and self._allocator.record_late(task_run.index, latency_us):
+            if latency_us is not None and self.allocator.record_late(task_run.index, latency_us):
                 task_run.take_recent_us()
 
-    def search(
-        self, task_run: TaskRun, n_reserved: int = 0, busy: Collection[int] = ()
-    ) -> list[interface.Candidate]:
-        """Choose the candidates of a round; other rounds that are searched have `n_reserved`,
-        those of `busy` tasks."""
+    def search(self, task_run: TaskRun, n_taken: int = 0) -> list[interface.Candidate]:
+        """Choose the candidates of a round that has `n_taken` already."""
         if task_run.n_rounds and task_run.unopened:
             self.opener.open_rest(task_run)
-        with self._compute_guard.computing("search"):
+        with self.compute_guard.computing("search"):
             task_run.search.model = self.learner.models_for(task_run.index)
-            n = self.round_size(task_run, n_reserved, busy=busy)
+            n = self.round_size(task_run, n_taken=n_taken)
             first = task_run.take_first(n)
             return [*first, *task_run.search.ask(n - len(first))]
 
-    def round_size(
-        self, task_run: TaskRun, n_reserved: int, n_at_a_time: int = 1, busy: Collection[int] = ()
-    ) -> int:
-        """Candidates of a task's next round; other rounds that are searched have `n_reserved`, and
-        so many are at a time, those of `busy` tasks."""
-        options, trials = self.options, self._budget.trials
+    def round_size(self, task_run: TaskRun, n_at_a_time: int = 1, n_taken: int = 0) -> int:
+        """Further candidates of a task's next round, which has `n_taken`; so many rounds are
+        searched at a time."""
+        options, trials = self.options, self.request.budget.trials
         size = options.round_size
         if not task_run.n_rounds:
             size = min(size, options.first_round_size)
-            seconds = self._budget.seconds if len(self.task_runs) > 1 else None
-            left_s = None if seconds is None else max(0.0, seconds - self._clock.elapsed_s)
-            n_fresh = max(1, round(self._allocator.n_fresh / n_at_a_time))
-            size = first_rounds.size(size, left_s, n_fresh)
+            seconds = self.request.budget.seconds if len(self.task_runs) > 1 else None
+            left_s = None if seconds is None else max(0.0, seconds - self.clock.elapsed_s)
+            n_fresh = max(1, round(self.allocator.n_fresh / n_at_a_time))
+            size = rounds.first_size(size, left_s, n_fresh)
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
-                size = first_rounds.size_of_trials(size, trials, len(self.task_runs))
-            left = self._n_spare(trials, n_reserved, busy if task_run.n_rounds else None)
-            size = min(size, left)
+                size = rounds.first_size_of_trials(size, trials, len(self.task_runs))
+            left = self._n_spare(trials) if task_run.n_rounds else trials - self._n_begun
+            size = min(size, left - n_taken)
         return max(0, size)
 
-    def has_spare_trials(self, n_reserved: int, busy: Collection[int]) -> bool:
-        """Whether more trials are left than waiting tasks' first rounds will take.
+    @property
+    def has_spare_trials(self) -> bool:
+        """Whether more trials are left than waiting tasks' first rounds will take."""
+        trials = self.request.budget.trials
+        return trials is None or self._n_spare(trials) > 0
 
-        Args:
-            n_reserved: trials of rounds that are being searched.
-            busy: tasks that have a round.
-        """
-        trials = self._budget.trials
-        return trials is None or self._n_spare(trials, n_reserved, busy) > 0
-
-    def _n_spare(self, trials: int, n_reserved: int, busy: Collection[int] | None) -> int:
-        """Trials that nothing has yet; unless `busy` is None, without those kept for first rounds
-        of other tasks."""
-        left = trials - self._recorder.n_trials - len(self._pending) - n_reserved
-        if busy is None:
-            return left
-        first = first_rounds.size_of_trials(
-            self.options.first_round_size, trials, len(self.task_runs)
-        )
-        return left - first * len(self._allocator.fresh(busy))
+    def _n_spare(self, trials: int) -> int:
+        """Trials that nothing has yet, without those kept for first rounds of other tasks."""
+        whole, n_tasks = self.options.first_round_size, len(self.task_runs)
+        first = rounds.first_size_of_trials(whole, trials, n_tasks)
+        return trials - self._n_begun - first * len(self.allocator.fresh(self.rounds.busy))
 
     def submit(
         self,
@@ -221,9 +211,9 @@ class Run:
         ),
     ) -> int:
         """Make the programs that no process made, and send all to be measured; how many were."""
-        made = task_run.programs(candidates, self._compute_guard, made_elsewhere)
+        made = task_run.programs(candidates, self.compute_guard, made_elsewhere)
         predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
-        self._on_event(
+        self.request.on_event(
             events.RoundStarted(
                 task=task_run.task.name,
                 task_index=task_run.index,
@@ -231,7 +221,7 @@ class Run:
                 n_candidates=len(made),
                 n_invalid=len(candidates) - len(made),
                 predicted_us=min(predicted, default=None),
-                elapsed_s=self._clock.elapsed_s,
+                elapsed_s=self.clock.elapsed_s,
                 steps=tuple(task_run.search.descent_steps),
             )
         )
@@ -250,8 +240,8 @@ class Run:
         lookahead = self.options.lookahead
         other_devices = self._pool.n_devices - 1
         n = round((lookahead + other_devices) * n_candidates)
-        is_fresh = lookahead and self._allocator.n_fresh > 1  # this round's task is one of them
-        return max(n, first_rounds.IN_FLIGHT) if is_fresh else n
+        is_fresh = lookahead and self.allocator.n_fresh > 1  # this round's task is one of them
+        return max(n, rounds.IN_FLIGHT) if is_fresh else n
 
     def n_pending(self, task_index: int | None = None) -> int:
         """Candidates that are still being measured, of all tasks or of one."""
@@ -262,7 +252,7 @@ class Run:
     def has_room(self) -> bool:
         """Whether so few candidates are being measured that another round may be searched."""
         n = self.options.round_size * (self.options.lookahead + self._pool.n_devices)
-        return len(self._pending) < max(n, first_rounds.IN_FLIGHT)
+        return len(self._pending) < max(n, rounds.IN_FLIGHT)
 
     def take_measured(self) -> None:
         """Record what is measured by now; when time is up, cancel what has not begun."""
@@ -277,8 +267,8 @@ class Run:
 
     def end_round(self, task_run: TaskRun, n_candidates: int) -> None:
         """Tell the allocator what the round gave so far; late results count to the next one."""
-        self._allocator.record(task_run.index, task_run.take_recent_us(), n_candidates)
-        task_run.end_round()
+        self.allocator.record(task_run.index, task_run.take_recent_us(), n_candidates)
+        task_run.n_rounds += 1
 
     def settle(self) -> bool:
         """Wait for everything and tell the allocator; whether there was news for it."""
@@ -286,17 +276,17 @@ class Run:
         recent = [(task_run, task_run.take_recent_us()) for task_run in self.task_runs]
         for task_run, latency_us in recent:
             if latency_us is not None:
-                self._allocator.record(task_run.index, latency_us, 1)
+                self.allocator.record(task_run.index, latency_us, 1)
         return any(latency_us is not None for _, latency_us in recent)
 
     def learn(self) -> None:
         """Let the cost models learn what is new."""
         if not self.learner.n_unlearnt:
             return
-        with self._compute_guard.computing("train"):
+        with self.compute_guard.computing("train"):
             outcomes = self.learner.learn()
         for outcome in outcomes:
-            self._on_event(
+            self.request.on_event(
                 events.Trained(
                     n_records=outcome.records,
                     loss_before=outcome.before,
@@ -307,22 +297,22 @@ class Run:
 
     def save(self) -> None:
         """Write the checkpoint; it has the time until then, the breakdown also its own."""
-        self.breakdown.total_s = self._clock.elapsed_s
+        self.breakdown.total_s = self.clock.elapsed_s
         if self._journal is not None:
             with self.breakdown.of("save"):
-                self._journal.save(*checkpoint.take(self._parts))
-        self.breakdown.total_s = self._clock.elapsed_s
+                self._journal.save(*checkpoint.take(self))
+        self.breakdown.total_s = self.clock.elapsed_s
 
     # ------------------------------------------------------------ begin and end
 
     def start(self) -> None:
         """Say that tuning begins."""
-        self._on_event(
+        self.request.on_event(
             events.Started(
                 tasks=tuple(task_run.task.name for task_run in self.task_runs),
-                strategy=self._budget.strategy,
-                trials=self._budget.trials,
-                seconds=self._budget.seconds,
+                strategy=self.request.budget.strategy,
+                trials=self.request.budget.trials,
+                seconds=self.request.budget.seconds,
                 resumed_trials=self._recorder.n_trials,
                 model=self.learner.message,
             )
@@ -330,12 +320,10 @@ class Run:
 
     def remeasure(self) -> None:
         """Measure the fastest candidates again, longer."""
-        self._on_event(events.Remeasuring())
-        self._baselines.wait(self.breakdown, self._compute_guard)
+        self.request.on_event(events.Remeasuring())
+        self._baselines.wait(self.breakdown, self.compute_guard)
         self._baselines.take()
-        remeasure.Remeasuring(
-            self.options, self._compute_guard, self.breakdown, self._recorder
-        ).run(self.task_runs)
+        remeasure.Remeasuring(self, self._recorder).all()
 
     def finish(self, reason: str) -> results.NetworkResult:
         """Take the last results in, write the last checkpoint, say that tuning ended."""
@@ -352,12 +340,12 @@ class Run:
         )
         for task_run, each in zip(self.task_runs, result.results, strict=True):
             self._report_choice(task_run.index, each)
-        self._on_event(
+        self.request.on_event(
             events.Finished(
                 reason=reason,
                 trials=self._recorder.n_trials,
                 latency_us=result.latency_us,
-                elapsed_s=self._clock.elapsed_s,
+                elapsed_s=self.clock.elapsed_s,
             )
         )
         return result
@@ -367,7 +355,7 @@ class Run:
         tuned = result.tuned_or_none
         if result.best_or_none is None or result.unscheduled_us is None:
             return
-        self._on_event(
+        self.request.on_event(
             events.Chosen(
                 task=result.task.name,
                 task_index=index,
@@ -377,10 +365,6 @@ class Run:
                 program=results.baseline_name(result.task),
             )
         )
-
-    def has_best(self) -> bool:
-        """Whether any task has a schedule that runs."""
-        return any(task_run.best is not None for task_run in self.task_runs)
 
     def _record(self, trial: pending.InFlight) -> None:
         self._baselines.take()

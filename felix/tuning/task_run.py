@@ -174,10 +174,6 @@ class TaskRun(task_search.TaskSearch):
         if not trial.repeat:
             self.n_rounds = max(self.n_rounds, trial.round + 1)
 
-    def end_round(self) -> None:
-        """The candidates of a round are chosen and submitted."""
-        self.n_rounds += 1
-
     def take_recent_us(self) -> float | None:
         """Best latency since the last call; None without a new one."""
         recent_us, self.recent_us = self.recent_us, None

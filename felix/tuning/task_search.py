@@ -52,7 +52,6 @@ class TaskSearch:
         make_search: options_module.MakeSearch,
         model: interface.CostModels,
         seed: int,
-        before_each: Callable[[], None] | None = None,
         has_templates: bool = True,
         templates_first: bool = False,
         make_formulas: MakeFormulas = legality.make_formulas,
@@ -61,7 +60,6 @@ class TaskSearch:
 
         Args:
             make_search, model, seed: of the search.
-            before_each: called before the formulas of each sketch are made; it may raise.
             has_templates: whether kernels of templates are searched, too.
             templates_first: where there are templates, leave traces, whose formulas take a
                 hundred times as long, to `open_rest`.
@@ -82,9 +80,9 @@ class TaskSearch:
                 f"{self.task.name}: TVM cannot schedule the program: {grammar.first_line(error)}"
             ) from error
         templates, traces = by_kind(diversity.searched(sketches))
-        self._take_legal(templates, left_out, before_each, make_formulas)
+        left_out += self._take_legal(templates, make_formulas)
         if not templates_first or not self.sketches:
-            self._take_legal(traces, left_out, before_each, make_formulas)
+            left_out += self._take_legal(traces, make_formulas)
             traces = []
         if not self.sketches:
             raise errors.NoDesignSpace(
@@ -95,37 +93,26 @@ class TaskSearch:
         self._search = make_search(self.sketches, model, task_seed)
         return left_out
 
-    def open_rest(
-        self,
-        before_each: Callable[[], None] | None = None,
-        make_formulas: MakeFormulas = legality.make_formulas,
-    ) -> list[str]:
+    def open_rest(self, make_formulas: MakeFormulas = legality.make_formulas) -> list[str]:
         """Let the search have the sketches that `open` left out for now; says which have no
         legal schedule, and why."""
-        left_out: list[str] = []
         n_open = len(self.sketches)
-        self._take_legal(self.unopened, left_out, before_each, make_formulas)
+        left_out = self._take_legal(self.unopened, make_formulas)
         self.unopened = []
         self.search.extend(self.sketches[n_open:])
         return left_out
 
-    def _take_legal(
-        self,
-        sketches: Sequence[Sketch],
-        left_out: list[str],
-        before_each: Callable[[], None] | None,
-        make_formulas: MakeFormulas,
-    ) -> None:
-        """Take in those with legal schedules."""
+    def _take_legal(self, sketches: Sequence[Sketch], make_formulas: MakeFormulas) -> list[str]:
+        """Take in those with legal schedules; says which have none, and why."""
+        left_out = []
         for sketch in sketches:
-            if before_each is not None:
-                before_each()
             failure = make_formulas(sketch)
             if failure is not None:
                 left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
                 continue
             self.positions[sketch.index] = len(self.sketches)
             self.sketches.append(sketch)
+        return left_out
 
 
 def by_kind(sketches: Sequence[Sketch]) -> tuple[list[Sketch], list[Sketch]]:

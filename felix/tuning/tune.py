@@ -33,7 +33,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overload
 
-from felix import errors, events
+from felix import errors
 from felix.database import session
 from felix.measure import limits
 from felix.task import Task
@@ -131,7 +131,7 @@ def tune(
         model=model,
         out=folder,
         resume=resume,
-        on_event=on_event or _ignore,
+        on_event=on_event or (lambda event: None),
     )
     if len(request.tasks) == 1:  # before anything is opened; one of several is skipped later
         limits.check(request.tasks[0], limits.of_this_machine(request.tasks[0]))
@@ -156,10 +156,6 @@ def _gradients() -> Iterator[None]:
 
     with torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-def _ignore(event: events.Event) -> None:
-    """Nobody listens."""
 
 
 def compile(result: results.TuneResult) -> tvm.runtime.Module:

@@ -33,9 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     for result, folder in zip(tuned, folders, strict=True):
         latency = report.duration(result.best.latency_us)
         print(f"{result.task.name}: {latency}, {result.gflops:.1f} GFLOP/s, in {folder}")
-        for note in (result.unscheduled_note(), result.template_note()):
-            if note is not None:
-                print(note)
+        for note in result.notes():
+            print(note)
         print(f"run it: python {folder / 'run.py'}")
     return 0
 
@@ -117,10 +116,6 @@ def _json(result: results.TuneResult, folder: pathlib.Path) -> dict[str, Any]:
     return {
         "name": result.task.name,
         "ships": "unscheduled" if result.ships_unscheduled else "tuned",
-        "latency_us": result.best.latency_us,
-        "gflops": result.gflops,
-        "sketch_index": result.best.sketch_index,
-        "variant": result.best.variant,
-        "decisions": list(result.best.decisions),
+        **export.candidate(result.task, result.best),
         "artifact": str(folder),
     }

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class LibraryTime:
     """Median latency and how it was measured, or None with the reason."""
@@ -34,7 +31,7 @@ def timed(
     module: str, request: Mapping[str, Any], n_threads: int | None, timeout_s: float
 ) -> LibraryTime:
     """What a module of this package, run as a process, answers to a request."""
-    variables = {} if n_threads is None else dict.fromkeys(_THREAD_VARIABLES, str(n_threads))
+    variables = {} if n_threads is None else dict.fromkeys(child.ONE_THREAD, str(n_threads))
     environment = child.for_child(os.environ, variables)
     try:
         answer = child.ask(f"felix.cli.comparison.{module}", request, timeout_s, environment)

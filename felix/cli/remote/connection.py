@@ -57,6 +57,12 @@ def connect(arguments: argparse.Namespace) -> client.Client:
     return client.Client(url, key.strip())
 
 
+def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """The options of these names that were given."""
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def age(at: datetime.datetime) -> str:
     """How long ago, in the largest unit."""
     passed_s = max(0.0, (datetime.datetime.now(datetime.UTC) - at).total_seconds())

@@ -75,22 +75,16 @@ def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    options = {"round_size": arguments.round, "patience_rounds": arguments.patience}
-    settings: dict[str, Any] = {
-        "target": arguments.target,
-        "trials": arguments.trials,
-        "seconds": arguments.seconds,
-        "seed": arguments.seed,
-        "strategy": arguments.strategy,
-        "name": arguments.name,
+    as_named = ("target", "trials", "seconds", "seed", "strategy", "name", "priority")
+    settings = connection.given(arguments, (*as_named, "idempotency_key"))
+    sizes = {"round_size": arguments.round, "patience_rounds": arguments.patience}
+    others = {
         "tags": arguments.tag,
-        "priority": arguments.priority,
-        "idempotency_key": arguments.idempotency_key,
         "reuse": None if arguments.reuse else False,
         "allow_tf32": True if arguments.allow_tf32 else None,
-        "options": {name: value for name, value in options.items() if value is not None} or None,
+        "options": {name: value for name, value in sizes.items() if value is not None} or None,
     }
-    return {name: value for name, value in settings.items() if value is not None}
+    return settings | {name: value for name, value in others.items() if value is not None}
 
 
 def ls(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from felix import client, display, errors
@@ -52,7 +51,7 @@ def _new_key(arguments: argparse.Namespace) -> tuple[str, list[str], dict[str, A
     if not arguments.subject:
         raise errors.FelixError("the key needs a name: felix keys create NAME")
     names = ("max_running_jobs", "max_trials", "max_upload_bytes", "expires_s")
-    limits = _given(arguments, ("project", "device_kinds", *names))
+    limits = connection.given(arguments, ("project", "device_kinds", *names))
     return str(arguments.subject), arguments.scope or ["read"], limits
 
 
@@ -86,7 +85,9 @@ def projects_command(arguments: argparse.Namespace) -> int:
                 projects = service.projects()
             case verb:
                 change = service.create_project if verb == "create" else service.limit_project
-                projects = [change(_project_name(arguments), **_given(arguments, LIMITS))]
+                projects = [
+                    change(_project_name(arguments), **connection.given(arguments, LIMITS))
+                ]
     numbers = ("jobs at once", "trials a job", "bytes", "days files stay")
     connection.show(
         arguments, projects, ("project", *numbers), _project_row, right=frozenset(numbers)
@@ -103,12 +104,6 @@ def _project_name(arguments: argparse.Namespace) -> str:
     if not arguments.name:
         raise errors.FelixError(f"which project? felix projects {arguments.action} NAME")
     return str(arguments.name)
-
-
-def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """The options of these names that were given."""
-    values = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def webhooks_command(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from felix.builder import payload
 from felix.space import legality
 from felix.task import Task
 from felix.tuning import options, task_run, task_search
-from felix.tuning.searching import messages, processes
+from felix.tuning.searching import processes
 
 if TYPE_CHECKING:
     from felix.search import interface
@@ -35,7 +35,7 @@ class OpenTask:
         self._task_search = task_search.TaskSearch(index, task)
         self._failures: dict[int, str] = {}
 
-    def answer(self, request: messages.Request) -> messages.Searched:
+    def answer(self, request: processes.Request) -> processes.Searched:
         """Search the round.
 
         Raises:
@@ -58,7 +58,7 @@ class OpenTask:
         if request.state is not None:
             search.load_state_dict(request.state)
         searched = search.run_round(request.n)
-        return messages.Searched(
+        return processes.Searched(
             searched=searched,
             programs=self._programs(searched.candidates),
             sketches=tuple((sketch.index, sketch.key) for sketch in ours.sketches),
@@ -105,15 +105,15 @@ def main(descriptor: int) -> None:
 def _answer(tasks: dict[int, OpenTask], data: bytes) -> bytes:
     """The pickled answer to a pickled request, whatever happens: the run goes on without it."""
     try:
-        request: messages.Request = pickle.loads(data)
+        request: processes.Request = pickle.loads(data)
         if request.task_index not in tasks:
             task = Task.from_json(request.task, trusted=True)  # the run's own
             tasks[request.task_index] = OpenTask(request.task_index, task)
         return pickle.dumps(tasks[request.task_index].answer(request))
     except errors.FelixError as error:
-        return pickle.dumps(messages.Failed(str(error)))
+        return pickle.dumps(processes.Failed(str(error)))
     except Exception as error:  # the edge of the process
-        return pickle.dumps(messages.Failed(f"a search process cannot search: {error!r}"))
+        return pickle.dumps(processes.Failed(f"a search process cannot search: {error!r}"))
 
 
 if __name__ == "__main__":

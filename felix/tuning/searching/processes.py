@@ -2,41 +2,93 @@
 
 A task stays with one of them, which keeps its formulas. A process that cannot be started, or
 that ends, costs time and nothing else: the run searches itself where no process can.
+
+One request has one answer. Both ends are of one user and one version, so messages are pickled.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from felix.features.kind import FeatureKind
 from felix.processes import child
 from felix.target import cpu
-from felix.tuning.searching import messages
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from felix.search import GradientOptions, base, interface
     from felix.task import Task
+    from felix.tuning import task_run
 
 #: Processes at most, and cores for each: builders have the others.
 MAX_PROCESSES, CORES_EACH = 8, 4
 _MODULE = "felix.tuning.searching.process_main"
 
 
-def n_processes(
-    tasks: Sequence[Task], asked: int | None = None, n_cores: int | None = None
-) -> int:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Search one round of a task."""
+
+    task_index: int
+    #: its text (`Task.to_json`)
+    task: str
+    #: of the search
+    sizes: GradientOptions
+    has_templates: bool
+    #: of the run
+    seed: int
+    #: whether the search has the sketches of traces, which may be left to the second round
+    has_rest: bool
+    #: copies that predict ln(latency_us) for the task
+    models: Mapping[FeatureKind, nn.Module]
+    #: of the search; None: it begins
+    state: dict[str, Any] | None
+    #: candidates
+    n: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The round."""
+
+    searched: base.Round
+    #: (index, key) of the sketches that the search has, in its order
+    sketches: tuple[tuple[int, str], ...]
+    #: what is measured of each candidate, or why there is nothing
+    programs: Mapping[interface.Key, task_run.Applied]
+    #: why others have no legal schedule, by their index
+    failures: Mapping[int, str]
+    #: what opening sketches took for this request
+    open_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+    """There is no round: the run searches itself, and finds out why."""
+
+    message: str
+
+
+Answer: TypeAlias = Searched | Failed
+
+
+def n_processes(tasks: Sequence[Task], asked: int | None) -> int:
     """How many processes pay, or as many as were asked for.
 
     None for one task, or on a CPU (they would disturb timing).
     """
     if len(tasks) < 2 or tasks[0].target.kind.name == "llvm":
         return 0
-    cores = cpu.available_cores() if n_cores is None else n_cores
-    count = min(MAX_PROCESSES, cores // CORES_EACH) if asked is None else asked
+    pay = min(MAX_PROCESSES, cpu.available_cores() // CORES_EACH)
+    count = pay if asked is None else asked
     return min(count, len(tasks))
 
 
@@ -72,7 +124,7 @@ class SearchProcesses:
             return self.is_idle
         return process.is_idle
 
-    def submit(self, request: messages.Request) -> futures.Future[messages.Answer]:
+    def submit(self, request: Request) -> futures.Future[Answer]:
         """Have a round searched by the task's process; `may_take` says that it is idle.
 
         A process may have ended since `may_take`; where none is idle any more, the answer is that
@@ -106,7 +158,7 @@ class _Process:
             self._child = child.start(_MODULE, str(descriptor), pass_fds=[descriptor])
         self._thread = futures.ThreadPoolExecutor(1, "felix-search")
         self._greeting = self._thread.submit(self._wait_for_greeting)
-        self._request: futures.Future[messages.Answer] | None = None
+        self._request: futures.Future[Answer] | None = None
         self._has_ended = False
 
     @property
@@ -120,7 +172,7 @@ class _Process:
         """Whether it takes requests and has none."""
         return self.is_ready and (self._request is None or self._request.done())
 
-    def submit(self, request: messages.Request) -> futures.Future[messages.Answer]:
+    def submit(self, request: Request) -> futures.Future[Answer]:
         """Have a round searched."""
         self._request = self._thread.submit(self._ask, request)
         return self._request
@@ -138,15 +190,15 @@ class _Process:
             return False
         return True
 
-    def _ask(self, request: messages.Request) -> messages.Answer:
+    def _ask(self, request: Request) -> Answer:
         try:
             data = pickle.dumps(request)
         except Exception as error:  # of a user's model: its own code says how it is pickled
-            return messages.Failed(f"the cost model cannot be sent to a search process: {error!r}")
+            return Failed(f"the cost model cannot be sent to a search process: {error!r}")
         try:
             self._connection.send_bytes(data)
-            answer: messages.Answer = pickle.loads(self._connection.recv_bytes())
+            answer: Answer = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self._has_ended = True
-            return messages.Failed(f"a search process ended: {error!r}")
+            return Failed(f"a search process ended: {error!r}")
         return answer

@@ -8,65 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from felix.tuning.searching import messages, processes
+from felix.tuning.rounds import Asked, Chosen
+from felix.tuning.searching import processes
 
 if TYPE_CHECKING:
     from felix.search import interface
     from felix.space.sketch import Sketch
     from felix.tuning.run import Run
-    from felix.tuning.task_run import Applied, TaskRun
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chosen:
-    """The candidates of a round, and the programs of those that have been made already."""
-
-    candidates: Sequence[interface.Candidate]
-    programs: Mapping[interface.Key, Applied]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A round that is being searched."""
-
-    task_run: TaskRun
-    #: candidates in all
-    n: int
-    #: `Chosen`, or what a process says
-    answer: futures.Future[Any]
-    is_answered_here: bool
-    #: candidates that are measured before what the search chooses
-    first: Sequence[interface.Candidate] = ()
-    #: whether traces are searched, too
-    has_rest: bool = True
-
-
-class Searcher(Protocol):
-    """Chooses candidates; rounds that are searched have `n_reserved` trials, those of `busy`
-    tasks."""
-
-    #: whether several tasks may have rounds at a time
-    is_concurrent: bool
-
-    def is_free(self, task_index: int) -> bool:
-        """Whether a round of a task would be searched at once."""
-        ...
-
-    def ask(self, task_run: TaskRun, n_reserved: int, busy: Collection[int]) -> Asked | None:
-        """Have a round of a task searched; None for a task that cannot be tuned."""
-        ...
-
-    def chosen(self, asked: Asked, n_reserved: int, busy: Collection[int]) -> Chosen | None:
-        """What a round has, once there is an answer; None where it has nothing any more."""
-        ...
+    from felix.tuning.task_run import TaskRun
 
 
 @contextlib.contextmanager
-def of_run(run: Run) -> Iterator[Searcher]:
+def of_run(run: Run) -> Iterator[Here]:
     """The searcher of a run, with processes where these pay."""
     every = [task_run.task for task_run in run.task_runs]
     tasks = [task for task in every if task.key not in run.options.settled]
@@ -81,70 +38,72 @@ def of_run(run: Run) -> Iterator[Searcher]:
 class Here:
     """The run searches."""
 
+    #: whether several tasks may have rounds at a time
     is_concurrent = False
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def is_free(self, task_index: int) -> bool:
-        """Always: it waits for nothing."""
+        """Whether a round of a task would be searched at once: always."""
         return True
 
-    def ask(self, task_run: TaskRun, n_reserved: int, busy: Collection[int]) -> Asked | None:
-        """See `Searcher`; the answer is there."""
+    def ask(self, task_run: TaskRun) -> Asked | None:
+        """Have a round of a task searched; None for a task that cannot be tuned."""
         if not self._run.opener.open_or_skip(task_run):
             return None
-        candidates = self._run.search(task_run, n_reserved, busy)
+        candidates = self._run.search(task_run)
         answer: futures.Future[Chosen] = futures.Future()
         answer.set_result(Chosen(candidates, {}))
         return Asked(task_run, len(candidates), answer, is_answered_here=True)
 
-    def chosen(self, asked: Asked, n_reserved: int, busy: Collection[int]) -> Chosen | None:
-        """See `Searcher`."""
+    def chosen(self, asked: Asked) -> Chosen | None:
+        """What a round has, once there is an answer; None where it has nothing any more."""
         chosen: Chosen = asked.answer.result()
         return chosen
 
 
-class InProcesses:
+class InProcesses(Here):
     """Processes search, with the state that the run's own search of a task has."""
 
     is_concurrent = True
 
     def __init__(self, run: Run, searches: processes.SearchProcesses) -> None:
-        self._run, self._searches, self._here = run, searches, Here(run)
+        super().__init__(run)
+        self._searches = searches
         #: tasks that no process could search: the run does
         self._alone: set[int] = set()
         self._texts: dict[int, str] = {}
 
     def is_free(self, task_index: int) -> bool:
-        """See `Searcher`."""
+        """Whether a round of a task would be searched at once."""
         return self._is_here(task_index) or self._searches.may_take(task_index)
 
     def _is_here(self, task_index: int) -> bool:
         return not self._searches.n_ready or task_index in self._alone
 
-    def ask(self, task_run: TaskRun, n_reserved: int, busy: Collection[int]) -> Asked | None:
-        """See `Searcher`."""
+    def ask(self, task_run: TaskRun) -> Asked | None:
+        """Have a round searched by the task's process, or here where none can."""
         run = self._run
         if self._is_here(task_run.index):
-            return self._here.ask(task_run, n_reserved, busy)
+            return super().ask(task_run)
         if not task_run.is_open and not run.opener.begin_or_skip(task_run):
             return None
         n_at_a_time = max(1, self._searches.n_ready)  # the last one may just have ended
-        n = run.round_size(task_run, n_reserved, n_at_a_time, busy)
+        n = run.round_size(task_run, n_at_a_time)
         first = task_run.take_first(n) if task_run.is_open else []
         request = self._request(task_run, n - len(first))
         answer = self._searches.submit(request)
         return Asked(task_run, n, answer, False, first, request.has_rest)
 
-    def chosen(self, asked: Asked, n_reserved: int, busy: Collection[int]) -> Chosen | None:
-        """See `Searcher`; where a process failed, the run searches a round itself."""
+    def chosen(self, asked: Asked) -> Chosen | None:
+        """What a round has; where a process failed, the run searches one itself."""
         run, task_run, answer = self._run, asked.task_run, asked.answer.result()
         if isinstance(answer, Chosen):
             return answer
         if run.is_late and task_run.n_rounds:
             return None
-        if isinstance(answer, messages.Searched):
+        if isinstance(answer, processes.Searched):
             if not self._open_or_skip(task_run, answer, asked.has_rest):
                 return None
             candidates = self.adopt(task_run, answer, asked.first, asked.n)
@@ -153,24 +112,24 @@ class InProcesses:
         if not run.opener.open_or_skip(task_run):
             return None
         self._leave_alone(task_run, answer)
-        searched = run.search(task_run, n_reserved + len(asked.first), busy)
+        searched = run.search(task_run, n_taken=len(asked.first))
         return Chosen([*asked.first, *searched], {})
 
-    def _leave_alone(self, task_run: TaskRun, answer: messages.Answer) -> None:
+    def _leave_alone(self, task_run: TaskRun, answer: processes.Answer) -> None:
         """Ask no process for a task any more; the first time, say why."""
         if not self._alone:
             why = (
-                answer.message if isinstance(answer, messages.Failed) else "it has other sketches"
+                answer.message if isinstance(answer, processes.Failed) else "it has other sketches"
             )
             self._run.warn(f"{task_run.task.name} is searched without a process: {why}")
         self._alone.add(task_run.index)
 
-    def _request(self, task_run: TaskRun, n: int) -> messages.Request:
+    def _request(self, task_run: TaskRun, n: int) -> processes.Request:
         """That a round of so many candidates is searched."""
         run, is_open = self._run, task_run.is_open
         if task_run.index not in self._texts:
             self._texts[task_run.index] = task_run.task.to_json()
-        return messages.Request(
+        return processes.Request(
             task_index=task_run.index,
             task=self._texts[task_run.index],
             sizes=run.options.sizes(run.request.budget.strategy),
@@ -182,7 +141,7 @@ class InProcesses:
             n=n,
         )
 
-    def _open_or_skip(self, task_run: TaskRun, answer: messages.Searched, has_rest: bool) -> bool:
+    def _open_or_skip(self, task_run: TaskRun, answer: processes.Searched, has_rest: bool) -> bool:
         """Open a task as the process did, without making formulas; whether it can be tuned.
 
         Args:
@@ -204,7 +163,7 @@ class InProcesses:
     def adopt(
         self,
         task_run: TaskRun,
-        answer: messages.Searched,
+        answer: processes.Searched,
         first: Sequence[interface.Candidate],
         n: int,
     ) -> list[interface.Candidate] | None:

@@ -37,13 +37,13 @@ def test_a_sandbox_that_is_taken_over_gets_nothing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(sandbox, "_MODULE", "attacked_child")
     logs = []
-    read = child._end_of
+    read = child.end_of
 
     def noted(path: pathlib.Path, n_bytes: int) -> str:
         logs.append((path.parent / "log").read_text())
         return read(path, n_bytes)
 
-    monkeypatch.setattr(child, "_end_of", noted)
+    monkeypatch.setattr(child, "end_of", noted)
     task = workloads.gemm(4, 4, 4, target="llvm")
     with pytest.raises(errors.WorkloadError, match="done"):
         sandbox.try_in_child(task.to_json(), "{}")

@@ -16,7 +16,7 @@ from felix.metaschedule import trace_text
 from felix.runner import protocol
 from felix.search import interface
 from felix.space import ahead, diversity, formula_cache, legality
-from felix.tuning import first_rounds, pacing, pending, task_search
+from felix.tuning import pacing, pending, rounds, task_search
 from tests.support import tuning_fakes as fakes
 
 
@@ -27,7 +27,7 @@ from tests.support import tuning_fakes as fakes
 def test_first_rounds_are_smaller_where_time_is_short(
     left_s: float | None, n_fresh: int, size: int
 ) -> None:
-    assert first_rounds.size(8, left_s, n_fresh) == size
+    assert rounds.first_size(8, left_s, n_fresh) == size
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from felix.runner import protocol
 from felix.search import descent, gradient
 from felix.tuning import online_model, pacing, results, task_run, task_search
 from felix.tuning import options as options_module
-from felix.tuning.searching import messages, process_main, processes, searcher
+from felix.tuning.searching import process_main, processes, searcher
 from tests.support import tuning_fakes as fakes
 from tests.support import waiting
 
@@ -115,8 +115,8 @@ def learner(seed: int = 0) -> online_model.Learner:
 
 def request_of(
     run: task_search.TaskSearch, n: int, models: Any, **changes: Any
-) -> messages.Request:
-    request = messages.Request(
+) -> processes.Request:
+    request = processes.Request(
         task_index=run.index,
         task=run.task.to_json(),
         sizes=SIZES,
@@ -279,7 +279,7 @@ def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(ready: Rea
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         answer = only.submit(request).result(timeout=30)
-    assert isinstance(answer, messages.Failed) and "a search process ended" in answer.message
+    assert isinstance(answer, processes.Failed) and "a search process ended" in answer.message
 
 
 class Unreadable(fakes.Model):
@@ -327,7 +327,7 @@ def test_other_sketches_of_a_process_are_not_taken(
 ) -> None:
     adopt, taken = searcher.InProcesses.adopt, []
 
-    def other(ours: Any, run: Any, answer: messages.Searched, *rest: Any) -> Any:
+    def other(ours: Any, run: Any, answer: processes.Searched, *rest: Any) -> Any:
         if run.index == 0:
             renamed = tuple((index, f"{key}-other") for index, key in answer.sketches)
             answer = dataclasses.replace(answer, sketches=renamed)
@@ -430,11 +430,12 @@ def test_time_that_is_up_still_gives_each_task_its_first_candidates(
     assert min(n_records) >= 1 and sum(n_records) <= 12
 
 
-def test_processes_pay_for_several_tasks_on_a_gpu() -> None:
+def test_processes_pay_for_several_tasks_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu, on_cpu = tasks(), [fakes.task(32), fakes.task(64)]
 
     def count(some: Any, cores: int, asked: int | None = None) -> int:
-        return processes.n_processes(some, asked, cores)
+        monkeypatch.setattr(processes.cpu, "available_cores", lambda: cores)
+        return processes.n_processes(some, asked)
 
     assert count(on_gpu, 16) == 3 and count(on_gpu * 9, 16) == 4
     assert count(on_gpu * 9, 64) == processes.MAX_PROCESSES
