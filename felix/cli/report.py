@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from felix import version
 from felix.artifact import export
 from felix.cli.comparison import libraries
+from felix.database import records
 from felix.tuning import pacing, results
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _notes(tasks: Sequence[results.TuneResult], compared: Sequence[Compared]) ->
 
 
 def _cells(result: results.TuneResult, times: Compared, columns: Sequence[str]) -> list[str]:
-    failed = str(sum(not record.measured.ok for record in result.records))
+    failed = str(sum(trial.state is records.State.FAILED for trial in result.records))
     head = [result.task.name, str(len(result.records)), failed]
     if result.best_or_none is None:
         return [*head, "none", "-", "-", *("-" for _ in columns)]
@@ -150,7 +151,7 @@ def _task_json(
         "flops": task.flops,
         "min_bytes": task.min_bytes,
         "trials": len(result.records),
-        "failed": sum(not record.measured.ok for record in result.records),
+        "failed": sum(trial.state is records.State.FAILED for trial in result.records),
         "best": None
         if best is None
         else {"spread": best.measurement.spread, **export.candidate(task, best)},

@@ -11,6 +11,7 @@ Users have this module as `felix.records`, with MetaSchedule's databases (`metas
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib.metadata
 import json
 import os
@@ -24,7 +25,7 @@ from felix.database.metaschedule_files import DatabaseEntry, export_database, im
 from felix.runner import protocol
 
 __all__ = [
-    "DatabaseEntry", "Key", "Trial", "Writer", "add_effective", "effective_measurements",
+    "DatabaseEntry", "Key", "State", "Trial", "Writer", "add_effective", "effective_measurements",
     "export_database", "fastest", "import_database", "iterate", "read", "versions",
 ]  # fmt: skip
 
@@ -33,6 +34,14 @@ FORMAT = 1
 
 #: Sketch index and decisions: what makes two candidates of a task the same.
 Key: TypeAlias = tuple[int, tuple[int, ...]]
+
+
+class State(enum.StrEnum):
+    """How far a trial is. What is built waits in the measurer's queues, as what is not does."""
+
+    ASKED = "asked"
+    TIMED = "timed"
+    FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +76,15 @@ class Trial:
         return self.sketch_index, self.decisions
 
     @property
+    def state(self) -> State:
+        """How far it is."""
+        if self.measurement is None:
+            return State.ASKED
+        return State.TIMED if self.measurement.ok else State.FAILED
+
+    @property
     def measured(self) -> protocol.Measurement:
-        """What measuring gave; of a trial that has been measured."""
+        """What measuring gave; of a trial that is timed or failed."""
         assert self.measurement is not None, "the trial is not measured yet"
         return self.measurement
 
