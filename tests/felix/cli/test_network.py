@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from felix import errors, sketches, workloads
+from felix import client, errors, sketches, workloads
 from felix.builder import payload
 from felix.cli import main, measuring
 from felix.cli.remote import connection
@@ -168,8 +170,13 @@ def test_nothing_known_is_an_error(
 def url(tmp_path: pathlib.Path, option: str | None = None, **environment: str) -> str:
     """The service's address for a caller who brings a key."""
     arguments = argparse.Namespace(url=option, key_file=None)
-    with connection.connect(arguments, {"FELIX_API_KEY": "k", **environment}) as service:
+    with connect(arguments, {"FELIX_API_KEY": "k", **environment}) as service:
         return service._http.url
+
+
+def connect(arguments: argparse.Namespace, environment: dict[str, str]) -> client.Client:
+    with mock.patch.dict(os.environ, environment, clear=True):
+        return connection.connect(arguments)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +223,10 @@ def test_the_key_of_this_machine_goes_to_its_service_only(
     environment = {"FELIX_DATA_DIR": str(tmp_path), "FELIX_PORT": "9000", "FELIX_URL": address}
     arguments = argparse.Namespace(url=None, key_file=None)
     if is_sent:
-        connection.connect(arguments, environment).close()
+        connect(arguments, environment).close()
         return
     with pytest.raises(errors.FelixError, match="an API key is needed"):
-        connection.connect(arguments, environment)
+        connect(arguments, environment)
 
 
 def test_commands_reach_a_service_on_another_port(
