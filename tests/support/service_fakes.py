@@ -236,10 +236,10 @@ def line(number: int, latency_us: float | None = 10.0, **changes: Any) -> str:
 def new_trial(
     number: int, latency_us: float | None = 10.0, task: int = 0, **changes: Any
 ) -> models.Trial:
-    """The row of a trial that nobody has written yet (`line`), of a short record."""
-    record = changes.pop("record", f"record {number}")
+    """The row of a trial that nobody has written yet, of a `line` or a `record` of its own."""
+    record = changes.pop("record", None)
     row = trials.row(task, line(number, latency_us, **changes))
-    row.record = record
+    row.record = record or row.record
     return row
 
 
