@@ -129,8 +129,9 @@ def test_re_measured_latencies_are_dated_by_the_records() -> None:
     def record(decisions: tuple[int, ...], elapsed_s: float, latency_us: float | None) -> Any:
         measured = types.SimpleNamespace(latency_us=latency_us, ok=latency_us is not None)
         return types.SimpleNamespace(
-            sketch_index=0, decisions=decisions, elapsed_s=elapsed_s, measurement=measured
-        )
+            sketch_index=0, decisions=decisions, elapsed_s=elapsed_s,
+            measured=measured, latency_us=latency_us,
+        )  # fmt: skip
 
     records = [record((1,), 1.0, 9.0), record((2,), 2.0, 8.0), record((3,), 3.0, 7.0)]
     repeats = [record((3,), 5.0, None), record((2,), 5.0, 7.5)]

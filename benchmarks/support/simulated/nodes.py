@@ -97,7 +97,7 @@ class Node:
         described = Description(
             device="cuda", target="sm_90", arguments=(), tolerance=0.0, seed=0
         ).to_json()
-        return messages.write(description=described, suffix="", build_s=0.0), b""
+        return messages.write(description=described, suffix=".cubin", build_s=0.0), b"reference"
 
     def open(self, arch: str) -> str:
         """Open the device."""
