@@ -125,7 +125,7 @@ def test_the_digest_of_the_cache_covers_every_module_that_makes_formulas(
         "symbolic/instructions/placement.py",
         "features/stores.py",
         "features/spec.py",
-        "sketch/formulas.py",
+        "space/formulas.py",
         "autodiff/graph.py",
         "autodiff/passes.py",
         "autodiff/program.py",
