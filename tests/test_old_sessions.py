@@ -13,6 +13,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +47,9 @@ def old(tmp_path: pathlib.Path) -> pathlib.Path:
     return stored_service.unpack("gpu_session_network_service", tmp_path)
 
 
-def latency_of(program: object) -> float | protocol.ErrorClass:
+def latency_of(program: Any) -> float | protocol.ErrorClass:
     """10 to 100 us by a hash of the program's text, as the stored session was measured."""
-    is_generated = isinstance(program, GeneratedProgram)
-    text = program.to_json() if is_generated else program.script()  # type: ignore[attr-defined]
+    text = program.to_json() if isinstance(program, GeneratedProgram) else program.script()
     digest = hashlib.sha256(text.encode()).digest()
     if digest[0] < 32:
         return protocol.ErrorClass.WRONG_RESULT

@@ -27,7 +27,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(ends: several.Ends) -> Make:
     """Makes stages with a noise probe, which is armed."""
 
-    def made(*runs: several.Runs) -> several.Pool:
+    def made(*runs: several.Runner) -> several.Pool:
         watch = noise_probe.NoiseProbe("cuda")
         pool = several.Pool(*runs, watch=watch)
         watch.arm(pool.task(), "probe.so")
@@ -39,7 +39,7 @@ def make(ends: several.Ends) -> Make:
 
 
 def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Make) -> None:
-    good, throttled = several.Runs(), several.Runs()
+    good, throttled = several.Runner(), several.Runner()
     pool = make(good, throttled)
     waiting.until(lambda: "noise-probe" in good.ran and "noise-probe" in throttled.ran)
     assert pool.queues.away == {}
@@ -59,7 +59,7 @@ def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Make) -> None:
 
 
 def test_a_device_that_is_slower_than_its_kind_never_measures(make: Make) -> None:
-    runs = [several.Runs(1.0), several.Runs(1.1), several.Runs(1.9)]
+    runs = [several.Runner(1.0), several.Runner(1.1), several.Runner(1.9)]
     pool = make(*runs)
     waiting.until(lambda: 2 in pool.queues.away)
     assert "1.7 times as long as on others of its kind" in pool.queues.away[2]
@@ -70,7 +70,7 @@ def test_a_device_that_is_slower_than_its_kind_never_measures(make: Make) -> Non
 
 
 def test_what_waits_for_the_only_device_waits_until_it_is_well(make: Make) -> None:
-    only = several.Runs()
+    only = several.Runner()
     pool = make(only)
     waiting.until(lambda: "noise-probe" in only.ran)
     only.slowness = 3.0
@@ -89,7 +89,7 @@ def test_busy_devices_are_looked_at_after_some_candidates(
 ) -> None:
     monkeypatch.setattr(noise_probe, "IDLE_S", 1e6)
     monkeypatch.setattr(noise_probe, "EVERY_N", 5)
-    only = several.Runs()
+    only = several.Runner()
     pool = make(only)
     waiting.until(lambda: only.ran.count("noise-probe") == noise_probe.N_RUNS)  # when it opens
     task = pool.task()

@@ -48,7 +48,7 @@ class Builder:
         return True
 
 
-class Runs(several.Runs):
+class Runner(several.Runner):
     """Notes in which order tasks and candidates come."""
 
     def prepare(self, state: work.TaskState) -> None:
@@ -66,15 +66,14 @@ class Runs(several.Runs):
 class Pool(staged.StagedPool):
     """Stages over builders and run workers that are no processes."""
 
-    def __init__(self, folder: pathlib.Path, builders: list[Builder], runs: list[Runs]) -> None:
+    def __init__(self, folder: pathlib.Path, builders: list[Builder], runs: list[Runner]) -> None:
         devices = [work.Device("cpu", "a CPU", 0, index) for index in range(len(runs))]
         super().__init__("llvm", rights.Folders.make(folder, 1 << 20), devices)
         self._builds = building.Builders(builders, self._references.built, self._settle)
-        stages: Any = [
-            device_thread.DeviceThread(index, each, self._queues, self._finish, "")  # type: ignore[arg-type]
+        self._stages = [
+            device_thread.DeviceThread(index, each, self._queues, self._finish, "")
             for index, each in enumerate(runs)
         ]
-        self._stages = stages
         self._start()
         self._task = self._task_of(contract.task())
 
@@ -84,14 +83,14 @@ class Pool(staged.StagedPool):
 
 @pytest.fixture
 def make(tmp_path: pathlib.Path, ends: several.Ends) -> Callable[..., Pool]:
-    def made(builders: list[Builder], runs: list[Runs]) -> Pool:
+    def made(builders: list[Builder], runs: list[Runner]) -> Pool:
         return ends.enter_context(Pool(tmp_path, builders, runs))
 
     return made
 
 
 def test_several_devices_have_one_reference(make: Callable[..., Pool]) -> None:
-    builder, runs = Builder(MADE), [Runs(), Runs(), Runs()]
+    builder, runs = Builder(MADE), [Runner(), Runner(), Runner()]
     pool = make([builder], runs)
     assert pool.submit(GEMM).result(10).ok
     assert all(each.ok for each in pool.measure([GEMM] * 30))
@@ -100,7 +99,7 @@ def test_several_devices_have_one_reference(make: Callable[..., Pool]) -> None:
 
 
 def test_candidates_wait_for_their_reference(make: Callable[..., Pool]) -> None:
-    slow, other, runs = Builder(MADE), Builder(), Runs()
+    slow, other, runs = Builder(MADE), Builder(), Runner()
     slow.may_make.clear()
     pool = make([slow], [runs])
     time.sleep(0.1)  # the slow one has it
@@ -130,7 +129,7 @@ def test_no_candidate_overtakes_its_task() -> None:
 
 
 def test_a_reference_that_failed_is_built_once_more(make: Callable[..., Pool]) -> None:
-    pool = make([Builder(FAILED, MADE)], [Runs()])
+    pool = make([Builder(FAILED, MADE)], [Runner()])
     assert pool.submit(GEMM).result(10).ok
 
 
@@ -146,7 +145,7 @@ def test_without_a_reference_candidates_fail(
     tries: list[Any], message: str, make: Callable[..., Pool]
 ) -> None:
     builder = Builder(*tries)
-    pool = make([builder], [Runs()])
+    pool = make([builder], [Runner()])
     failed = pool.measure([GEMM] * 3)
     assert {each.error for each in failed} == {protocol.ErrorClass.INFRASTRUCTURE}
     assert all(each.message.endswith(message) for each in failed)
@@ -158,7 +157,7 @@ def test_without_a_reference_candidates_fail(
 def test_an_interrupted_pool_makes_references_when_they_are_needed(
     make: Callable[..., Pool],
 ) -> None:
-    pool = make([], [Runs()])
+    pool = make([], [Runner()])
     future = pool.submit(GEMM)
     pool.interrupt()
     assert future.cancelled()
@@ -173,7 +172,7 @@ def test_an_interrupted_pool_makes_references_when_they_are_needed(
 def test_a_pool_that_is_closed_leaves_no_candidate(make: Callable[..., Pool]) -> None:
     slow = Builder(MADE)
     slow.may_make.clear()
-    pool = make([slow], [Runs()])
+    pool = make([slow], [Runner()])
     time.sleep(0.1)
     pool._builds.add(Builder())
     future = pool.submit(GEMM)

@@ -1,4 +1,4 @@
-"""Pools of several devices: homes, help, calibration, finals, devices that are taken out."""
+"""Pools of several devices: primaries, help, calibration, thorough turns, devices taken out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import tvm
 
 from felix import errors, workloads
-from felix.measure import device_thread, dispatch, local, noise_probe, work
+from felix.measure import device_thread, dispatch, local, noise_probe, running, work
 from felix.runner import protocol
 from felix.runner.cuda import devices
 from tests.support import waiting
@@ -23,10 +22,8 @@ TARGET = tvm.target.Target("llvm")
 GPU = work.Device("cuda", "a GPU", 1 << 20)
 
 
-class Runs:
-    """A run worker whose device takes `slowness` us for every candidate."""
-
-    batch_size = 1
+class Runner(running.Runner):
+    """One whose device takes `slowness` us for every candidate."""
 
     def __init__(self, slowness: float = 1.0, broken: str | None = None) -> None:
         self.slowness, self.broken = slowness, broken
@@ -46,20 +43,20 @@ class Runs:
             self.together = None
         return protocol.Measurement.timed([10.0 * self.slowness] * 3, device=state.device.name)
 
-    def run_all(
-        self, batch: Sequence[tuple[work.QueuedProgram, work.TaskState]]
-    ) -> Iterator[tuple[work.QueuedProgram, protocol.Measurement]]:
-        for candidate, state in batch:
-            yield candidate, self.run(candidate, state)
+    def open(self, arch: str) -> None:
+        raise AssertionError("nothing is opened for one task")
+
+    def await_return(self) -> bool:
+        return False
 
 
 class Pool:
     """Stages over run workers, without builders."""
 
-    def __init__(self, *runs: Runs, watch: noise_probe.NoiseProbe | None = None) -> None:
+    def __init__(self, *runs: Runner, watch: noise_probe.NoiseProbe | None = None) -> None:
         self.queues = dispatch.Dispatch(len(runs))
         self.stages = [
-            device_thread.DeviceThread(i, each, self.queues, self._settle, "", watch)  # type: ignore[arg-type]
+            device_thread.DeviceThread(i, each, self.queues, self._settle, "", watch)
             for i, each in enumerate(runs)
         ]
         self.n_devices = len(runs)
@@ -101,14 +98,14 @@ def _results(futures: list[Future[protocol.Measurement]]) -> list[protocol.Measu
 Ends = contextlib.ExitStack
 
 
-def made(ends: Ends, *runs: Runs) -> Pool:
+def made(ends: Ends, *runs: Runner) -> Pool:
     """A pool that is closed at the end."""
     pool = Pool(*runs)
     ends.callback(pool.close)
     return pool
 
 
-def begun(ends: Ends, *runs: Runs) -> tuple[Pool, work.PoolTask]:
+def begun(ends: Ends, *runs: Runner) -> tuple[Pool, work.PoolTask]:
     """A running pool and a task of which its primary has measured one candidate."""
     pool = made(ends, *runs)
     task = pool.task()
@@ -127,7 +124,7 @@ def move(pool: Pool, task: work.PoolTask) -> None:
 def test_all_devices_run_candidates_of_one_task_at_the_same_time(
     ends: Ends, n_devices: int
 ) -> None:
-    runs = [Runs() for _ in range(n_devices)]
+    runs = [Runner() for _ in range(n_devices)]
     pool, task = begun(ends, *runs)
     together = threading.Barrier(n_devices)
     for each in runs:
@@ -138,7 +135,7 @@ def test_all_devices_run_candidates_of_one_task_at_the_same_time(
 
 
 def test_latencies_of_a_helper_are_those_of_the_home(ends: Ends) -> None:
-    primary, helper = Runs(1.0), Runs(1.1)
+    primary, helper = Runner(1.0), Runner(1.1)
     pool, task = begun(ends, primary, helper)
     primary.held.clear()
     futures = [pool.submit(task, str(number)) for number in range(6)]
@@ -150,7 +147,7 @@ def test_latencies_of_a_helper_are_those_of_the_home(ends: Ends) -> None:
 
 
 def test_thorough_measurements_are_of_the_primary_alone(ends: Ends) -> None:
-    primary, helper = Runs(), Runs()
+    primary, helper = Runner(), Runner()
     pool, task = begun(ends, primary, helper)
     _results([pool.submit(task, "final", thorough=True) for _ in range(8)])
     assert primary.ran.count("final") == 8 and "final" not in helper.ran
@@ -159,7 +156,7 @@ def test_thorough_measurements_are_of_the_primary_alone(ends: Ends) -> None:
 def test_a_throttled_device_measures_nothing_of_a_task(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    primary, slow = Runs(1.0), Runs(1.5)
+    primary, slow = Runner(1.0), Runner(1.5)
     pool, task = begun(ends, primary, slow)
     results = _results([pool.submit(task, "c") for _ in range(20)])
     assert [each.latency_us for each in results] == [10.0] * 20
@@ -168,7 +165,7 @@ def test_a_throttled_device_measures_nothing_of_a_task(
 
 
 def test_a_calibration_that_is_interrupted_says_nothing_about_the_device(ends: Ends) -> None:
-    primary, helper = Runs(), Runs()
+    primary, helper = Runner(), Runner()
     pool, task = begun(ends, primary, helper)
     run = helper.run
 
@@ -186,7 +183,7 @@ def test_a_calibration_that_is_interrupted_says_nothing_about_the_device(ends: E
 
 
 def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing(ends: Ends) -> None:
-    fine, broken = Runs(), Runs(broken="error 999 in cuInit")
+    fine, broken = Runner(), Runner(broken="error 999 in cuInit")
     pool = made(ends, broken, fine)
     tasks = [pool.task() for _ in range(4)]
     futures = [pool.submit(task) for task in tasks for _ in range(5)]
@@ -198,14 +195,14 @@ def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing(ends: En
 
 
 def test_the_last_device_stays_and_says_what_is_wrong() -> None:
-    pool = Pool(Runs(broken="broken"))
+    pool = Pool(Runner(broken="broken"))
     assert not pool.queues.retire(0, "broken")
     assert pool.queues.faults == {} and pool.task().primary == 0
 
 
 def test_a_task_that_moves_is_calibrated_against_its_first_home(ends: Ends) -> None:
     """By more than a helper may differ."""
-    first, second = Runs(1.0), Runs(2.0)
+    first, second = Runner(1.0), Runner(2.0)
     pool, task = begun(ends, first, second)
     task.refused[1] = "it differed when it was to help"
     move(pool, task)
@@ -214,7 +211,7 @@ def test_a_task_that_moves_is_calibrated_against_its_first_home(ends: Ends) -> N
 
 
 def test_a_helper_that_becomes_the_home_while_it_is_compared(ends: Ends) -> None:
-    first, second = Runs(1.0), Runs(2.0)
+    first, second = Runner(1.0), Runner(2.0)
     pool, task = begun(ends, first, second)
     run = second.run
 
@@ -233,7 +230,7 @@ def test_a_helper_that_becomes_the_home_while_it_is_compared(ends: Ends) -> None
 
 
 def test_a_task_whose_new_home_differs_much_fails_with_the_reason(ends: Ends) -> None:
-    first, second = Runs(1.0), Runs(4.0)
+    first, second = Runner(1.0), Runner(4.0)
     pool, task = begun(ends, first, second)
     move(pool, task)
     failed = pool.submit(task).result(10)
@@ -243,14 +240,14 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason(ends: Ends) ->
 
 
 def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy(ends: Ends) -> None:
-    pool, task = begun(ends, Runs(8.0), Runs(1.0))
+    pool, task = begun(ends, Runner(8.0), Runner(1.0))
     move(pool, task)
     assert pool.submit(task).result(10).latency_us == 80.0  # as the first primary would have it
     assert task.scales[1] == 8.0
 
 
 def test_devices_are_compared_by_the_fastest_candidate(ends: Ends) -> None:
-    first, second = Runs(8.0), Runs(1.0)
+    first, second = Runner(8.0), Runner(1.0)
     pool, task = begun(ends, first, second)  # while it was busy
     first.slowness = 1.0
     pool.submit(task, "later", thorough=True).result(10)
@@ -260,14 +257,14 @@ def test_devices_are_compared_by_the_fastest_candidate(ends: Ends) -> None:
 
 
 def test_a_new_home_that_is_busy_for_a_moment_measures(ends: Ends) -> None:
-    class BusyOnce(Runs):
+    class BusyOnce(Runner):
         def run(self, *args: Any) -> protocol.Measurement:
             measurement = super().run(*args)
             self.slowness = 1.0
             return measurement
 
     second = BusyOnce(4.0)
-    pool, task = begun(ends, Runs(1.0), second)
+    pool, task = begun(ends, Runner(1.0), second)
     move(pool, task)
     assert pool.submit(task, "later").result(10).latency_us == 10.0
     assert second.ran == ["fastest", "fastest", "later"]
