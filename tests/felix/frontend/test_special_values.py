@@ -93,7 +93,7 @@ def test_values_are_pytorchs(name: str, kind: str) -> None:
 
 
 def test_exceptions_are_what_the_guide_says() -> None:
-    """docs/guide/models.md: where PyTorch's kernels for CPUs give something else."""
+    """docs/guide/models.md: where PyTorch's kernels for some CPUs give something else."""
     x, keys = torch.full((1, 4, 4), INF), torch.ones(1, 4, 4)
     keys[0, 3] = torch.nan  # which only the last row sees
     plain, ones = torch.arange(16.0).view(1, 4, 4), torch.ones(4)
@@ -113,8 +113,6 @@ def test_exceptions_are_what_the_guide_says() -> None:
     assert torch.equal(outputs[1], x)
     assert outputs[2].isnan().any()
     assert outputs[3].isfinite().all()
-    right = called(x, plain, keys)
-    assert all(not torch.equal(o, r) for o, r in zip(outputs, right, strict=True))
 
 
 @pytest.mark.gpu
