@@ -111,6 +111,7 @@ def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:
     assert hashlib.sha256(content).hexdigest() == artifact["sha256"]
 
 
+@pytest.mark.slow("tunes a job of an old service; that of the newest is tuned above")
 def test_a_paused_job_of_a_stored_database_goes_on(
     service: settings.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_make_installs_the_locked_torch_first(target: str, tmp_path: pathlib.Pat
     assert "-c requirements.lock" in installs[1] or target != "setup"
 
 
+@pytest.mark.slow("compiles in a process that imports all anew")
 def test_torch_knows_the_backend(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
     """Installed, it is there by its name, without an import of felix."""
     wheel.extractall(tmp_path)

@@ -94,6 +94,7 @@ def test_stock_has_the_records_of_its_time(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "none" / "database_workload.json").read_text() == ""
 
 
+@pytest.mark.slow("builds a network as TVM does")
 def test_without_records_stock_runs_as_tvm_schedules_it(tmp_path: pathlib.Path) -> None:
     case = tuned.Case(
         name="dcgan", batch=1, dtype="float32", small=True, target="llvm", seconds=(1.0,)

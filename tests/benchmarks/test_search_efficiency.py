@@ -204,6 +204,7 @@ def test_every_preloaded_module_exists() -> None:
     assert [name for name in ours if importlib.util.find_spec(name) is None] == []
 
 
+@pytest.mark.slow("another search in another process")
 def test_a_piece_runs_in_a_process_of_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

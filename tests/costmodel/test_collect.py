@@ -166,6 +166,7 @@ def test_neighbours_are_new_legal_and_one_decision_away() -> None:
     assert proposals.neighbours(FakeSketch(0), [], per_row=20, seed=3).shape == (0, 4)
 
 
+@pytest.mark.slow("builds a program of every workload of the data")
 def test_builtin_workloads_build_are_small_and_cover_every_operator() -> None:
     made = [felix_bridge.workload(line) for line in workloads_cpu.builtin()[::3]]
     assert len(made) >= 100 and len({w.key for w in made}) == len(made)
@@ -199,6 +200,7 @@ def test_builtin_workloads_are_many_valid_and_not_those_of_the_benchmarks() -> N
         assert felix_bridge.workload(line).min_bytes > 0
 
 
+@pytest.mark.slow("collects by three ways")
 def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Path) -> None:
     model = collect._model(None, TARGET)
     opened: list[proposals.OpenWorkload] = []

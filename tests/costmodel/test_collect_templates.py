@@ -56,6 +56,7 @@ def test_workloads_are_many_distinct_and_not_those_of_the_benchmarks() -> None:
     assert {p["m"] for p in products} >= {1, 2, 8, 32, 197, 2048}
 
 
+@pytest.mark.slow("builds a program of every workload of the data")
 def test_workloads_build_and_most_have_templates() -> None:
     lines = workloads_tensor_cores.lines()[::12]
     workloads = [felix_bridge.workload(line, made_up_data.TARGET) for line in lines]
@@ -129,6 +130,7 @@ def test_kernels_are_measured_recorded_and_resumed(
         assert task.mask.any(axis=1).all()
 
 
+@pytest.mark.slow("measures; the whole collection is tested above")
 def test_workloads_of_few_channels_are_collected_alone(
     tmp_path: pathlib.Path, pool: made_up_data.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
     assert better > worse + 0.05  # the second cannot see most of what decides
 
 
+@pytest.mark.slow("trains models twice")
 def test_processes_train_what_one_trains(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_fine_tuning_follows_the_new_machine_and_replay_keeps_the_old_ranking() 
     assert old_ranking[True] > max(old_ranking[False] + 0.05, 0.88)
 
 
+@pytest.mark.slow("trains a model for many rounds")
 def test_offset_absorbs_a_slower_machine_without_moving_the_model_for_others() -> None:
     network = pretrained_model()
     here = task(20, 60, shift=3.0)

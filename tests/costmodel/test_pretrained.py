@@ -100,6 +100,7 @@ def test_data_are_those_of_the_checkpoint_and_small(shipped: Shipped, measured: 
     assert sum(path.stat().st_size for path in files) < shipped.most_mb << 20
 
 
+@pytest.mark.slow("reads all data of the models")
 def test_data_are_enough(measured: Measured) -> None:
     for name, n_records, n_workloads in (("llvm", 3000, 40), ("templates", 15_000, 300)):
         ran = [record for record in measured(name).records if record.latency_us is not None]

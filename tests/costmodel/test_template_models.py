@@ -171,6 +171,7 @@ def test_the_network_beats_the_formula_on_workloads_it_never_saw(trained: pathli
     assert network["near_best"] >= formula["near_best"]
 
 
+@pytest.mark.slow("trains a model and searches with it")
 def test_the_search_loads_it(trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "PRETRAINED", trained / "pretrained")
     h200 = target.parse("h200")

@@ -14,15 +14,22 @@ from tests.support import warm
 
 ROOT = pathlib.Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "guide" / "tutorials").glob("*.py"))
+#: What `make test` leaves out: it serves, or tunes as others do.
+_SLOW = ("service_user", "Use the parts alone", "Watch a run")
 #: Runs in a tutorial too, where MetaSchedule's workers take their time once.
 _IN_A_TUTORIAL = "ms.tune_tir"
+
+
+def _case(value: Any, name: str) -> Any:
+    marks = pytest.mark.slow("serves, or tunes as others do") if name in _SLOW else ()
+    return pytest.param(value, id=name, marks=marks)
 
 
 def _examples(page: str) -> list[Any]:
     text = (ROOT / "docs" / "guide" / page).read_text()
     blocks = re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.S | re.M)
     return [
-        pytest.param(code, id=f"{page}-{title}")
+        _case(code, title)
         for title, section in blocks
         for code in re.findall(r"^```python\n(.*?)^```", section, re.S | re.M)
         if _IN_A_TUTORIAL not in code
@@ -34,7 +41,7 @@ def test_there_is_a_tutorial_for_each_audience() -> None:
     assert names == {"tvm_user", "pytorch_user", "service_user", "contributor"}
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [_case(path, path.stem) for path in TUTORIALS])
 def test_tutorial_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = warm.run([sys.executable, str(path)], cwd=tmp_path, env=environment, timeout=500)

@@ -241,6 +241,7 @@ def test_new_files_are_their_users_alone(tmp_path: pathlib.Path) -> None:
     assert open_to_others(folder) == []
 
 
+@pytest.mark.slow("starts the service twice, in processes that import all anew")
 def test_wider_files_are_tightened_with_a_log_line(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "data"
     start(folder)

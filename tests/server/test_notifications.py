@@ -169,6 +169,7 @@ def test_a_change_that_is_rolled_back_reports_nothing(
     assert listed(db, made) == []
 
 
+@pytest.mark.slow("tries a receiver for long")
 def test_a_receiver_that_fails_is_tried_later_each_time_and_then_given_up(
     db: database.Database, receiver: Receiver
 ) -> None:

@@ -141,6 +141,7 @@ def test_tir_in_every_form(parser: parsing.Parser) -> None:
     assert {parsed.tasks[0].flops for parsed in all_parsed} == {float(task.flops)}
 
 
+@pytest.mark.slow("plans a network for a GPU")
 def test_a_gpu_s_groups_are_planned(parser: parsing.Parser) -> None:
     """As `felix.optimize` plans them, but without looking at schedules."""
     content = onnx_files.export(networks.Block().eval(), [torch.tensor([[1, 2, 3, 10, 0]])])

@@ -87,6 +87,7 @@ def test_run_py_finds_damage(bundle: pathlib.Path, tmp_path: pathlib.Path) -> No
     assert done.returncode == 1 and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow("runs a bundle once more")
 def test_run_py_finds_a_wrong_kernel(tmp_path: pathlib.Path) -> None:
     export.export(_result(wrong=True), tmp_path)
     done = run_py.run(tmp_path)
@@ -130,6 +131,7 @@ def test_without_matplotlib_the_picture_is_noted(
     assert not (tmp_path / "convergence.svg").exists()
 
 
+@pytest.mark.slow("tunes once more, and runs a bundle in a process")
 def test_a_program_without_numpy_form_is_checked_against_tvm(tmp_path: pathlib.Path) -> None:
     export.export(_result("conv2d:1,8,8,4,4,3,padding=1"), tmp_path)
     done = run_py.run(tmp_path, "--json", "--repeats", "2")
@@ -204,6 +206,7 @@ def test_the_picture_is_the_same_for_the_same_curve(tmp_path: pathlib.Path) -> N
         convergence.draw(curve, "two tasks", tmp_path / "missing" / "a.svg")
 
 
+@pytest.mark.slow("builds three more bundles, and runs each in a process")
 @pytest.mark.parametrize("name", in_place.PROGRAMS)
 def test_run_py_agrees_with_both_references(name: str, tmp_path: pathlib.Path) -> None:
     task = Task.from_prim_func(in_place.program(name), "llvm -num-cores 1")

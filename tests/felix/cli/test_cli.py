@@ -124,6 +124,7 @@ def test_compile_rebuilds_the_best(
     assert (tmp_path / "kernel.so").exists() and (tmp_path / "manifest.json").exists()
 
 
+@pytest.mark.slow("tunes twice more by the command")
 def test_resume_adds_to_the_run(
     tuned: tuple[pathlib.Path, dict[str, Any]],
     tmp_path: pathlib.Path,

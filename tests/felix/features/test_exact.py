@@ -215,6 +215,7 @@ FLOAT8: dict[str, Make] = {
 }
 
 
+@pytest.mark.slow("enumerates every iteration; other types are tested above")
 @pytest.mark.parametrize("name", FLOAT8)
 def test_every_feature_of_float8_equals_its_enumeration(name: str) -> None:
     sketches = sketching.trace_sketches(FLOAT8[name](target="cuda"))

@@ -53,6 +53,7 @@ def test_what_is_converted_wrongly_is_left() -> None:
     assert names == ["aten.max_pool2d_with_indices.default"]
 
 
+@pytest.mark.slow("builds programs of some dozen models")
 def test_what_is_converted_rightly_stays() -> None:
     table = torch.arange(8.0)
     calls = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from felix import frontend
@@ -18,6 +19,7 @@ def _assert_agrees(model: Called, *operands: torch.Tensor) -> None:
     torch.testing.assert_close(result, model(*operands))
 
 
+@pytest.mark.slow("builds programs of some dozen calls")
 def test_element_types_agree_with_pytorch() -> None:
     functions = (
         lambda x, i, b: torch.isfinite(x),
@@ -55,6 +57,7 @@ def test_element_types_agree_with_pytorch() -> None:
     )
 
 
+@pytest.mark.slow("builds programs of some hundred calls")
 def test_indices_agree_with_pytorch() -> None:
     """Indices that count from the end are among them."""
     functions = (

@@ -22,6 +22,7 @@ def test_the_error_names_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "write the model with other operators" in str(raised.value)
 
 
+@pytest.mark.slow("builds programs of all norms")
 def test_norms_of_float64() -> None:
     torch.manual_seed(0)
     shapes = ((3, 8), (3, 4, 8), (3, 8, 4), (3, 8))

@@ -34,7 +34,9 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((result.double() - expected).abs() / expected.abs().clamp_min(least)).max())
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 5e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), share.of([(torch.float32, 5e-6), (torch.float64, 1e-14)], 1)
+)
 def test_small_results_are_kept(dtype: torch.dtype, limit: float) -> None:
     functions: tuple[tuple[Function, torch.Tensor], ...] = (
         (torch.log1p, torch.cat([BOTH, torch.logspace(0, 30, 50)])),
@@ -144,6 +146,7 @@ def test_a_small_half_has_no_early_overflow() -> None:
     assert float(result[0]) > 0
 
 
+@pytest.mark.slow("builds programs of many powers")
 def test_other_powers_stay() -> None:
     torch.manual_seed(0)
     x = torch.rand(5, 7) + 0.5

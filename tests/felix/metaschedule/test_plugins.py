@@ -171,6 +171,7 @@ def times(us: Sequence[float | None]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow("starts builders and runners of TVM")
 def test_tunes_with_tvms_own_builder_and_runner(task: felix.Task, tmp_path: pathlib.Path) -> None:
     model = cost_model.MLPCostModel()
     database = tune(
@@ -262,6 +263,7 @@ def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     assert 0 < len(proposed(small, tmp_path, max_trials_global=64)) < 64
 
 
+@pytest.mark.slow("tunes until the model has learnt")
 def test_predictions_rank_what_was_learnt(task: felix.Task) -> None:
     candidates = candidates_of(task)
     context = context_of(task)

@@ -98,6 +98,7 @@ def test_a_gpu_s_network_is_built_without_a_gpu(tmp_path: pathlib.Path) -> None:
         assert done.returncode == 1 and "needs a cuda device" in done.stderr
 
 
+@pytest.mark.slow("builds a network for a CPU and a GPU")
 def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(tmp_path: pathlib.Path) -> None:
     """Of groups that are planned for a GPU, with norms and products in other ways."""
     model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
@@ -114,6 +115,7 @@ def test_outputs_of_an_onnx_file_for_a_gpu_are_computed_on_the_cpu(tmp_path: pat
     networks.assert_same(lambda _: output, model, x)
 
 
+@pytest.mark.slow("compiles a network for a GPU")
 def test_generated_kernels_of_equal_names_are_all_in_a_library(tmp_path: pathlib.Path) -> None:
     """A library finds kernels by name alone, and every template calls its own `gemm`."""
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 512)).bfloat16()

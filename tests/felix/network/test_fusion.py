@@ -34,6 +34,7 @@ class _Gated(nn.Module):
         return torch.relu(gate) * value
 
 
+@pytest.mark.slow("tunes a network twice")
 def test_planned_groups_agree_and_are_known_the_second_time(tmp_path: pathlib.Path) -> None:
     model, x = _Gated().eval(), torch.randn(6, 16)
     first_pool, second_pool = networks.Pool(), networks.Pool()
@@ -54,6 +55,7 @@ def test_an_unknown_fusion_is_refused(fusion: str) -> None:
         felix.optimize(torch.nn.ReLU(), (torch.randn(2),), fusion=fusion)
 
 
+@pytest.mark.slow("tunes a network once more")
 def test_pytorch_contends_for_planned_groups(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_other_gpus_than_the_first_are_refused(monkeypatch: pytest.MonkeyPatch) 
         imported.placed(nn.ReLU(), (), {}, "cuda")
 
 
+@pytest.mark.slow("builds a transformer")
 def test_a_padding_mask_of_a_transformer(everything_known: pathlib.Path) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()

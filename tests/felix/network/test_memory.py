@@ -68,6 +68,7 @@ def test_a_program_without_such_buffers_stays_as_it_is() -> None:
     assert intermediates.Lift()(mod).same_as(mod)
 
 
+@pytest.mark.slow("compiles a network for a GPU")
 def test_nothing_is_taken_from_a_pool_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     mod = _of_many_kernels(_network(CUDA))
     assert "TVMBackendAllocWorkspace" not in _host_code(mod)
@@ -75,6 +76,7 @@ def test_nothing_is_taken_from_a_pool_on_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "TVMBackendAllocWorkspace" in _host_code(mod)
 
 
+@pytest.mark.slow("builds a whole network")
 def test_programs_that_keep_such_buffers_are_named() -> None:
     """TVM's sort and scan, which say so in the host code, too."""
     model = Called(lambda x: (torch.sort(x, dim=1)[0], torch.cumsum(x, dim=1), x.relu()))
@@ -83,6 +85,7 @@ def test_programs_that_keep_such_buffers_are_named() -> None:
     assert intermediates.pool_users(built) == ["argsort", "gpu_2d_continuous_cumsum"]
 
 
+@pytest.mark.slow("compiles a network for a GPU")
 def test_what_kernels_of_a_convolution_of_single_cells_leave_is_planned() -> None:
     """TVM's narrowing of indices forgets the axes of its window, which no index has."""
     model, x = nn.Conv2d(576, 96, 1).eval(), torch.randn(1, 576, 14, 14)
@@ -208,6 +211,7 @@ def test_results_do_not_keep_the_memory_of_what_is_before_them(
     assert len(_storages(Called(deep), monkeypatch)) == 2
 
 
+@pytest.mark.slow("builds a whole network")
 def test_readers_of_one_input_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     (weight,) = _weights(1)
 

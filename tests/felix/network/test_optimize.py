@@ -22,6 +22,7 @@ from tests.support import networks, run_py
 from tests.support.modules import Called
 
 
+@pytest.mark.slow("tunes a network of convolutions")
 def test_convolutions(tmp_path: pathlib.Path) -> None:
     model = networks.Convolutions().train()
     model(torch.randn(8, 3, 6, 6))  # running statistics that are not 0 and 1
@@ -39,6 +40,7 @@ def test_convolutions(tmp_path: pathlib.Path) -> None:
     assert alike[0].contender is Contender.FELIX
 
 
+@pytest.mark.slow("tunes a network once more")
 def test_structure_and_keywords(tmp_path: pathlib.Path) -> None:
     model = networks.Perceptron()
     x, scale = torch.randn(4, 16), torch.tensor(0.5)
@@ -180,6 +182,7 @@ def test_bad_inputs(
         networks.optimize(model, inputs, tmp_path, **arguments)
 
 
+@pytest.mark.slow("tunes a network and runs it in processes")
 @pytest.mark.fresh_processes
 def test_an_artifact_runs_without_felix_and_is_called(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def _prompts() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, mask
 
 
+@pytest.mark.slow("builds a decoder for two lengths")
 @torch.no_grad()
 def test_a_decoder_padded_on_the_left_chooses_the_tokens_of_pytorch(
     everything_known: pathlib.Path,

@@ -345,6 +345,7 @@ def test_warm_up_has_its_own_selection() -> None:
     assert spread(1.0) > 2 * spread(0.0)
 
 
+@pytest.mark.slow("searches a space of many sketches")
 def test_only_a_few_sketches_are_sampled_again_and_a_resumed_search_has_the_rest() -> None:
     def sampled(n_resampled: int) -> list[int]:
         sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]

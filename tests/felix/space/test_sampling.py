@@ -26,6 +26,7 @@ def chain(depth: int) -> Task:
     return Task.from_te([x, *weights, last], "cuda -arch=sm_90", name="chain")
 
 
+@pytest.mark.slow("samples a space of many kernels")
 def test_rows_are_found_where_every_kernel_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MAX_DRAWN", sampling.CHUNK)
     sketch = felix.trace_sketches(chain(5))[0]
@@ -101,6 +102,7 @@ def places(sketch: sketching.Sketch) -> tuple[int, int, int]:
     return kinds.count("CacheWrite"), kinds.count("ReverseComputeAt"), kinds.count("RFactor")
 
 
+@pytest.mark.slow("opens a chain of many products")
 def test_a_chain_of_products_has_a_limited_number_of_sketches(
     short_chain: list[sketching.Sketch],
 ) -> None:

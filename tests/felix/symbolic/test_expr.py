@@ -98,6 +98,7 @@ def test_equal_operators_are_one_object_however_long_ago_the_first_was_made() ->
     assert expr.Maximum(X + Y, X * Y) is first
 
 
+@pytest.mark.slow("proves some hundred statements")
 def test_one_value_is_at_least_another_where_no_coefficient_over_1_is_negative() -> None:
     """Every polynomial of small coefficients, against the expansion itself."""
     for a, b, c, d in itertools.product(range(-2, 3), repeat=4):

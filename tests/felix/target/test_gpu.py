@@ -199,6 +199,7 @@ def test_tvm_s_devices_have_the_properties_that_are_read() -> None:
 # ---------------------------------------------------------------- cards of the table
 
 
+@pytest.mark.slow("opens the programs of every workload of the model")
 def test_an_h200_stays_what_the_shipped_model_was_trained_for(plug: Any) -> None:
     recorded = {record.device for record in dataset.read(DATA).records}
     limits = {json.loads(each)["shared_bytes_per_block"] for each in recorded}

@@ -122,6 +122,7 @@ def traces(task: Task) -> set[str]:
     return set(map(without_samples, design_space.generate(task.mod, task.target).schedules))
 
 
+@pytest.mark.slow("makes schedules of the largest spaces")
 @pytest.mark.parametrize(
     ("make", "target"), share.of([(softmaxes, "llvm"), (products, "llvm"), (products, "cuda")], 1)
 )

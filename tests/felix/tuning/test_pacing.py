@@ -166,6 +166,7 @@ def test_overlapping_runs_are_deterministic() -> None:
     assert keys[0] == keys[1]
 
 
+@pytest.mark.slow("runs with several tasks and processes")
 def test_first_rounds_of_several_tasks_overlap() -> None:
     tasks = [fakes.task(m) for m in (32, 64, 96, 128)]
     pending, network = _overlap(0.5, tasks, seconds=0.05, trials=64)

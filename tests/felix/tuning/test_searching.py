@@ -130,6 +130,7 @@ def request_of(
     return dataclasses.replace(request, **changes)
 
 
+@pytest.mark.slow("another run with search processes")
 def test_a_round_elsewhere_is_the_round_here() -> None:
     """Two rounds with measurements between, by a process's object and by a search of the run."""
     models = learner().models_for(0)
@@ -215,6 +216,7 @@ def test_copies_for_processes_do_not_yield_to_kernels() -> None:
     assert len(calls) > n_calls
 
 
+@pytest.mark.slow("two runs with processes of two models")
 def test_a_job_is_searched_in_processes(
     ready: Ready, adopted: Adopted, tmp_path: pathlib.Path
 ) -> None:
@@ -270,6 +272,7 @@ def test_a_process_that_ends_while_it_is_idle_is_not_ready(ready: Ready) -> None
         assert both.n_ready == 1 and both.is_idle
 
 
+@pytest.mark.slow("another run with search processes")
 @pytest.mark.fresh_processes
 def test_a_process_that_ends_before_it_is_asked_answers_that_it_ended(ready: Ready) -> None:
     request = request_of(task_search.TaskSearch(0, tasks()[0]), 1, {})
@@ -322,6 +325,7 @@ def test_a_model_that_cannot_be_sent_is_used_here(
     assert why in warned
 
 
+@pytest.mark.slow("another run with search processes")
 def test_other_sketches_of_a_process_are_not_taken(
     ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +371,7 @@ def test_trials_of_first_rounds_are_kept_for_them(
     assert refused and [len(r.records) for r in network.results] == [4, 4, 4]
 
 
+@pytest.mark.slow("another run with search processes")
 def test_a_task_that_cannot_be_opened_is_skipped(
     ready: Ready, monkeypatch: pytest.MonkeyPatch, adopted: Adopted
 ) -> None:
@@ -385,6 +390,7 @@ def test_a_task_that_cannot_be_opened_is_skipped(
     assert n_measured(network) == 24 and adopted
 
 
+@pytest.mark.slow("another run with search processes")
 def test_first_schedules_are_measured_first(ready: Ready, adopted: Adopted) -> None:
     known = felix.tune(tasks(), 24, options=small(search_processes=0))
     best = {r.task.key: (r.records[-1].sketch_key, r.records[-1].decisions) for r in known.results}

@@ -52,6 +52,7 @@ def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
         assert report.invalid <= len(rows) // 4
 
 
+@pytest.mark.slow("visits every iteration of two pools")
 @pytest.mark.parametrize(
     ("kernels", "shape"), share.of([((5, 2, 3), (2, 3, 9)), ((3, 3), (1, 8, 14, 14))], 1)
 )

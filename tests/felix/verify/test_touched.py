@@ -85,6 +85,7 @@ def test_a_deep_nest_takes_little_memory() -> None:
     assert most_bytes < 256 << 20
 
 
+@pytest.mark.slow("visits every iteration")
 def test_threads_that_reach_beyond_the_buffer_take_little_memory() -> None:
     tracemalloc.start()
     for sketch in share.of(pools(3, 16, "cuda"), 3):

@@ -22,7 +22,7 @@ from felix import client, files
 from server import folders, settings
 from server.database import database
 from server.store import job_lists, leases
-from tests.server.conftest import Service, on_both_databases
+from tests.server.conftest import Service
 from tests.support import api_rows, cluster_machines, service_fakes, share
 from tests.support.waiting import until
 
@@ -97,7 +97,7 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
             break
 
 
-@on_both_databases
+@pytest.mark.parametrize("url", share.of(["postgresql", "sqlite"], 1), indirect=True)
 @pytest.mark.timeout(600)
 def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:
     key = service_fakes.key(db, can_submit=True, max_running_jobs=100)

@@ -64,6 +64,7 @@ def test_submit_watch_act_and_download(page: Any, site: Served) -> None:
     assert job.workload["params"]["m"] == 64
 
 
+@pytest.mark.slow("another page with charts in a browser")
 def test_controls_of_the_charts(page: Any, site: Served) -> None:
     grows = growing.begun(site.db, 24, n_tasks=2, trials=64)
     number = grows.claim.job.id
@@ -87,6 +88,7 @@ def test_controls_of_the_charts(page: Any, site: Served) -> None:
     until(page, f"Number(document.querySelector('#predicted').dataset.points) > {pairs + 2}")
 
 
+@pytest.mark.slow("another page in a browser")
 def test_compare_from_the_table(page: Any, site: Served) -> None:
     worker = growing.tuner(site.db)
     for name in ("one", "two"):
@@ -109,6 +111,7 @@ def test_compare_from_the_table(page: Any, site: Served) -> None:
     assert "one" in legend and "two" in legend
 
 
+@pytest.mark.slow("another page in a browser")
 def test_a_selection_is_acted_on_beside_it(page: Any, site: Served) -> None:
     for number in range(3):
         api_rows.queued(site.db, site.key.key.id, name=f"job {number}")
@@ -147,6 +150,7 @@ def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site:
     assert (job.op, job.trials) == ("softmax", 33)
 
 
+@pytest.mark.slow("a second browser, without scripts")
 def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Served) -> None:
     numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(2)]
     context = chromium.new_context(base_url=site.url, java_script_enabled=False)
@@ -206,6 +210,7 @@ def test_a_lost_connection_is_reported_and_mended(page: Any, site: Served) -> No
     assert page.locator("#lost").is_hidden()
 
 
+@pytest.mark.slow("another page in a browser")
 def test_a_login_that_ended_is_told(page: Any, site: Served) -> None:
     service_fakes.write(site.db, keys.revoke, site.key.key.id)
     page.wait_for_selector("text=Your login has ended")
@@ -235,6 +240,7 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Served) -> None:
     assert not service_fakes.read(site.db, job_lists.page).jobs
 
 
+@pytest.mark.slow("another form in a browser; the upload is tested without one")
 def test_upload_makes_a_job(page: Any, site: Served) -> None:
     body = {"workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}}}
     header = {"Authorization": f"Bearer {site.key.text}"}

@@ -107,6 +107,7 @@ def test_outliers_leave_the_axis_to_the_best(page: Any, site: Served) -> None:
     until(page, f"{layout}.xaxis.dtick === 1")
 
 
+@pytest.mark.slow("tunes a network before a browser")
 @browser.only
 def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Served) -> None:
     grows = growing.begun(site.db, 5, n_tasks=3, trials=64)

@@ -44,6 +44,7 @@ def test_many_open_jobs_are_all_live_and_another_page_loads(page: Any, site: Ser
     until(page, f"{STATE} === 'queued'")
 
 
+@pytest.mark.slow("two pages of a browser")
 def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Served) -> None:
     """Also the one that opens while the stream is open, and one that looks at another job next."""
     grows = growing.begun(site.db, 0, trials=64)
@@ -104,6 +105,7 @@ CONTROLS = """link button textbox searchbox combobox checkbox radio spinbutton
     DisclosureTriangle""".split()
 
 
+@pytest.mark.slow("many pages of a browser")
 def test_pages_are_for_keyboards_readers_and_phones(page: Any, site: Served) -> None:
     """What there is to act on has a name and is reached by key; nothing is scrolled sideways."""
     worker = growing.tuner(site.db)
@@ -180,6 +182,7 @@ def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Served) -> None:
         assert row.locator(part).first.is_visible(), part
 
 
+@pytest.mark.slow("another page in a browser")
 def test_keyboard_and_colours(page: Any, site: Served) -> None:
     page.emulate_media(color_scheme="light")
     page.goto("/dashboard")

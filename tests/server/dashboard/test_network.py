@@ -233,6 +233,7 @@ def test_a_network_is_watched_from_its_first_trial_to_its_file(page: Any, site: 
     assert download.value.suggested_filename == f"felix-job-{claim.job.id}-network.zip"
 
 
+@pytest.mark.slow("another network before a browser")
 @browser.only
 def test_an_upload_without_its_network(page: Any, site: Served) -> None:
     page.goto("/dashboard/submit?source=file")

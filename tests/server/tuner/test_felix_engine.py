@@ -148,6 +148,7 @@ def is_confined(pid: int) -> bool:
     return (fields["Seccomp"], fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("2", "1", 0)
 
 
+@pytest.mark.slow("waits until the lease of a killed tuner ends")
 @pytest.mark.timeout(900)
 def test_a_killed_tuner_is_followed_by_another(place: Place) -> None:
     """It ends the job of the killed one, and then a network's."""
@@ -275,6 +276,7 @@ def run(folder: pathlib.Path, *options: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow("tunes several tasks")
 def test_the_artifact_of_several_tasks(db: database.Database, tmp_path: pathlib.Path) -> None:
     """One zip, each task's artifact in it, one `run.py`."""
     target = "llvm -num-cores 1"

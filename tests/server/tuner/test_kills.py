@@ -30,7 +30,6 @@ from server.database import database, models
 from server.store import artifacts, blobs, control, events, job_lists, jobs
 from server.tuner import tuner
 from server.tuner.process import engine_process
-from tests.server.conftest import on_both_databases
 from tests.support import engine_fakes, service_fakes, share, warm
 from tests.support.waiting import until
 
@@ -129,7 +128,7 @@ def n_open(db: database.Database) -> int:
     return sum(count for state, count in counts.items() if state not in states.ENDED)
 
 
-@on_both_databases
+@pytest.mark.parametrize("url", share.of(["postgresql", "sqlite"], 1), indirect=True)
 def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -> None:
     rng = random.Random(1)
     job_ids = [submit(db) for _ in range(2)]

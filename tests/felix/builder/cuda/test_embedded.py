@@ -39,6 +39,7 @@ def child(path: pathlib.Path, *folders: pathlib.Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow("builds a library twice, in processes")
 @without_driver
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_library_is_the_one_that_tvm_makes_beside_a_driver(tmp_path: pathlib.Path) -> None:

@@ -67,6 +67,7 @@ def test_merged_products_agree_with_pytorch(dtype, bias, eager):
     assert not n_calls(module, "merged_weights")  # once, when the network is loaded
 
 
+@pytest.mark.slow("builds a whole network")
 @pytest.mark.parametrize("batch", share.of([16, 1], 1))
 @pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 def test_merged_llama_agrees_with_pytorch(dtype, batch):
@@ -91,6 +92,7 @@ def test_results_of_the_model_are_not_worth_merging():
     assert not n_calls(module, "merged") and n_calls(module, "") == 3
 
 
+@pytest.mark.slow("plans a whole network")
 def test_merged_products_without_a_schedule_are_not_chosen(eager):
     model, args = Heads(behind=nn.Sigmoid).eval(), (torch.randn(2, 5, 24),)
     refusing = costs(lambda task: None if "merged_product" in task.name else 1)
@@ -99,6 +101,7 @@ def test_merged_products_without_a_schedule_are_not_chosen(eager):
     assert not n_calls(lowered(model, args, grouping)[1], "merged")
 
 
+@pytest.mark.slow("plans a whole network twice")
 def test_a_block_of_llama_has_fewer_programs_and_bytes(monkeypatch):
     torch.manual_seed(0)
     model = transformers.Llama(width=256, hidden=688, heads=4, depth=1, rows=64).eval()

@@ -44,6 +44,7 @@ def _by_pytorch(
     return [form.functions for _, form in known]
 
 
+@pytest.mark.slow("builds a whole network")
 @pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 @pytest.mark.parametrize("batch", share.of([1, 16], 1))
 def test_a_network_with_rms_norms(dtype: torch.dtype, batch: int) -> None:
@@ -53,6 +54,7 @@ def test_a_network_with_rms_norms(dtype: torch.dtype, batch: int) -> None:
     assert any("silu" in each for each in known)
 
 
+@pytest.mark.slow("builds a whole network")
 def test_a_network_with_layer_norms() -> None:
     known = _by_pytorch(*small("vit_b32"))
     added = "narrow, reshape, multiply, add, add"

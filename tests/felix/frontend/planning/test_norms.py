@@ -74,6 +74,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(planner, "NEW", 0.5)
 
 
+@pytest.mark.slow("builds a whole network")
 @pytest.mark.parametrize("batch", share.of([1, 16], 1))
 @pytest.mark.parametrize("dtype", share.of([torch.bfloat16, torch.float32], 1))
 @pytest.mark.parametrize(
@@ -149,6 +150,7 @@ def test_rows_with_large_means_lose_no_more_than_their_products_do(dtype, eager)
     assert error < (2e-5 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.slow("plans a whole network twice")
 def test_folding_writes_fewer_bytes_and_as_many_programs(monkeypatch):
     torch.manual_seed(0)
     model = transformers.Llama(width=256, hidden=688, heads=4, depth=1, rows=512).eval()
@@ -162,6 +164,7 @@ def test_folding_writes_fewer_bytes_and_as_many_programs(monkeypatch):
     assert 0.9 * norm_bytes < saved <= norm_bytes
 
 
+@pytest.mark.slow("plans a whole network")
 def test_weights_are_no_tasks():
     module = frontend.lowered(small("llama")[2], "llvm", PLANNED)
     names = {str(variable.name_hint) for variable in module.get_global_vars()}

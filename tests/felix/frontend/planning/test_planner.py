@@ -22,6 +22,7 @@ from tests.support import share
 PLANNED = Grouping(Fusion.PLANNED)
 
 
+@pytest.mark.slow("builds a whole network")
 @pytest.mark.parametrize(
     "name, dtype", share.of(share.crossed(catalogue.NETWORKS, [torch.bfloat16, torch.float32]), 1)
 )
@@ -74,6 +75,7 @@ def in_place(names):
     return {name for name in names if "slice" in name and "_m" in name}
 
 
+@pytest.mark.slow("plans a whole network")
 def test_candidates_without_schedules_are_not_chosen():
     model, args, imported = small("vit_b32")
     assert in_place(_names(imported, None))
@@ -83,6 +85,7 @@ def test_candidates_without_schedules_are_not_chosen():
         assert_agrees(run(imported, module, args), model(*args), TOLERANCE[torch.float32])
 
 
+@pytest.mark.slow("plans a whole network four times")
 def test_measured_latencies_decide_where_all_of_the_choice_are_known():
     imported = small("vit_b32")[2]
     by_estimates = _names(imported, None)
@@ -98,6 +101,7 @@ def test_measured_latencies_decide_where_all_of_the_choice_are_known():
     assert _names(imported, costs(latency_us=unknown_of_softmax)) == by_estimates
 
 
+@pytest.mark.slow("enumerates every iteration of programs of a network")
 @pytest.mark.parametrize("target", ["llvm -num-cores 2", "nvidia/nvidia-h100"])
 def test_programs_that_read_in_place_are_modelled_exactly(target):
     module = frontend.lowered(small("vit_b32")[2], target, PLANNED)
@@ -110,6 +114,7 @@ def test_programs_that_read_in_place_are_modelled_exactly(target):
         assert totals["checked"] and not totals["mismatches"] and not totals["invalid"]
 
 
+@pytest.mark.slow("plans a whole network twice")
 @pytest.mark.parametrize("name", share.of(catalogue.NETWORKS, 1))
 def test_groups_of_fuseops_are_candidates(name, monkeypatch):
     readings = []

@@ -49,6 +49,7 @@ def test_contract(holds: Callable[[Measurer], None], board: pool.Board) -> None:
         holds(measurer)
 
 
+@pytest.mark.slow("waits for a board that does not answer")
 def test_a_board_that_vanishes_loses_no_candidate(
     boards: board_fixture.Boards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_sessions_end_with_their_board(boards: board_fixture.Boards) -> None:
         waiting.until(lambda: not pathlib.Path(f"/proc/{session}").exists())
 
 
+@pytest.mark.slow("waits for a session's end")
 def test_a_session_is_given_back_in_time(board: pool.Board) -> None:
     """Two pools share a board: each has it for at most `lease_s` while the other waits."""
     with (

@@ -166,6 +166,7 @@ def test_files_that_are_missing_or_wrong_are_named(
         tls.check("localhost:1")
 
 
+@pytest.mark.slow("starts a Ray cluster, whose processes encrypt what they say")
 def test_a_cluster_with_tls(tmp_path: pathlib.Path) -> None:
     """A worker and a tuner with certificates take part, those without end at once."""
     pytest.importorskip("ray", reason="needs the extra [cluster]")

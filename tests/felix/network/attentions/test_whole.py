@@ -182,6 +182,7 @@ def _report(folder: pathlib.Path, divisor: float) -> report.Report:
     return networks.optimize(Called(twice), (Q, K, V), folder, pytorch=True).report
 
 
+@pytest.mark.slow("tunes a network once more; the faster operator is tested above")
 def test_slower_operator_leaves_the_programs(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def test_wrong_operator_does_not_ship(
     assert "left out: PyTorch's result differs from the reference's" in str(found)
 
 
+@pytest.mark.slow("tunes a network once more")
 def test_wrong_programs_and_operator_are_one_error(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

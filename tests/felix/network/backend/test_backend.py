@@ -30,6 +30,7 @@ def test_convolutions_with_batch_norm(everything_known: pathlib.Path) -> None:
     assert all(each.contender == "felix" for each in only.groups)
 
 
+@pytest.mark.slow("tunes a transformer twice")
 def test_transformer_takes_the_tasks_of_optimize(tmp_path: pathlib.Path) -> None:
     model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
     tasks = felix.extract_tasks(model, (tokens,), networks.TARGET)

@@ -70,6 +70,7 @@ def test_worked_off(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not queued.work_off(known, _request(pool)).done  # nothing waits
 
 
+@pytest.mark.slow("tunes another graph of the queue")
 def test_pytorch_is_faster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     networks.timed_contenders(monkeypatch, 2.0)
     model, x = _model(), torch.randn(3, 8)

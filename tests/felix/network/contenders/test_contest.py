@@ -21,6 +21,7 @@ from felix.network.contenders.shipping import Contender
 from tests.support import networks, run_py
 
 
+@pytest.mark.slow("tunes a network with PyTorch's calls as contenders")
 def test_faster_pytorch_ships(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = networks.timed_contenders(monkeypatch, 1.0)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval(), torch.randn(2, 8)
