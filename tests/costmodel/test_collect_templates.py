@@ -70,6 +70,7 @@ def test_workloads_build_and_most_have_templates() -> None:
             assert sketches or "batch" in reasons[0]
 
 
+@pytest.mark.slow("builds a program of every workload of the data")
 def test_workloads_of_few_channels_are_distinct_and_all_have_templates() -> None:
     lines = workloads_few_channels.lines()
     extents = {_extents(line) for line in lines}

@@ -94,6 +94,7 @@ def test_run_py_finds_a_wrong_kernel(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 1 and "differs from the unscheduled program" in done.stderr
 
 
+@pytest.mark.slow("exports two bundles")
 def test_export_replaces_an_earlier_bundle_and_spares_other_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     export.export(_result(), tmp_path)

@@ -72,6 +72,7 @@ def test_the_scripts_need_nothing_of_felix(bundle: pathlib.Path) -> None:
     assert done.stdout == "doubled\n"
 
 
+@pytest.mark.slow("exports two bundles")
 def test_a_schedule_s_bundle_takes_its_place(tmp_path: pathlib.Path) -> None:
     _export(tmp_path, programs.boxes())
     task = programs.task(programs.double, "llvm")

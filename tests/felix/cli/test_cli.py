@@ -79,6 +79,7 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
     assert spent["build_work_s"] > 0
 
 
+@pytest.mark.slow("tunes once more by the command")
 def test_schedules_of_a_database_are_measured_first(
     tuned: tuple[pathlib.Path, dict[str, Any]], tmp_path: pathlib.Path
 ) -> None:

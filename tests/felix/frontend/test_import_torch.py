@@ -177,6 +177,7 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(x)))
 
 
+@pytest.mark.slow("builds a block of a transformer")
 @pytest.mark.parametrize("dtype", share.of(TOLERANCE, 2))
 def test_products_end_their_groups(dtype):
     torch.manual_seed(0)

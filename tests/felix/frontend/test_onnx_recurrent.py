@@ -100,7 +100,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "attributes"), share.of(CASES, 4))
+@pytest.mark.parametrize(("operator", "attributes"), share.of(CASES, 2))
 def test_nodes_with_states(operator: str, attributes: dict[str, object]) -> None:
     given = values(operator)
     content = model(operator, given, [STEPS] * BATCH, **attributes)

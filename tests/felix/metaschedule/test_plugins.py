@@ -397,7 +397,7 @@ TRACED = [
 ]
 
 
-@pytest.mark.parametrize("make_task", share.of(TRACED, 2))
+@pytest.mark.parametrize("make_task", share.of(TRACED, 1))
 def test_traces_after_postprocessors_give_their_decisions(
     make_task: Callable[[], felix.Task],
 ) -> None:

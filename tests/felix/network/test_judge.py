@@ -72,6 +72,7 @@ def test_who_does_not_run_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow("tunes a network once more")
 def test_the_report_says_who_judged(tmp_path: pathlib.Path) -> None:
     fast = networks.optimize(ELU, (X,), tmp_path, trials=1)
     assert str(fast.report.judged_by).startswith("ONNX Runtime")

@@ -51,6 +51,7 @@ def _between(mod: tvm.IRModule) -> list[str]:
     ]
 
 
+@pytest.mark.slow("builds a whole network")
 def test_programs_return_what_they_would_allocate() -> None:
     network = _network(LLVM)
     mod = network.lowered
@@ -174,7 +175,7 @@ def _storages(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[list[st
     return found
 
 
-@pytest.mark.parametrize(("n_paths", "length"), share.of([(2, 3), (2, 6), (3, 5), (4, 2)], 2))
+@pytest.mark.parametrize(("n_paths", "length"), share.of([(2, 3), (2, 6), (3, 5), (4, 2)], 1))
 def test_paths_have_memory_of_their_own(
     n_paths: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ def test_an_artifact_runs_without_felix_and_is_called(
         module["Network"](folder)
 
 
+@pytest.mark.slow("tunes a network twice")
 def test_two_calls_for_the_same_tasks_have_folders_of_their_own(tmp_path: pathlib.Path) -> None:
     model, x = nn.Linear(8, 8), torch.randn(2, 8)
     inner: list[Any] = []

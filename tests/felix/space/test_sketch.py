@@ -142,6 +142,7 @@ def test_a_sketch_without_decisions_has_one_row() -> None:
     assert sketch.schedule(()).mod is not None
 
 
+@pytest.mark.slow("samples a space without a legal point for long")
 def test_an_impossible_sketch_says_so() -> None:
     """A software pipeline needs a reduction loop of at least two iterations."""
     sketch = sketching.trace_sketches(workloads.gemm(32, 48, 1, target="cuda"))[1]

@@ -76,6 +76,7 @@ def _is_pipelined(sketch: TraceSketch) -> bool:
 VECTORS = ["gemm:512,512,14", "conv2d:1,18,18,8,8,3,layout=NCHW"]
 
 
+@pytest.mark.slow("schedules forty candidates")
 @pytest.mark.parametrize("text", share.of(VECTORS, 1))
 def test_vectors_of_legal_decisions_are_neighbours_at_aligned_addresses(
     text: str, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,7 @@ def test_equal_operators_are_one_object_however_long_ago_the_first_was_made() ->
     assert expr.Maximum(X + Y, X * Y) is first
 
 
-@pytest.mark.slow("proves some hundred statements")
+@pytest.mark.slow("expands 625 polynomials")
 def test_one_value_is_at_least_another_where_no_coefficient_over_1_is_negative() -> None:
     """Every polynomial of small coefficients, against the expansion itself."""
     for a, b, c, d in itertools.product(range(-2, 3), repeat=4):
@@ -108,6 +108,7 @@ def test_one_value_is_at_least_another_where_no_coefficient_over_1_is_negative()
     assert not iterators._at_least(X, X / Y)
 
 
+@pytest.mark.slow("reads programs of many windows")
 def test_work_does_not_multiply_with_the_depth_of_chained_windows() -> None:
     """Three pools, each computed in a loop of the next: about 1,300 operators are asked for.
 

@@ -16,7 +16,7 @@ from tests.support import share, workload_values
 SUITE = workloads.CHECK_SUITE
 
 
-@pytest.mark.parametrize("name", share.of(SUITE, 36))
+@pytest.mark.parametrize("name", share.of(SUITE, 20))
 def test_values_of_the_suite(name):
     instance = SUITE[name]
     task = instance("llvm")
@@ -70,7 +70,7 @@ def test_layer_norm_keeps_its_digits_when_the_mean_is_large():
 
 @pytest.mark.parametrize("kind", ["llvm", "cuda"])
 def test_every_instance_has_default_design_spaces(kind):
-    for name, instance in share.of(SUITE.items(), 36):
+    for name, instance in share.of(SUITE.items(), 20):
         task = instance(kind)
         spaces = design_space.tune_context(task.mod, task.target).generate_design_space()
         assert len(spaces) >= 1, name

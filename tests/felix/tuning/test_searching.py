@@ -345,6 +345,7 @@ def test_other_sketches_of_a_process_are_not_taken(
     assert any(chosen for index, chosen in taken if index == 1)
 
 
+@pytest.mark.slow("another run with search processes")
 def test_no_round_is_asked_for_beyond_the_trials(ready: Ready, adopted: Adopted) -> None:
     emitted: list[events.Event] = []
     network = felix.tune(tasks(), 22, options=small(search_processes=3), on_event=emitted.append)

@@ -42,7 +42,7 @@ TASKS = [
 ]
 
 
-@pytest.mark.parametrize("name, target", share.of(share.crossed(TASKS, ["llvm", "cuda"]), 9))
+@pytest.mark.parametrize("name, target", share.of(share.crossed(TASKS, ["llvm", "cuda"]), 5))
 def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
     for sketch in sketching.trace_sketches(workloads.CHECK_SUITE[name](target)):
         rows = legal_rows.draw(sketch, share.rounds(2, 4), seed=2)

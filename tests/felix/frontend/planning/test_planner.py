@@ -33,6 +33,7 @@ def test_planned_networks_agree_with_pytorch(name, dtype):
         assert_agrees(run(imported, module, args), model(*args), TOLERANCE[dtype])
 
 
+@pytest.mark.slow("plans a whole network")
 @pytest.mark.parametrize("name", share.of(["vit_b32", "bert_base", "llama"], 1))
 @pytest.mark.parametrize("rules", share.of([lowering.by_rules, relax.transform.FuseOps()], 1))
 def test_planned_transformers_call_fewer_programs(name, rules):
@@ -44,6 +45,7 @@ def test_planned_transformers_call_fewer_programs(name, rules):
     assert n_calls[0] < n_calls[1]
 
 
+@pytest.mark.slow("plans a whole network")
 def test_heads_are_read_where_the_projection_has_them():
     module = frontend.lowered(small("vit_b32")[2], "llvm", PLANNED)
     names = [variable.name_hint for variable in module.get_global_vars()]

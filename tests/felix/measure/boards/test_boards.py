@@ -43,7 +43,7 @@ def board(boards: board_fixture.Boards) -> pool.Board:
     return boards.add("first")
 
 
-@pytest.mark.parametrize("holds", share.of(contract.EVERY, 2))
+@pytest.mark.parametrize("holds", share.of(contract.EVERY, 1))
 def test_contract(holds: Callable[[Measurer], None], board: pool.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         holds(measurer)
@@ -92,6 +92,7 @@ def test_a_session_is_given_back_in_time(board: pool.Board) -> None:
         assert all(future.result(120).ok for future in futures)
 
 
+@pytest.mark.slow("another board, with a run that has to be cut")
 def test_interrupting_ends_what_runs(board: pool.Board) -> None:
     with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
         assert measurer.submit(GEMM).result(60).ok

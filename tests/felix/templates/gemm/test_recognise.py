@@ -232,7 +232,7 @@ def of(name: str) -> GemmProblem:
 
 
 def test_problems_compute_what_the_programs_compute(tmp_path: pathlib.Path) -> None:
-    chosen = {name: programs()[name] for name in share.of(programs(), 16)}
+    chosen = {name: programs()[name] for name in share.of(programs(), 9)}
     recognised.check(chosen, tmp_path, {"activated_narrow": 1e-3})
 
 

@@ -54,7 +54,7 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize("name", share.of([*SPLIT, *PADDED], 4))
+@pytest.mark.parametrize("name", share.of([*SPLIT, *PADDED], 2))
 def test_a_variant_computes_what_the_task_does(name: str) -> None:
     task = (SPLIT | PADDED)[name]()
     every = variants.of_program(task.mod, GPU)
