@@ -29,8 +29,7 @@ _NAN = 0x7FC0
 
 def written_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with bfloat16 in its parameters alone; itself if it has none."""
-    variables: list[Any] = [*func.params]
-    structural.structural_walk(func.body, ((tvm.ir.Var, variables.append),))
+    variables = [*func.params, *grammar.nodes(func.body, tvm.ir.Var)]
     has_views = any(block.match_buffers for block in grammar.nodes(func.body, s_tir.SBlock))
     if has_views or not any(_dtype(each) == _NARROW for each in variables):
         return func

@@ -24,9 +24,7 @@ from felix.tir import grammar
 
 def at_roots(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with its Lets as far out as they may be; itself if it has none."""
-    found: list[tirx.Let] = []
-    structural.structural_walk(func.body, ((tirx.Let, found.append),))
-    if not found:
+    if not grammar.nodes(func.body, tirx.Let):
         return func
     rules = [
         (kind, lambda node: _around(node, (node.a, node.b), type(node)))

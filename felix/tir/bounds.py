@@ -62,10 +62,9 @@ def _check_index_width(func: tirx.PrimFunc) -> None:
                 "use int64",
             )
     for block in grammar.blocks(func.body):
-        points = math.prod(int(v.dom.extent) for v in block.iter_vars)
         narrow = any(grammar.dtype(v.var) != "int64" for v in block.iter_vars)
         _wide(
-            not narrow or points <= NARROW_LIMIT,
+            not narrow or grammar.extent(block) <= NARROW_LIMIT,
             f"block {quoted(block.name_hint)} has more than 2^30 iterations and int32 "
             "iterators; use int64",
         )

@@ -144,8 +144,7 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
             block = stmt.block
             inside = {**domains, **{v.var: int(v.dom.extent) for v in block.iter_vars}}
             if block.init is not None:
-                spatial = (v for v in block.iter_vars if int(v.iter_type) == grammar.SPATIAL)
-                points = math.prod(int(v.dom.extent) for v in spatial)
+                points = grammar.extent(block, grammar.SPATIAL)
                 yield from _stores(block.init, points, inside)
             yield from _stores(block.body, trips, inside)
 
@@ -274,8 +273,5 @@ def buffer_bytes(func: tirx.PrimFunc) -> int:
 
 def executions(func: tirx.PrimFunc) -> int:
     """How often blocks compute an element in one run; integer and copying programs count, too."""
-    return sum(
-        math.prod(int(item.dom.extent) for item in block.iter_vars)
-        for block in grammar.blocks(func.body)
-        if len(block.iter_vars)
-    )
+    every = grammar.blocks(func.body)
+    return sum(grammar.extent(block) for block in every if len(block.iter_vars))

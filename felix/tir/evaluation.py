@@ -248,31 +248,20 @@ class Evaluation:
 
     def _comparison(self, kind: str, condition: Any) -> list[Case]:
         a, b = self.linear(condition.a), self.linear(condition.b)
-        difference = b - a
-        match kind:
-            case "LT":
-                return [(difference.shifted(-1),)]
-            case "LE":
-                return [(difference,)]
-            case "GT":
-                return [(difference.scaled(-1).shifted(-1),)]
-            case "GE":
-                return [(difference.scaled(-1),)]
-            case "EQ":
-                return [(difference, difference.scaled(-1))]
-        return [(difference.shifted(-1),), (difference.scaled(-1).shifted(-1),)]
+        most, least = b - a, a - b
+        below, above = most.shifted(-1), least.shifted(-1)
+        cases: dict[str, list[Case]] = {
+            "LT": [(below,)],
+            "LE": [(most,)],
+            "GT": [(above,)],
+            "GE": [(least,)],
+            "EQ": [(most, least)],
+            "NE": [(below,), (above,)],
+        }
+        return cases[kind]
 
 
-_NEGATED: Mapping[str, str] = {
-    "EQ": "NE",
-    "NE": "EQ",
-    "LT": "GE",
-    "GE": "LT",
-    "GT": "LE",
-    "LE": "GT",
-}
-
-
+_NEGATED = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
 _ROUNDINGS = ("floor", "ceil", "round", "trunc", "nearbyint")
 _FLOAT_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     "Add": operator.add,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -61,20 +62,11 @@ FUNCTIONS = {
 }
 #: Its result has the type that the call says, of as many bits as the argument.
 REINTERPRET = "tirx.reinterpret"
-#: What a malformed object raises inside TVM's Python layer.
-TVM_ERRORS = (
-    ValueError,
-    TypeError,
-    RuntimeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
-
 #: What primitives and rules of TVM raise; an AttributeError would be a mistake in rules of ours.
 SCHEDULE_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, MemoryError)
+
+#: What a malformed object raises inside TVM's Python layer.
+TVM_ERRORS = (*SCHEDULE_ERRORS, AttributeError)
 
 #: What TVM itself raises where it cannot schedule a program, and nothing else does.
 TVM_FAILURES = (s_tir.ScheduleError, tvm.error.InternalError)
@@ -260,6 +252,12 @@ def blocks(stmt: Any) -> Iterator[Any]:
         if type(each).__name__ == "SBlockRealize":
             yield each.block
             yield from blocks(each.block.body)
+
+
+def extent(block: Any, *kinds: int) -> int:
+    """Of all iterators of a block together, or of those of these kinds."""
+    chosen = (each for each in block.iter_vars if not kinds or each.iter_type in kinds)
+    return math.prod(int(each.dom.extent) for each in chosen)
 
 
 def buffers(func: tirx.PrimFunc) -> list[Any]:

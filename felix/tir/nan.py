@@ -26,27 +26,19 @@ _KINDS = (*_COMPARISONS, tirx.NE)
 def keeping(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function whose maxima and minima of floats keep NaN, and where NaN is not what it is
     compared with; itself if it has none of them."""
-    found: list[Any] = []
-
-    def note(node: Any) -> None:
-        if grammar.is_float(grammar.dtype(node.a)):
-            found.append(node)
-
-    structural.structural_walk(func.body, tuple((kind, note) for kind in _KINDS))
-    if not found:
+    found = (node for kind in _KINDS for node in grammar.nodes(func.body, kind))
+    if not any(grammar.is_float(grammar.dtype(node.a)) for node in found):
         return func
     rules = tuple((kind, _written_out) for kind in _KINDS)
     return func.with_body(structural.structural_map(func.body, rules))
 
 
-def _of_function(
-    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
-) -> tirx.PrimFunc:
-    return bindings.at_roots(keeping(bfloat16.written_out(func)))
-
-
 #: A pass of TVM that makes programs keep NaN.
-KEPT = tirx.transform.prim_func_pass(_of_function, opt_level=0, name="felix.KeepNaN")
+KEPT = tirx.transform.prim_func_pass(
+    lambda func, _mod, _context: bindings.at_roots(keeping(bfloat16.written_out(func))),
+    opt_level=0,
+    name="felix.KeepNaN",
+)
 
 
 def _written_out(node: Any) -> Any:

@@ -8,7 +8,6 @@ from the program that may not.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tvm import tirx
@@ -37,9 +36,7 @@ def matters(func: tirx.PrimFunc) -> bool:
 
 def sums_float32(block: Any) -> bool:
     """Whether a block sums products of float32, not of narrower factors that are widened."""
-    is_sum = (
-        math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == grammar.REDUCE) > 1
-    )
+    is_sum = grammar.extent(block, grammar.REDUCE) > 1
     if not is_sum or type(block.body).__name__ != "BufferStore":
         return False
     is_product = any(

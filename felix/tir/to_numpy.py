@@ -124,20 +124,18 @@ class _Names:
     """Python names of TVM buffers; equal names of different buffers get numbers."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[Any, str]] = []
+        self._taken: dict[Any, str] = {}
 
     def of(self, buffer: Any) -> str:
-        for known, name in self._taken:
-            if known.same_as(buffer):
-                return name
+        if buffer in self._taken:
+            return self._taken[buffer]
         base = "".join(c if c.isalnum() else "_" for c in str(buffer.name))
         base = base if base.isidentifier() else f"v_{base}"
         if base in ("np", "at", "erf", "math", "inputs", "ml_dtypes"):
             base += "_"
-        used = {name for _, name in self._taken}
-        name = next(n for n in (base, *(f"{base}_{i}" for i in range(999))) if n not in used)
-        self._taken.append((buffer, name))
-        return name
+        names = (base, *(f"{base}_{i}" for i in range(999)))
+        self._taken[buffer] = next(name for name in names if name not in self._taken.values())
+        return self._taken[buffer]
 
 
 def _statement(block: Any, names: _Names) -> tuple[str, str]:
@@ -251,9 +249,8 @@ def _expression(expr: Any, letters: Any, order: str, names: _Names) -> str:
     if kind == "Call":
         name = str(expr.op.name).removeprefix("tirx.")
         if name in _CALLS:
-            return _CALLS[name].format(
-                *(_expression(arg, letters, order, names) for arg in expr.args)
-            )
+            arguments = [_expression(arg, letters, order, names) for arg in expr.args]
+            return _CALLS[name].format(*arguments)
     raise _Unknown
 
 
@@ -277,10 +274,9 @@ def _axes(indices: Any, letters: Any) -> tuple[str, list[int | None]]:
         if type(index).__name__ == "IntImm":
             indexer.append(int(index.value))
             continue
-        letter = next((text for var, text in letters.items() if var.same_as(index)), None)
-        if letter is None:
+        if index not in letters:
             raise _Unknown
-        axes += letter
+        axes += letters[index]
         indexer.append(None)
     return axes, indexer
 
@@ -338,9 +334,8 @@ def _is_plain(block: Any) -> bool:
         return False
     loads = grammar.nodes(store.value, tvm.ir.TensorLoad)
     own = [load for load in loads if load.source.same_as(store.buffer)]
-    if any(v.iter_type == grammar.REDUCE for v in block.iter_vars) and not _accumulates(
-        store, own
-    ):
+    is_reduction = any(v.iter_type == grammar.REDUCE for v in block.iter_vars)
+    if is_reduction and not _accumulates(store, own):
         return False
     return all(_same_element(each, store) for each in (*own, *stores))
 

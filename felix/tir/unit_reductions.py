@@ -8,22 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 from tvm_ffi import structural
 
 from felix.tir import grammar
-
-
-def _of_function(
-    func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
-) -> tirx.PrimFunc:
-    return func.with_body(structural.structural_map(func.body, ((s_tir.SBlock, _of_block),)))
-
-
-#: A pass of TVM.
-REMOVED = tirx.transform.prim_func_pass(_of_function, opt_level=0, name="felix.UnitReductions")
 
 
 def _of_block(block: s_tir.SBlock) -> s_tir.SBlock:
@@ -45,3 +34,13 @@ def _of_block(block: s_tir.SBlock) -> s_tir.SBlock:
         body=tirx.BufferStore(store.buffer, value, store.indices),
         init=None,
     )
+
+
+#: A pass of TVM.
+REMOVED = tirx.transform.prim_func_pass(
+    lambda func, _mod, _context: func.with_body(
+        structural.structural_map(func.body, (s_tir.SBlock, _of_block))
+    ),
+    opt_level=0,
+    name="felix.UnitReductions",
+)

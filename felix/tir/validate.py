@@ -86,10 +86,7 @@ def _narrow_is_safe(func: tirx.PrimFunc) -> bool:
         return False
     sizes = [math.prod(grammar.shape(buffer)) for buffer in buffers]
     for block in grammar.blocks(func.body):
-        for kind in {int(iter_var.iter_type) for iter_var in block.iter_vars}:
-            sizes.append(
-                math.prod(int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == kind)
-            )
+        sizes += [grammar.extent(block, kind) for kind in (grammar.SPATIAL, grammar.REDUCE)]
     return max(sizes) <= bounds.NARROW_LIMIT
 
 

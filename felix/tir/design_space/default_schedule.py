@@ -50,11 +50,7 @@ def on_gpu(mod: tvm.IRModule) -> s_tir.Schedule:
     schedule = s_tir.Schedule(mod, debug_mask="none")
     for realize in blocks.realizes(mod["main"])[:-1]:
         name = str(realize.block.name_hint)
-        n_terms = math.prod(
-            int(each.dom.extent)
-            for each in realize.block.iter_vars
-            if each.iter_type == grammar.REDUCE
-        )
+        n_terms = grammar.extent(realize.block, grammar.REDUCE)
         if n_terms > MAX_TERMS:
             raise errors.UnsupportedSchedule(
                 f"block {name} has no default schedule: a thread would combine {n_terms} values"
@@ -71,7 +67,7 @@ def on_gpu(mod: tvm.IRModule) -> s_tir.Schedule:
 def _bind(schedule: s_tir.Schedule, name: str, reduced: list[tirx.Var]) -> None:
     block = schedule.get_sblock(name, func_name="main")
     loops = schedule.get_loops(block)
-    is_serial = [any(schedule.get(lp).loop_var.same_as(v) for v in reduced) for lp in loops]
+    is_serial = [schedule.get(loop).loop_var in reduced for loop in loops]
     spatial = [loop for loop, serial in zip(loops, is_serial, strict=True) if not serial]
     if not spatial:
         spatial = [schedule.add_unit_loop(loops[0] if loops else block)]

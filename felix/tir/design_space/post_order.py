@@ -160,7 +160,8 @@ def taken(choice: Choice, place: Place, every: Sequence[s_tir.Schedule]) -> s_ti
 
 def _choices(mod: tvm.IRModule, counts: Mapping[Place, int], limit: int) -> Iterator[Choice]:
     """All alternatives of where most work is, with the same of all others."""
-    work = {str(each.block.name_hint): _work(each) for each in blocks.realizes(mod["main"])}
+    every = (each.block for each in blocks.realizes(mod["main"]))
+    work = {str(block.name_hint): grammar.extent(block) for block in every}  # how often each runs
     places = sorted((p for p, n in counts.items() if n > 1), key=lambda p: -work.get(p[1], 0))
     n_uniform = max(counts[place] for place in places)
     n_free = 0
@@ -175,8 +176,3 @@ def _choices(mod: tvm.IRModule, counts: Mapping[Place, int], limit: int) -> Iter
 
 def _is_reduction(realize: s_tir.SBlockRealize) -> bool:
     return any(each.iter_type == grammar.REDUCE for each in realize.block.iter_vars)
-
-
-def _work(realize: s_tir.SBlockRealize) -> int:
-    """How often a block runs."""
-    return math.prod(int(each.dom.extent) for each in realize.block.iter_vars)

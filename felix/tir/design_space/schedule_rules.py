@@ -19,7 +19,6 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm.s_tir.schedule import SBlockRV, Schedule
-from tvm_ffi import structural
 
 from felix import errors
 from felix.tir import grammar
@@ -164,19 +163,13 @@ def check_reductions(mod: tvm.IRModule) -> None:
 
 def _is_racing(func: tirx.PrimFunc) -> bool:
     """Whether a block that starts and combines terms still has threads that share its results."""
-    threads: list[tirx.Var] = []
-    reductions: list[s_stmt.SBlockRealize] = []
-
-    def note_loop(loop: tirx.For) -> None:
-        binding = loop.thread_binding
-        if binding is not None and str(binding.thread_tag).startswith("threadIdx"):
-            threads.append(loop.loop_var)
-
-    def note_block(realize: s_stmt.SBlockRealize) -> None:
-        if realize.block.init is not None:
-            reductions.append(realize)
-
-    visitors = ((tirx.For, note_loop), (s_stmt.SBlockRealize, note_block))
-    structural.structural_walk(func.body, visitors)
-    used = [var for realize in reductions for var in blocks.reduced_variables(realize)]
-    return any(var.same_as(thread) for var in used for thread in threads)
+    threads = {
+        loop.loop_var
+        for loop in grammar.nodes(func.body, tirx.For)
+        if loop.thread_binding is not None
+        and str(loop.thread_binding.thread_tag).startswith("threadIdx")
+    }
+    return any(
+        realize.block.init is not None and threads & {*blocks.reduced_variables(realize)}
+        for realize in grammar.nodes(func.body, s_stmt.SBlockRealize)
+    )

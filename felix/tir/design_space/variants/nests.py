@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
@@ -73,15 +74,9 @@ class Nest:
     @property
     def is_plain(self) -> bool:
         """Whether it is no reduction, and each element is stored by the iterators' values."""
-        indices = list(self.block.body.indices)
         variables = [axis.variable for axis in self.axes]
-        return (
-            self.block.init is None
-            and len(indices) == len(variables)
-            and all(
-                index.same_as(variable) for index, variable in zip(indices, variables, strict=True)
-            )
-        )
+        is_direct = tvm_ffi.structural_equal(list(self.block.body.indices), variables)
+        return self.block.init is None and bool(is_direct)
 
 
 def of_function(func: tirx.PrimFunc) -> list[Nest] | None:
@@ -172,9 +167,7 @@ def function(func: tirx.PrimFunc, nests: Sequence[Nest]) -> tirx.PrimFunc:
     used = _used(func, nests)
     root = func.body.block
     params = list(func.params)
-    allocated = [
-        nest.buffer for nest in used if not any(nest.buffer.same_as(param) for param in params)
-    ]
+    allocated = [nest.buffer for nest in used if nest.buffer not in params]
     statements = [nest.statement for nest in used]
     body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
     block = s_tir.SBlock(
@@ -188,7 +181,7 @@ def _used(func: tirx.PrimFunc, nests: Sequence[Nest]) -> list[Nest]:
     read: list[Any] = list(func.params)
     used = []
     for nest in reversed(nests):
-        if any(nest.buffer.same_as(buffer) for buffer in read):
+        if nest.buffer in read:
             used.append(nest)
             read += [load.source for load in loads(nest.block.body.value)]
     return used[::-1]
@@ -206,9 +199,7 @@ def summed(nest: Nest) -> Expr | None:
     if not isinstance(init.value, tirx.IntImm | tirx.FloatImm):
         return None
     spatial = [axis.variable for axis in nest.axes if axis.kind == SPATIAL]
-    plain = len(spatial) == len(store.indices) and all(
-        a.same_as(b) for a, b in zip(store.indices, spatial, strict=True)
-    )
+    plain = tvm_ffi.structural_equal(list(store.indices), spatial)
     if not plain or not isinstance(store.value, tirx.Add):
         return None
     left = store.value.a

@@ -41,8 +41,8 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     reductions = [block for block in every if block.init is not None]
     if not machine.is_gpu or not reductions or every[-1].init is not None:
         return []
-    rows = {split_reductions.extent(block, grammar.SPATIAL) for block in reductions}
-    terms = {split_reductions.extent(block, grammar.REDUCE) for block in reductions}
+    rows = {grammar.extent(block, grammar.SPATIAL) for block in reductions}
+    terms = {grammar.extent(block, grammar.REDUCE) for block in reductions}
     if (
         len(rows) > 1
         or min(terms) < MIN_TERMS
@@ -60,7 +60,7 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
 def _stitch(schedule: tvm.s_tir.Schedule) -> None:
     every = [each.block for each in blocks.realizes(schedule.mod["main"])[:-1]]
     reduced = [str(block.name_hint) for block in every if block.init is not None]
-    rows = split_reductions.extent(next(b for b in every if b.init is not None), grammar.SPATIAL)
+    rows = grammar.extent(next(b for b in every if b.init is not None), grammar.SPATIAL)
     of_rows = _row_loops(every, rows) or []
     for block in every[:-1]:
         if block.init is None:
@@ -125,7 +125,7 @@ def _row_loops(every: Sequence[s_stmt.SBlock], rows: int) -> list[int] | None:
 
 def _leaves_little(last: s_stmt.SBlock, rows: int) -> bool:
     """Whether the result has few elements for each row."""
-    return split_reductions.extent(last, grammar.SPATIAL) <= FEW_RESULTS * rows
+    return grammar.extent(last, grammar.SPATIAL) <= FEW_RESULTS * rows
 
 
 def _is_along_rows(block: s_stmt.SBlock) -> bool:

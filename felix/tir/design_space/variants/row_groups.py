@@ -73,8 +73,8 @@ def is_grouped(schedule: tvm.s_tir.Schedule) -> bool:
 
 
 def _has_short_rows(block: s_stmt.SBlock, machine: Machine) -> bool:
-    terms = split_reductions.extent(block, grammar.REDUCE)
-    rows = split_reductions.extent(block, grammar.SPATIAL)
+    terms = grammar.extent(block, grammar.REDUCE)
+    rows = grammar.extent(block, grammar.SPATIAL)
     is_divisible = any(rows % n == 0 for n in range(2, MAX_ROWS + 1))
     is_short = MIN_TERMS <= terms <= MAX_TERMS
     return (
@@ -94,11 +94,11 @@ def _n_row_loops(schedule: tvm.s_tir.Schedule, block: SBlockRV) -> int:
     if schedule.get(block).init is None or _threads_of(schedule, block) != ["threadIdx.x"]:
         return 0
     loops = schedule.get_loops(block)
-    n_rows, n_outer = split_reductions.extent(schedule.get(block), grammar.SPATIAL), 1
+    n_rows, n_outer = grammar.extent(schedule.get(block), grammar.SPATIAL), 1
     name = str(schedule.get(block).name_hint)
     reduced = blocks.reduced_variables(blocks.realize_of(schedule.mod["main"], name))
     for i, node in enumerate(map(schedule.get, loops)):
-        if node.thread_binding is not None or any(node.loop_var.same_as(var) for var in reduced):
+        if node.thread_binding is not None or node.loop_var in reduced:
             return i if n_outer == n_rows else 0
         n_outer *= int(node.extent)
         if not isinstance(node.body, tirx.For):

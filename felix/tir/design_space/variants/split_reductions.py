@@ -37,6 +37,7 @@ from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir.schedule import SBlockRV
 
+from felix.tir import grammar
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants.variant import Machine, Prefix, Rule, Variant
 from felix.tir.grammar import REDUCE, SPATIAL
@@ -113,11 +114,6 @@ class Reduction:
         return math.prod(self.extents[self.n_spatial :])
 
 
-def extent(block: s_stmt.SBlock, kind: int) -> int:
-    """Of all iterators of a kind together."""
-    return math.prod(int(each.dom.extent) for each in block.iter_vars if each.iter_type == kind)
-
-
 def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The split reductions of a program; none where there is enough parallelism without."""
     largest = largest_reduction(mod["main"]) if machine.is_gpu else None
@@ -186,7 +182,7 @@ def large_product(func: tirx.PrimFunc) -> Reduction | None:
 def largest_reduction(func: tirx.PrimFunc) -> Reduction | None:
     """The reduction with most iterations, if it has most of those of all and a plain form."""
     realizes = [realize for realize in blocks.realizes(func) if realize.block.init is not None]
-    sizes = [math.prod(_extents(realize.block)) for realize in realizes]
+    sizes = [grammar.extent(realize.block) for realize in realizes]
     if not sizes or max(sizes) <= MIN_SHARE * sum(sizes):
         return None
     return _reduction(realizes[sizes.index(max(sizes))])
@@ -199,26 +195,20 @@ def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
     n_spatial = kinds.count(SPATIAL)
     ordered = [SPATIAL] * n_spatial + [REDUCE] * (len(kinds) - n_spatial)
     plain = all(isinstance(value, tirx.Var) for value in realize.iter_values)
-    if not isinstance(block.body, tirx.BufferStore):
+    if not all(isinstance(store, tirx.BufferStore) for store in (block.body, block.init)):
         return None
-    if not isinstance(block.init, tirx.BufferStore) or not isinstance(
-        block.init.value, tirx.IntImm | tirx.FloatImm
-    ):
+    if not isinstance(block.init.value, tirx.IntImm | tirx.FloatImm):
         return None
     if kinds != ordered or n_spatial == len(kinds) or not plain:
         return None
     return Reduction(
         name=str(block.name_hint),
-        extents=_extents(block),
+        extents=tuple(int(each.dom.extent) for each in block.iter_vars),
         n_spatial=n_spatial,
         is_product=is_product(block),
         has_plain_indices=_has_plain_indices(block),
         n_columns=_n_columns(block),
     )
-
-
-def _extents(block: s_stmt.SBlock) -> tuple[int, ...]:
-    return tuple(int(each.dom.extent) for each in block.iter_vars)
 
 
 def is_product(block: s_stmt.SBlock) -> bool:
