@@ -175,11 +175,8 @@ class Dimension:
     def bounds(self) -> tuple[int, int]:
         """The least and the largest value of the form."""
         ends = [k * (axis.extent - 1) for axis, k in self.factors.items()]
-        constant = self.form.constant
-        return (
-            constant + sum(min(end, 0) for end in ends),
-            constant + sum(max(end, 0) for end in ends),
-        )
+        least, most = (sum(of(end, 0) for end in ends) for of in (min, max))
+        return self.form.constant + least, self.form.constant + most
 
     def is_lower_bound(self, guard: Linear) -> bool:
         """Whether a form is 0 or more exactly where the place is."""

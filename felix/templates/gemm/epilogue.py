@@ -34,6 +34,9 @@ FUNCTIONS = {
     "rsqrt": "(1.0f / sqrtf({}))",
     "sigmoid": "(1.0f / (1.0f + expf(-({}))))",
     "likely": "{}",
+    "isnan": "({0} != {0})",
+    "isinf": "(fabsf({0}) == (1.0f / 0.0f))",
+    "isfinite": "(fabsf({0}) < (1.0f / 0.0f))",
 }
 #: C++ of integers and bools, by TVM's name; values of all of them are computed as int.
 _INTEGERS = {
@@ -154,14 +157,6 @@ def _call(expr: Any, kind: str, below: Sequence[str]) -> str:
     name = "if_then_else" if kind == "Select" else grammar.function_name(expr)
     if name == "if_then_else":
         return f"({below[0]} ? {below[1]} : {below[2]})"
-    if name in ("isnan", "isinf", "isfinite"):
-        infinity = _number(float("inf"), "float")
-        tests = {
-            "isnan": f"({below[0]} != {below[0]})",
-            "isinf": f"(fabsf({below[0]}) == {infinity})",
-            "isfinite": f"(fabsf({below[0]}) < {infinity})",
-        }
-        return tests[name]
     if name not in FUNCTIONS:
         raise Unsupported(f"its epilogue has the function {name}")
     return FUNCTIONS[name].format(*below)

@@ -97,10 +97,8 @@ class StagedFunction:
 
     def param(self, buffer: Any) -> int:
         """The number of a parameter."""
-        for number, param in enumerate(self.params):
-            if param.same_as(buffer):
-                return number
-        raise NotPlain(f"it reads {buffer.name}, which nothing computes before")
+        require(buffer in self.params, f"it reads {buffer.name}, which nothing computes before")
+        return list(self.params).index(buffer)
 
 
 def program_of(func: tirx.PrimFunc) -> StagedFunction:
@@ -155,7 +153,7 @@ def stages_of(func: tirx.PrimFunc) -> list[Stage]:
 def _impediment(stage: Stage, written: Sequence[Any]) -> str | None:
     """Why a stage is not plain, given the buffers of those behind it; None if it is."""
     nest = stage.nest
-    if any(buffer.same_as(stage.buffer) for buffer in written):
+    if stage.buffer in written:
         return f"it stores {stage.buffer.name} in several stages"
     if not _is_bound_plainly(nest):
         return f"the iterators of {nest.name} are not those of its loops"
@@ -167,7 +165,7 @@ def _impediment(stage: Stage, written: Sequence[Any]) -> str | None:
     loads = [part.source for part in grammar.expressions(stage.value) if grammar.is_load(part)]
     if sum(source.same_as(stage.buffer) for source in loads) != allowed:
         return f"{nest.name} reads what it stores"
-    if any(source.same_as(buffer) for source in loads for buffer in written):
+    if any(source in written for source in loads):
         return f"{nest.name} reads what is computed after it"
     return None
 
@@ -184,23 +182,27 @@ def _is_bound_plainly(nest: nests.Nest) -> bool:
     predicate = nest.realize.predicate
     if type(predicate).__name__ != "IntImm" or not int(predicate.value):
         return False
-    for value, axis in zip(nest.realize.iter_values, nest.axes, strict=True):
-        if type(value).__name__ == "IntImm":
-            if axis.extent != 1:
-                return False
-        elif extents.pop(value, None) != axis.extent:
-            return False
-    return all(extent == 1 for extent in extents.values())
+    return _go_over(nest.realize.iter_values, [axis.extent for axis in nest.axes], extents)
 
 
 def _covers(stage: Stage) -> bool:
     """Whether every element is stored, each at other values of the spatial iterators."""
     extents = {axis.variable: axis.extent for axis in stage.spatial}
-    for index, extent in zip(stage.indices, grammar.shape(stage.buffer), strict=True):
-        if type(index).__name__ == "IntImm":
-            if int(index.value) != 0 or extent != 1:
+    return _go_over(stage.indices, grammar.shape(stage.buffer), extents)
+
+
+def _go_over(values: Sequence[Any], sizes: Sequence[int], extents: dict[Any, int]) -> bool:
+    """Whether each value is a variable of its own that has as many, or 0 where there is one.
+
+    Args:
+        sizes: how many values there are of each.
+        extents: of the variables; those left over have to be of one value.
+    """
+    for value, size in zip(values, sizes, strict=True):
+        if type(value).__name__ == "IntImm":
+            if int(value.value) != 0 or size != 1:
                 return False
-        elif extents.pop(index, None) != extent:
+        elif extents.pop(value, None) != size:
             return False
     return all(extent == 1 for extent in extents.values())
 

@@ -37,16 +37,13 @@ def of_accesses(
     for number, operand in enumerate(accesses.operands, start=1):
         if operand.multiples:
             return _of_data(accesses, number, spatial, reduced)
-    if any(map(_goes_backwards, accesses.operands)):
+    # an axis goes through an operand from its end
+    offsets = [axes.coefficients(operand.offset) for operand in accesses.operands]
+    if any(min(factors.values(), default=0) < 0 for factors in offsets):
         for number in (1, 2):
             if Roles(accesses, number, spatial, reduced).slide(accesses.operands[number - 1]):
                 return _of_data(accesses, number, spatial, reduced)
     return None
-
-
-def _goes_backwards(operand: walk.Access) -> bool:
-    """Whether an axis goes through an operand from its end."""
-    return min(axes.coefficients(operand.offset).values(), default=0) < 0
 
 
 def _of_data(

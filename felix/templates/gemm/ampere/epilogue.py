@@ -15,7 +15,8 @@ _PAIRS = {1: "u16", 2: "u32", 4: "u64"}
 def filled(problem: GemmProblem, text: str) -> str:
     """A text of kernels with their parameters for the epilogue's reads, and these as `Reads`."""
     reads = problem.epilogue.reads
-    typed = "".join(f", const {_c_type(read)}* __restrict__ {read.name}_data" for read in reads)
+    types = [(instructions.STORAGE[read.dtype].c_type, read.name) for read in reads]
+    typed = "".join(f", const {c_type}* __restrict__ {name}_data" for c_type, name in types)
     names = ", ".join(f"{read.name}_data" for read in reads)
     text = text.replace("READ_PARAMETERS", typed)
     return text.replace("READ_ARGUMENTS", f"Reads{{{names}}}")
@@ -41,39 +42,40 @@ __device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads
 {stores}}}
 """
 _ONE = """\
-// Stores what becomes of the sum of a row and a column inside of C.
 __device__ __forceinline__ void store_one(Out* __restrict__ output, const Reads& reads,
                                           long long batch, long long row, long long column,
                                           Sum x) {{
-{loads}  output[{offset}] = finished(x{values});
+{before}{loads}  output[{offset}] = finished(x{values});
 }}
 """
+_INSIDE = "// Stores what becomes of the sum of a row and a column inside of C.\n"
 #: Where columns are pixels by phases, two that follow are no neighbours in memory.
 _APART = """\
-__device__ __forceinline__ void store_one(Out* __restrict__ output, const Reads& reads,
-                                          long long batch, long long row, long long column,
-                                          Sum x) {{
-  if (row >= M || column >= N) return;
-{pixel}{loads}  output[{offset}] = finished(x{values});
-}}
 __device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads& reads,
                                            long long batch, long long row, long long column,
-                                           Sum x0, Sum x1) {{
+                                           Sum x0, Sum x1) {
   store_one(output, reads, batch, row, column, x0);
   store_one(output, reads, batch, row, column + 1, x1);
-}}
+}
 """
 
 
 def functions(problem: GemmProblem) -> str:
     """`Reads`, `Out` and `store_pair` of the problem."""
-    is_apart = problem.phases is not None and problem.phases.pixels == 2
-    return _finished(problem) + (_apart(problem) if is_apart else _pairs(problem))
+    if problem.phases is None or problem.phases.pixels == 1:
+        return _finished(problem) + _pairs(problem)
+    before = f"  if (row >= M || column >= N) return;\n{indexing.pixel_of(problem)}"
+    return _finished(problem) + _one(problem, before) + _APART
 
 
 def functions_of_one(problem: GemmProblem) -> str:
     """`Reads`, `Out` and `store_one` of a problem without phases."""
-    return _finished(problem) + _ONE.format(
+    return _finished(problem) + _INSIDE + _one(problem)
+
+
+def _one(problem: GemmProblem, before: str = "") -> str:
+    return _ONE.format(
+        before=before,
         loads="".join(_load(read, problem) for read in problem.epilogue.reads),
         offset=_offset(problem.output, problem),
         values=_arguments(problem),
@@ -127,15 +129,6 @@ def _pairs(problem: GemmProblem) -> str:
     )
 
 
-def _apart(problem: GemmProblem) -> str:
-    return _APART.format(
-        pixel=indexing.pixel_of(problem),
-        loads="".join(_load(read, problem) for read in problem.epilogue.reads),
-        offset=_offset(problem.output, problem),
-        values=_arguments(problem),
-    )
-
-
 def _offset(tensor: Output | Read, problem: GemmProblem, column: str = "column") -> str:
     """The index of an element in its tensor."""
     of_axes = indexing.offset(tensor, problem.inner_batch, column=column)
@@ -147,10 +140,6 @@ def _load(read: Read, problem: GemmProblem) -> str:
     kind, storage = instructions.arithmetic(read.dtype), instructions.STORAGE[read.dtype]
     at = f"*(reads.{read.name} + {_offset(read, problem)})"
     return f"  const {kind} {read.name}_0 = {storage.widen.format(at)};\n"
-
-
-def _c_type(read: Read) -> str:
-    return instructions.STORAGE[read.dtype].c_type
 
 
 def _pair_load(read: Read, problem: GemmProblem) -> str:

@@ -216,12 +216,8 @@ def _times(
     problem: GemmProblem, d: Decisions, work: Grid, f: Row, hardware: Hardware, *, arch: str
 ) -> Row:
     cycles = 1000.0 * hardware.clock_ghz
-    tensor = (
-        _TENSOR_OPS.get(arch.rstrip("af"), _OTHER_TENSOR_OPS)
-        * cycles
-        * 2
-        / problem.a.element_bytes
-    )
+    of_cycle = _TENSOR_OPS.get(arch.rstrip("af"), _OTHER_TENSOR_OPS)
+    tensor = of_cycle * cycles * 2 / problem.a.element_bytes
     on_sm = expr.Minimum(f["blocks_per_sm"], expr.CeilDiv(f["grid_blocks"], hardware.cores))
     step = _step_time(d, f, on_sm, cycles, tensor)
     return {

@@ -44,19 +44,10 @@ class Matrix:
     problem: GemmProblem
 
     @property
-    def k(self) -> int:
-        """Length of the sum, of the longest if they differ."""
-        return self.problem.k
-
-    @property
-    def batch_strides(self) -> tuple[int, int]:
-        """Of the outer and the inner batch axis; 0 where one matrix serves all."""
-        return self.problem.batch_strides(self.operand)
-
-    @property
     def is_along_k(self) -> bool:
         """Whether elements that follow in k are neighbours in memory, in pieces if gathered."""
-        return self.operand.gather is not None or self.operand.strides[2] == 1 or self.k == 1
+        is_contiguous = self.operand.strides[2] == 1 or self.problem.k == 1
+        return self.operand.gather is not None or is_contiguous
 
     @property
     def elements(self) -> int:
@@ -76,7 +67,7 @@ class Matrix:
         if of is not None:
             return matrices * distinct_elements(of, self.problem.phases)
         is_of_phases = self.problem.phases is not None and self.operand.outer_stride
-        return self.elements if is_of_phases else matrices * self.rows * self.k
+        return self.elements if is_of_phases else matrices * self.rows * self.problem.k
 
     def swizzle_group(self, block: int, block_k: int) -> int:
         """Chunks that are permuted, in lines of a tile of `block` rows and `block_k` of k."""
@@ -97,8 +88,9 @@ class Matrix:
         """
         if self.operand.gather:
             return copy_bytes(self.problem, self.operand)
-        lines = self.rows if self.is_along_k else self.k
-        strides = [*self.batch_strides, self.line_stride if lines > 1 else 0, self.operand.offset]
+        lines = self.rows if self.is_along_k else self.problem.k
+        line_stride = self.line_stride if lines > 1 else 0
+        strides = [*self.problem.batch_strides(self.operand), line_stride, self.operand.offset]
         return _piece_bytes(self.operand, strides)
 
 

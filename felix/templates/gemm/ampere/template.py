@@ -142,8 +142,7 @@ def unsuited(problem: GemmProblem) -> str | None:
         return f"it multiplies {pair[0]} by {pair[1]}, which mma.sync does not"
     if (problem.accumulator == "int32") != pair[0].endswith("int8"):
         return f"its products of {pair[0]} are not summed in {problem.accumulator}"
-    reason = unconverted(problem)
-    if reason:
+    if reason := unconverted(problem):
         return reason
     problem = packing.packed(problem).problem
     for operand in (problem.a, problem.b):
@@ -160,8 +159,7 @@ def unsuited_threads(problem: GemmProblem) -> str | None:
     pair = (problem.a.dtype, problem.b.dtype)
     if pair != (_FLOAT32, _FLOAT32) or problem.accumulator != _FLOAT32:
         return f"it multiplies {pair[0]} by {pair[1]}, which has no template"
-    reason = unconverted(problem)
-    if reason:
+    if reason := unconverted(problem):
         return reason
     if problem.phases or problem.a.gather or problem.b.gather:
         return "convolutions in float32 have no template"

@@ -27,8 +27,7 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in of_operands:
         if dtype not in instructions.STORAGE:
             return f"it has a tensor of {dtype}, which is not converted"
-    reason = ampere.unconverted(problem)
-    if reason:
+    if reason := ampere.unconverted(problem):
         return reason
     arithmetic = {instructions.arithmetic(dtype) for dtype in of_operands}
     expected = instructions.FLOAT if problem.accumulator == "float32" else instructions.INT

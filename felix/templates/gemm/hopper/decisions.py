@@ -14,7 +14,6 @@ from typing import Any
 
 from felix.symbolic import expr
 from felix.templates import template
-from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.problem import GemmProblem
 
@@ -175,7 +174,7 @@ STORE_ROW_BYTES = 128
 
 def shared(problem: GemmProblem, d: Decisions) -> Shared:
     """What a block holds: the ring's stages, buffers of stores, two barriers a stage."""
-    size = instructions.size_bytes(problem.a.dtype)
+    size = problem.a.element_bytes
     a_stage, b_stage = d.block_m * d.block_k * size, d.block_n * d.block_k * size
     ring = d.stages * (a_stage + b_stage)
     buffers = STORE_BUFFERS * WGMMA_ROWS * STORE_ROW_BYTES * d.consumers

@@ -11,6 +11,7 @@ from felix.templates.gemm.hopper import decisions, instructions, layout
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.convolution.operands import Pixels, Weights, pixels_of, weights_of
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output
+from felix.tir import grammar
 
 #: An operand in memory.
 Source = layout.Matrix | Pixels | Weights
@@ -37,7 +38,7 @@ def is_copied_by_tma(problem: GemmProblem) -> bool:
     """Whether TMA can store the output: strides of 16 bytes, elements of 2 or 4."""
     output = problem.output
     _, row, column = output.strides
-    if instructions.size_bytes(output.dtype) == 1 or 1 not in (row, column):
+    if grammar.element_bytes(output.dtype) == 1 or 1 not in (row, column):
         return False
     others = [row if column == 1 else column, output.offset, *problem.batch_strides(output)]
     return layout.are_aligned(output.dtype, others)
@@ -230,7 +231,7 @@ class StoreTile:
     def tensor_map(self, m: int, n: int) -> TensorMap:
         """The descriptor of the output by which a panel is stored."""
         output = self.sink.output
-        size = instructions.size_bytes(output.dtype)
+        size = grammar.element_bytes(output.dtype)
         batch, row, column = output.strides
         rows = decisions.WGMMA_ROWS // self.panels
         if output.is_row_major:
@@ -255,7 +256,7 @@ class StoreTile:
 
 def store_tile(sink: Sink, block_n: int) -> StoreTile:
     """The buffers by which a tile of `block_n` columns is stored."""
-    size = instructions.size_bytes(sink.output.dtype)
+    size = grammar.element_bytes(sink.output.dtype)
     row_bytes = decisions.STORE_ROW_BYTES
     columns = row_bytes // size
     while block_n % columns:

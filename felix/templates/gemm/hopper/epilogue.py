@@ -14,6 +14,7 @@ from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.hopper.design import Design, Sink
 from felix.templates.gemm.problem import Output, Read
+from felix.tir import grammar
 
 _INT_LIMIT = 2**31
 
@@ -289,7 +290,7 @@ def source(design: Design) -> str:
 def _by_tma(design: Design) -> str:
     sink, problem = design.sink, design.problem
     tile = designs.store_tile(sink, design.d.block_n)
-    size = instructions.size_bytes(sink.output.dtype)
+    size = grammar.element_bytes(sink.output.dtype)
     values = {
         "STORE_COLUMNS": tile.columns,
         "STORE_CHUNKS": design.d.block_n // tile.columns,

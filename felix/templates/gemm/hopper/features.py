@@ -22,6 +22,7 @@ from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.convolution.operands import Pixels
 from felix.templates.gemm.hopper.decisions import Decisions, Value, more
 from felix.templates.gemm.problem import GemmProblem
+from felix.tir import grammar
 
 Row = dict[str, Value]
 
@@ -84,7 +85,7 @@ def _step(
     """A step of each block of the busiest SM, at its rates: tensor cores, shared memory, L2."""
     tensor, shared, l2 = sm_rates
     operations = 2 * d.block_m * d.block_n * d.block_k
-    size = instructions.size_bytes(problem.a.dtype)
+    size = problem.a.element_bytes
     from_l2 = size * d.block_k * (d.block_m / d.cluster_n + d.block_n / d.cluster_m)
     reads_a_copy = f["shared_traffic"] / f["copied_bytes"]
     in_shared = f["stage_bytes"] * reads_a_copy
@@ -97,8 +98,8 @@ def _store(
     problem: GemmProblem, d: Decisions, f: Row, blocks_on_sm: Value, cycles: float
 ) -> Value:
     """Ends of tiles: the last one shows, those before it as far as nothing hides them."""
-    sum_bytes = instructions.size_bytes(problem.accumulator)
-    output_bytes = instructions.size_bytes(problem.output.dtype)
+    sum_bytes = grammar.element_bytes(problem.accumulator)
+    output_bytes = grammar.element_bytes(problem.output.dtype)
     stored_bytes = expr.Select(more(d.split_k), sum_bytes, output_bytes)
     elements = blocks_on_sm * d.block_m * d.block_n
     rate = expr.Select(more(d.tma_store), _TMA_STORE_BYTES, _STORE_BYTES)
@@ -203,7 +204,7 @@ def _copies(
     source: design.Source, lines: Value, sharers: Value, problem: GemmProblem, d: Decisions
 ) -> Value:
     """Copies by which a block brings its share of a tile: a panel's, or of a block of channels."""
-    width = layout.PANEL_BYTES // instructions.size_bytes(problem.a.dtype)
+    width = layout.PANEL_BYTES // problem.a.element_bytes
     blocks = axes.of(problem)
     if source.is_k_major:
         return expr.CeilDiv(d.block_k, blocks.block if blocks else width)
@@ -242,12 +243,12 @@ def _traffic(problem: GemmProblem, d: Decisions, tile_steps: Value, f: Row) -> R
 def _partial_bytes(problem: GemmProblem, d: Decisions) -> Value:
     """Of sums, if there are several parts."""
     p = problem
-    return instructions.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
+    return grammar.element_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
 
 
 def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
     """That all lines of an operand have, each of all matrices; padding is not read."""
-    size = instructions.size_bytes(problem.a.dtype)
+    size = problem.a.element_bytes
     if isinstance(source, Pixels):
         return source.reads * size
     return problem.batch * problem.k * source.lines * size

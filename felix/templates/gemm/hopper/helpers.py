@@ -9,6 +9,7 @@ from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import epilogue, instructions, layout
 from felix.templates.gemm.hopper.design import Design, Pack
 from felix.templates.gemm.problem import GemmProblem
+from felix.tir import grammar
 
 THREADS = 256
 
@@ -56,7 +57,7 @@ def pack_source(operands: Sequence[Pack]) -> str:
 
 def _pack_matrix(pack: Pack) -> str:
     source, copy = pack.source, pack.copy
-    n = layout.ALIGNMENT // instructions.size_bytes(source.dtype)
+    n = layout.ALIGNMENT // grammar.element_bytes(source.dtype)
     rows = copy.batches.matrices * copy.outer
     vectors = copy.outer_stride // n
     along_rows = source.inner_stride == 1

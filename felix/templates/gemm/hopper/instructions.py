@@ -53,11 +53,6 @@ STORAGE: dict[str, Storage] = {
 }
 
 
-def size_bytes(dtype: str) -> int:
-    """Of an element."""
-    return STORAGE[dtype].size_bytes
-
-
 #: The type of sums in registers.
 ACCUMULATOR = {"float32": "float", "int32": "int"}
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from felix.launch_plan import TensorMap
-from felix.templates.gemm.hopper import instructions
 from felix.templates.gemm.problem import GemmProblem, Operand
+from felix.tir import grammar
 
 #: Bytes of a row of a panel where nothing is narrower, and rows of an atom of the swizzle.
 PANEL_BYTES = 128
@@ -108,7 +108,7 @@ class Batches:
 
 def are_aligned(dtype: str, strides: Sequence[int]) -> bool:
     """Whether TMA takes strides in elements: multiples of 16 bytes."""
-    size = instructions.size_bytes(dtype)
+    size = grammar.element_bytes(dtype)
     return all(stride * size % ALIGNMENT == 0 for stride in strides)
 
 
@@ -148,7 +148,7 @@ class Matrix:
     def distinct_bytes(self) -> int:
         """Of its elements."""
         elements = self.batches.matrices * self.outer * self.inner
-        return elements * instructions.size_bytes(self.dtype)
+        return elements * grammar.element_bytes(self.dtype)
 
     @property
     def is_aligned(self) -> bool:
@@ -175,7 +175,7 @@ def matrix(
 
 def packed(source: Matrix, workspace: int) -> Matrix:
     """The copy of a matrix in a workspace, in the same order, with rows that TMA can read."""
-    unit = ALIGNMENT // instructions.size_bytes(source.dtype)
+    unit = ALIGNMENT // grammar.element_bytes(source.dtype)
     stride = -(-source.inner // unit) * unit
     return dataclasses.replace(
         source,
@@ -191,7 +191,7 @@ def packed(source: Matrix, workspace: int) -> Matrix:
 def packed_bytes(copy: Matrix) -> int:
     """Of a packed copy."""
     elements = copy.batches.matrices * copy.outer * copy.outer_stride
-    return elements * instructions.size_bytes(copy.dtype)
+    return elements * grammar.element_bytes(copy.dtype)
 
 
 class ConvolutionOperand(Protocol):
@@ -229,7 +229,7 @@ class Tile:
 
     @property
     def element_bytes(self) -> int:
-        return instructions.size_bytes(self.source.dtype)
+        return grammar.element_bytes(self.source.dtype)
 
     @property
     def width(self) -> int:

@@ -34,6 +34,7 @@ from felix.templates.gemm.hopper.decisions import Decisions, more
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter
+from felix.tir import grammar
 
 ARCH = "sm_90a"
 
@@ -102,7 +103,7 @@ def _generate(design: designs.Design) -> GeneratedProgram:
         parts.append(helpers.reduce_source(design))
         launches.append(helpers.reduce_launch(design))
         partial = design.partial.output
-        size_bytes = instructions.size_bytes(partial.dtype)
+        size_bytes = grammar.element_bytes(partial.dtype)
         workspaces.append(design.partial.batches * partial.strides[0] * size_bytes)
     plan = LaunchPlan(design.problem.n_params, tuple(workspaces), tuple(launches))
     return GeneratedProgram("".join(parts), ARCH, plan)
@@ -156,8 +157,7 @@ def unsuited(problem: GemmProblem) -> str | None:
         return f"tensor cores have no product of {a} and {b} summed in {problem.accumulator}"
     if problem.phases is not None:
         return "the copy engine does not gather transposed convolutions"
-    reason = operands.unsuited(problem)
-    if reason:
+    if reason := operands.unsuited(problem):
         return reason
     others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]
     for dtype in others:
@@ -167,7 +167,7 @@ def unsuited(problem: GemmProblem) -> str | None:
 
 
 def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
-    panel = layout.PANEL_BYTES // instructions.size_bytes(problem.a.dtype)
+    panel = layout.PANEL_BYTES // problem.a.element_bytes
     _, b = designs.sources(problem)
     k = axes.extent_of_k(problem)
     narrowest = 8 if b.is_k_major else 16
@@ -176,6 +176,11 @@ def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
     block_n = tuple(n for n in _BLOCK_N if n % narrowest == 0)
     steps, rows_of_tiles = -(-k // panel), -(-problem.m // _BLOCK_M[0])
     can_store = designs.is_copied_by_tma(problem) or steps > 1
+    cluster_k, split_k, group_m = (
+        tuple(value for value in values if value <= most)
+        for values, most in (((1, 2, 4, 8), steps), (_SPLITS, steps), (_GROUPS, rows_of_tiles))
+    )
+    tma_store = (1, 2) if can_store else (1,)
     return (
         Parameter("block_m", _up_to(_BLOCK_M, problem.m), True, "rows of a tile"),
         Parameter("block_n", _up_to(block_n, problem.n), True, "columns of a tile"),
@@ -186,28 +191,11 @@ def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
         Parameter("blocks_per_sm", (1, 2, 3), False, "blocks that share an SM"),
         Parameter("cluster_m", (1, 2), False, "blocks that share columns of B"),
         Parameter("cluster_n", (1, 2), False, "blocks that share rows of A"),
-        Parameter(
-            "cluster_k",
-            tuple(s for s in (1, 2, 4, 8) if s <= steps),
-            True,
-            "blocks of a cluster that divide the sum",
-        ),
-        Parameter(
-            "split_k",
-            tuple(s for s in _SPLITS if s <= steps),
-            True,
-            "parts of the sum that a second kernel adds",
-        ),
-        Parameter(
-            "group_m",
-            tuple(g for g in _GROUPS if g <= rows_of_tiles),
-            True,
-            "rows of tiles of a group",
-        ),
+        Parameter("cluster_k", cluster_k, True, "blocks of a cluster that divide the sum"),
+        Parameter("split_k", split_k, True, "parts of the sum that a second kernel adds"),
+        Parameter("group_m", group_m, True, "rows of tiles of a group"),
         Parameter("persistent", (1, 2), False, "2: blocks stay for several tiles"),
-        Parameter(
-            "tma_store", (1, 2) if can_store else (1,), False, "2: stored through shared memory"
-        ),
+        Parameter("tma_store", tma_store, False, "2: stored through shared memory"),
     )
 
 
@@ -237,12 +225,10 @@ def constraints(problem: GemmProblem, d: Decisions, hardware: Hardware) -> list[
 
 def _constraints_of_tiles(problem: GemmProblem, d: Decisions) -> list[Constraint]:
     subtile = decisions.WGMMA_ROWS * d.warpgroups_per_tile
+    are_alone = expr.And(more(d.tiles_at_once), expr.Not(expr.Equal(d.consumers, 2)))
     result = [
         ("rows of a tile per warpgroup", expr.FloorMod(d.block_m, subtile)),
-        (
-            "warpgroups of two tiles",
-            expr.And(more(d.tiles_at_once), expr.Not(expr.Equal(d.consumers, 2))),
-        ),
+        ("warpgroups of two tiles", are_alone),
     ]
     if not design.is_copied_by_tma(problem):
         is_final = expr.Equal(d.split_k, 1)
@@ -277,7 +263,7 @@ def _clusters(problem: GemmProblem, d: Decisions) -> list[Constraint]:
     for name in ("cluster_m", "cluster_n", "split_k", "persistent", "tma_store", "tiles_at_once"):
         both = expr.And(more(d.cluster_k), more(getattr(d, name)))
         result.append((f"cluster_k with {name}", both))
-    size = instructions.size_bytes(problem.accumulator)
+    size = grammar.element_bytes(problem.accumulator)
     missing = d.block_m * d.block_n * size - decisions.shared(problem, d).ring
     result.append(("sums of a block in its ring", expr.Select(more(d.cluster_k), missing, 0)))
     return result
@@ -289,12 +275,10 @@ def _without_effect(problem: GemmProblem, d: Decisions, hardware: Hardware) -> l
     most = decisions.grid(problem, one_tile_each, hardware.cores)
     launched = decisions.grid(problem, d, hardware.cores)
     units_m = expr.FloorDiv(most.tiles_m, d.cluster_m)
+    stay = expr.And(more(d.persistent), expr.Equal(launched.clusters, most.clusters))
     return [
         ("parts of the sum", d.parts - most.steps),
-        (
-            "blocks that stay",
-            expr.And(more(d.persistent), expr.Equal(launched.clusters, most.clusters)),
-        ),
+        ("blocks that stay", stay),
         ("rows of tiles in a group", d.group_m - units_m),
         ("rows of a cluster", (d.cluster_m - 1) * d.block_m - problem.m + 1),
         ("columns of a cluster", (d.cluster_n - 1) * d.block_n - problem.n + 1),

@@ -183,13 +183,7 @@ class _Folding:
                 polynomial.as_float(load.source[tuple(indices)]), factor
             ).astype(load.source.dtype)
 
-        dtype = self._k.ty.dtype
-        axes = [
-            nests.Axis(tirx.Var(f"v_{i}", dtype), extent)
-            for i, extent in enumerate(grammar.shape(target))
-        ]
-        variables = [axis.variable for axis in axes]
-        return nests.make(target, axes, variables, value(variables))
+        return nests.filled(target, grammar.shape(target), value)
 
     def _sum(self, target: tirx.Buffer, term: Term, weight: tirx.Buffer) -> nests.Nest:
         """Σ_k v[k] · w[k, j], of the scaled weights where v is their factor."""
@@ -257,7 +251,7 @@ class _Folding:
         params = list(self._func.params)
         names = [*range(len(params)), *(str(buffer.name) for buffer in before)]
         buffers = [*params, *before]
-        stored = [s.buffer for s in self._stages if any(s.buffer.same_as(p) for p in params)]
+        stored = [stage.buffer for stage in self._stages if stage.buffer in params]
         outputs = list(after) or stored
         whole = tirx.PrimFunc(outputs, self._func.body).with_attr("s_tir", True)
         used = nests.function(whole, made)
@@ -269,18 +263,13 @@ class _Folding:
         chosen = [
             (name, buffer)
             for name, buffer in zip(names, buffers, strict=True)
-            if any(buffer.same_as(each) for each in read)
-            and not any(buffer.same_as(each) for each in outputs)
+            if buffer in read and buffer not in outputs
         ]
-        ends = [str(b.name) if after else _number(params, b) for b in outputs]
+        ends = [str(b.name) if after else params.index(b) for b in outputs]
         every = [*(buffer for _, buffer in chosen), *outputs]
         func = nests.function(tirx.PrimFunc(every, used.body).with_attr("s_tir", True), made)
         checked = validate.normalise(func, narrow=False)
         return FoldedFunction(checked, tuple(n for n, _ in chosen), tuple(ends))
-
-
-def _number(params: Sequence[Any], buffer: Any) -> int:
-    return next(number for number, param in enumerate(params) if param.same_as(buffer))
 
 
 def _moved(expr: Any, values: Mapping[Any, Any]) -> Any:

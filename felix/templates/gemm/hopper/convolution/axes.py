@@ -12,8 +12,9 @@ import math
 from collections.abc import Sequence
 
 from felix.launch_plan import Im2col, TensorMap
-from felix.templates.gemm.hopper import instructions, layout
+from felix.templates.gemm.hopper import layout
 from felix.templates.gemm.problem import Gather, GemmProblem
+from felix.tir import grammar
 
 
 def tensor_map(
@@ -30,7 +31,7 @@ def tensor_map(
         first: extent and stride in elements of the innermost dimension.
         others: of the others. One of extent 1 gets a stride that maps may have.
     """
-    size = instructions.size_bytes(source.dtype)
+    size = grammar.element_bytes(source.dtype)
     extents, strides_bytes = [first[0]], []
     whole = -(-first[0] * size // layout.ALIGNMENT) * layout.ALIGNMENT
     for extent, stride in others:
@@ -78,7 +79,7 @@ def of(problem: GemmProblem) -> ChannelBlocks | None:
     if gather is None:
         return None
     taps = math.prod(window.taps for window in gather.windows)
-    size = instructions.size_bytes(problem.a.dtype)
+    size = problem.a.element_bytes
     choices = [ChannelBlocks(taps, gather.channels, width // size) for width in _WIDTHS]
     return min(choices, key=lambda choice: choice.extent)
 

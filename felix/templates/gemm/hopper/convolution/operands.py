@@ -32,11 +32,12 @@ import dataclasses
 from felix import launch_plan
 from felix.launch_plan import Im2col, TensorMap
 from felix.templates.gemm.ampere import layout as gathered
-from felix.templates.gemm.hopper import instructions, layout
+from felix.templates.gemm.hopper import layout
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.convolution.axes import ChannelBlocks
 from felix.templates.gemm.hopper.layout import Axis, Batches
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
+from felix.tir import grammar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Pixels:
     def distinct_bytes(self) -> int:
         """Of the elements that are read."""
         elements = self.batches.matrices * gathered.distinct_elements(self.gather, None)
-        return elements * instructions.size_bytes(self.dtype)
+        return elements * grammar.element_bytes(self.dtype)
 
     @property
     def reads(self) -> int:
@@ -174,7 +175,7 @@ class Weights:
     def distinct_bytes(self) -> int:
         """Of its elements."""
         elements = self.lines * self.blocks.taps * self.blocks.channels
-        return self.batches.matrices * elements * instructions.size_bytes(self.dtype)
+        return self.batches.matrices * elements * grammar.element_bytes(self.dtype)
 
     def tensor_map(self, inner: int, rows: int, swizzle_bytes: int) -> TensorMap:
         """The map by which a block of channels of a tap and some lines are copied.
@@ -191,7 +192,7 @@ class Weights:
         """A matrix whose packed copy TMA can read as weights."""
         line, tap, channel = self.strides
         taps, channels = self.blocks.taps, self.blocks.channels
-        unit = layout.ALIGNMENT // instructions.size_bytes(self.dtype)
+        unit = layout.ALIGNMENT // grammar.element_bytes(self.dtype)
         if not self.is_k_major:
             return self._matrix(self.lines, taps * channels, channel, line)
         if taps == 1 or (tap == channels * channel and channels % unit == 0):
