@@ -55,13 +55,8 @@ class Context:
     @classmethod
     def of(cls, context: ms.TuneContext) -> Context:
         """What is kept of a context."""
-        return cls(
-            context.mod,
-            context.target,
-            context.space_generator,
-            str(context.task_name),
-            int(context.rand_state),
-        )
+        name, seed = str(context.task_name), int(context.rand_state)
+        return cls(context.mod, context.target, context.space_generator, name, seed)
 
 
 class Workload:

@@ -183,25 +183,18 @@ class GradientSearch(base.BaseSearch):
     def _n_new_structures(self, index: int) -> int:
         """How many structures of a sketch a round may compile: compiling grows with variables."""
         n_variables = len(self.sketches[index].variables)
-        return max(
-            self.options.n_new_structures,
-            self.options.new_structure_variables // max(1, n_variables),
-        )
+        n_small = self.options.new_structure_variables // max(1, n_variables)
+        return max(self.options.n_new_structures, n_small)
 
     def _polish(self, pool: selection.Pool, generations: int) -> None:
         """Surround the best candidates that have not been surrounded yet."""
         for _ in range(generations):
-            parents = pool.apart(
-                self.options.n_polished, self.options.n_moves_apart, pool.surrounded
-            )
+            options = self.options
+            parents = pool.apart(options.n_polished, options.n_moves_apart, pool.surrounded)
             pool.surrounded.update(c.key for c in parents)
-            for index in range(len(self.sketches)):
-                rows = [
-                    r
-                    for c in parents
-                    if c.sketch_index == index
-                    for r in self._moves[index].around(c.decisions)
-                ]
+            for index, moves in enumerate(self._moves):
+                own = (c.decisions for c in parents if c.sketch_index == index)
+                rows = [row for decisions in own for row in moves.around(decisions)]
                 pool.add(index, rows, selection.Source.POLISH)
 
     def _descend(self, pool: selection.Pool) -> None:

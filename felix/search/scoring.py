@@ -268,7 +268,7 @@ class Scorer:
     ) -> Iterator[tuple[coordinates.Structure, NDArray[np.intp]]]:
         """Row numbers of each structure among decisions, in order of first appearance."""
         variables = self.sketches[sketch_index].variables
-        columns = [i for i, v in enumerate(variables) if v.structural]
+        columns = coordinates.structural(variables)
         if not columns:
             yield (), np.arange(len(decisions))
             return

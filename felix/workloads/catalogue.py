@@ -20,10 +20,12 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from felix import errors, names, task
 from felix.workloads import common, convolution, matmul, pointwise, reduction, transposed
+
+N = TypeVar("N", int, float)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,12 +184,13 @@ def parse_params(text: str) -> tuple[str, dict[str, Any]]:
 def _value(owner: str, parameter: common.Parameter, text: str) -> Any:
     match parameter.kind:
         case "int":
-            return None if parameter.optional and text == "none" else _int(owner, parameter, text)
+            is_none = parameter.optional and text == "none"
+            return None if is_none else _number(int, owner, parameter, text)
         case "ints":
             words = text.replace("+", "x").split("x") if text else []
-            return tuple(_int(owner, parameter, word) for word in words)
+            return tuple(_number(int, owner, parameter, word) for word in words)
         case "per_axis":
-            values = [_int(owner, parameter, word) for word in text.split("x")]
+            values = [_number(int, owner, parameter, word) for word in text.split("x")]
             return values[0] if len(values) == 1 else tuple(values)
         case "names" | "words":
             return tuple(item for item in text.split("+") if item)
@@ -196,20 +199,13 @@ def _value(owner: str, parameter: common.Parameter, text: str) -> Any:
         case "bool":
             return {"true": True, "false": False}.get(text.lower(), text)
         case "float":
-            return _float(owner, parameter, text)
+            return _number(float, owner, parameter, text)
 
 
-def _int(owner: str, parameter: common.Parameter, text: str) -> int:
+def _number(kind: Callable[[str], N], owner: str, parameter: common.Parameter, text: str) -> N:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        message = f"{owner}: {parameter.name} must be an integer, got {names.quoted(text)}"
-        raise errors.WorkloadError(message) from None
-
-
-def _float(owner: str, parameter: common.Parameter, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        message = f"{owner}: {parameter.name} must be a number, got {names.quoted(text)}"
+        what = "an integer" if kind is int else "a number"
+        message = f"{owner}: {parameter.name} must be {what}, got {names.quoted(text)}"
         raise errors.WorkloadError(message) from None

@@ -108,6 +108,11 @@ def _body(name: str, x: common.Tensor, operand: common.Tensor | None) -> Callabl
     return binary
 
 
+#: Blocks of stages that are not called as their stage is.
+_NAMES = {"bias": "bias_add", "residual": "residual_add"}
+_NAMES |= {"scale": "scaled", "scalar_scale": "scalar_scaled"}
+
+
 def add(
     output: common.Tensor, epilogue: Sequence[str], channel_axis: int, dtype: str
 ) -> tuple[list[common.Tensor], common.Tensor]:
@@ -118,18 +123,8 @@ def add(
     have it, too, but those of integer sums before a scale, which are int32.
     """
     shape = common.shape_of(output)
-    shapes = {
-        "bias": (shape[channel_axis],),
-        "residual": shape,
-        "scale": (shape[channel_axis],),
-        "scalar_scale": (1,),
-    }
-    names = {
-        "bias": "bias_add",
-        "residual": "residual_add",
-        "scale": "scaled",
-        "scalar_scale": "scalar_scaled",
-    }
+    channels = (shape[channel_axis],)
+    shapes = {"bias": channels, "residual": shape, "scale": channels, "scalar_scale": (1,)}
     inputs: list[common.Tensor] = []
     for number, stage in enumerate(epilogue):
         again = epilogue[:number].count(stage)
@@ -139,7 +134,7 @@ def add(
             inputs.append(common.placeholder(f"{stage}{suffix}", shapes[stage], of_stage))
         extra = inputs[-1] if inputs else None
         body = _stage(stage, output, extra, channel_axis)
-        output = common.compute(names.get(stage, stage) + suffix, shape, body)
+        output = common.compute(_NAMES.get(stage, stage) + suffix, shape, body)
     return inputs, common.cast(output, dtype)
 
 

@@ -55,6 +55,11 @@ def _share(shape: Sequence[int], axes: Sequence[int]) -> float:
     return 1.0 / float(math.prod(shape[axis] for axis in axes))
 
 
+def _over(axes: Sequence[int]) -> str:
+    """Reduced axes in a task's name."""
+    return "over" + "x".join(map(str, axes))
+
+
 def _wide(x: common.Tensor) -> Callable[..., Any]:
     return lambda *index: common.wide(x[index])
 
@@ -93,18 +98,12 @@ def reduce(
     dtypes.check_reduced("reduce", kind, dtype)
     over = common.resolve_axes("reduce: axes", axes, len(shape))
     x = common.placeholder("x", shape, dtype)
-    result = reduced(
-        kind if kind != "mean" else "total", shape, over, _COMBINE[kind], _wide(x), keepdims
-    )
+    block = kind if kind != "mean" else "total"
+    result = reduced(block, shape, over, _COMBINE[kind], _wide(x), keepdims)
     if kind == "mean":
         result = _scaled("mean", result, _share(shape, over))
-    name = common.name_of(
-        f"reduce_{kind}",
-        shape,
-        "over" + "x".join(map(str, over)),
-        "keep" if keepdims else "",
-        dtypes.tag(dtype),
-    )
+    tags = (_over(over), "keep" if keepdims else "", dtypes.tag(dtype))
+    name = common.name_of(f"reduce_{kind}", shape, *tags)
     return common.finish(name, [x, common.cast(result, dtype)], target)
 
 
@@ -170,7 +169,7 @@ def layer_norm(
         return value * gamma + beta
 
     result = common.compute("layer_norm", shape, body)
-    tags = ("over" + "x".join(map(str, over)), "" if affine else "plain", dtypes.tag(dtype))
+    tags = (_over(over), "" if affine else "plain", dtypes.tag(dtype))
     name = common.name_of("layer_norm", shape, *tags)
     return common.finish(name, [x, *weights, common.cast(result, dtype)], target)
 
@@ -209,7 +208,7 @@ def rms_norm(
         return read(*index) * inverse[unreduced(index, over)] * weight
 
     result = common.compute("rms_norm", shape, body)
-    name = common.name_of("rms_norm", shape, "over" + "x".join(map(str, over)), dtypes.tag(dtype))
+    name = common.name_of("rms_norm", shape, _over(over), dtypes.tag(dtype))
     return common.finish(name, [x, gamma, common.cast(result, dtype)], target)
 
 
