@@ -28,20 +28,6 @@ from felix.symbolic import expr
 MAX_FACTORS = 4
 
 _OPERATOR_KINDS = {op: op.__name__ for op in expr.OPERATORS if op not in (expr.And, expr.Not)}
-#: Every node kind, in the order used by the serialised form.
-KINDS: tuple[str, ...] = (
-    "symbol",
-    "constant",
-    "linear",
-    "multiply2",
-    "multiply3",
-    "multiply4",
-    "divide",
-    "power",
-    "log",
-    "exp",
-    *_OPERATOR_KINDS.values(),
-)
 #: Kind -> number of arguments, where it is fixed.
 ARITY: dict[str, int] = {
     "symbol": 0,
@@ -55,6 +41,8 @@ ARITY: dict[str, int] = {
     "exp": 1,
     **{name: int(op.nargs.args[0]) for op, name in _OPERATOR_KINDS.items()},
 }
+#: Every node kind, in the order used by the serialised form; linear ones have any number.
+KINDS: tuple[str, ...] = (*list(ARITY)[:2], "linear", *list(ARITY)[2:])
 
 #: A node with a factor: the value is factor * node. Keeps 3xy and xy one node.
 _Scaled = tuple[float, int]

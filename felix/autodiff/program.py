@@ -168,14 +168,13 @@ class FormulaProgram:
         place = {node: i for i, node in enumerate(nodes)}
         arguments = [[place[a] for a in self.graph.arguments[n]] for n in nodes]
         coefficients = [self.graph.coefficients[n] for n in nodes]
+        number_of = {kind: number for number, kind in enumerate(expression_graph.KINDS)}
         head = {"format": FORMAT, "kinds": expression_graph.KINDS, "symbols": self.symbols}
         file = io.BytesIO()
         np.savez(
             file,
             head=np.frombuffer(json.dumps(head).encode(), dtype=np.uint8),
-            kinds=np.asarray(
-                [expression_graph.KINDS.index(self.graph.kinds[n]) for n in nodes], np.uint8
-            ),
+            kinds=np.asarray([number_of[self.graph.kinds[n]] for n in nodes], np.uint8),
             n_arguments=np.asarray([len(a) for a in arguments], np.int32),
             n_coefficients=np.asarray([len(c) for c in coefficients], np.int32),
             arguments=np.asarray([a for row in arguments for a in row], np.int32),
@@ -208,11 +207,8 @@ class FormulaProgram:
         arguments_of = _cut(arrays["arguments"], arrays["n_arguments"])
         factors_of = _cut(arrays["coefficients"], arrays["n_coefficients"])
         for node, kind_index in enumerate(arrays["kinds"].tolist()):
-            kind, arguments, factors = (
-                expression_graph.KINDS[kind_index],
-                arguments_of[node],
-                factors_of[node],
-            )
+            kind = expression_graph.KINDS[kind_index]
+            arguments, factors = arguments_of[node], factors_of[node]
             _check_node(kind, arguments, factors, node, len(symbols))
             if graph.add(kind, arguments, factors) != node:
                 raise ValueError("nodes repeat")

@@ -39,7 +39,7 @@ def index_at(index: sympy.Expr, block: Block, point: dict[IterComponent, Scalar]
     used = index.free_symbols
     mapping = {
         it.symbol: sympy.sympify(value_at(binding, point))
-        for it, binding in zip(block.iters, block.bindings, strict=True)
+        for it, binding in block.bound
         if it.symbol in used
     }
     return scalar.plain(index.xreplace(mapping))
@@ -49,7 +49,7 @@ def moved_dims(access: Access, block: Block, components: Collection[IterComponen
     """Buffer dimensions whose index depends on any of the components."""
     iters = {
         it.symbol
-        for it, binding in zip(block.iters, block.bindings, strict=True)
+        for it, binding in block.bound
         if any(regions.depends(comp, components) for comp in binding.terms)
     }
     return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]

@@ -50,7 +50,7 @@ def _inside(count: Scalar, access: Access, block: ir.Block, visited: _Visited) -
     for flat, bound in block.guards:
         linked = [
             it.symbol
-            for it, binding in zip(block.iters, block.bindings, strict=True)
+            for it, binding in block.bound
             if binding.terms and binding.terms.keys() <= flat.terms.keys()
         ]
         points = ir.product(visited[symbol].length for symbol in linked)

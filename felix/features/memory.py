@@ -18,21 +18,11 @@ from collections.abc import Sequence
 from felix.features import addresses, distinct, stores
 from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.ir import IterComponent, Loop, Scalar
+from felix.target import Hardware
 
 LANES = (1, 2, 4, 8, 16)
 SECTOR_BYTES = 32
 BANKS_BYTES = 128
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Machine:
-    """What the formulas need of the hardware."""
-
-    is_gpu: bool
-    line_bytes: int
-    l1_bytes: int
-    l2_bytes: int
-    l3_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +38,7 @@ class Level:
     allowed: Scalar
 
 
-def levels(row: stores.Row, machine: Machine) -> list[Level]:
+def levels(row: stores.Row, hardware: Hardware) -> list[Level]:
     """Levels from the innermost (nothing runs) outwards, ending where parallel tasks begin."""
     result = []
     extents: dict[IterComponent, Scalar] = {}
@@ -65,10 +55,10 @@ def levels(row: stores.Row, machine: Machine) -> list[Level]:
         total = expr.share(sum(sizes[1:], start=sizes[0]))
         moved: list[Scalar] = []
         allowed: Scalar = 0
-        if not machine.is_gpu:
+        if not hardware.is_gpu:
             outside = expr.share(ir.product(trips[:depth]))
             for hull, size in zip(hulls, elements, strict=True):
-                lines = _line_bytes(hull, size, machine.line_bytes)
+                lines = _line_bytes(hull, size, hardware.cache_line_bytes)
                 moved.append(expr.share(ir.product([outside, *lines])))
             allowed = _allowed(loop, loops[depth] if depth < len(loops) else None)
         result.append(Level(inside[depth], total, moved, expr.share(allowed)))
@@ -120,11 +110,11 @@ def reuse(row: stores.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scala
         for access in accesses:
             same = scalar.both(same, _invariant(access, row, loop))
         same = expr.share(same)
-        values = (loop.extent, level.inside, level.footprint_bytes)
+        extent, inside, footprint = innermost
         innermost = (
-            scalar.select(same, values[0], innermost[0]),
-            scalar.select(same, values[1], innermost[1]),
-            scalar.select(same, values[2], innermost[2]),
+            scalar.select(same, loop.extent, extent),
+            scalar.select(same, level.inside, inside),
+            scalar.select(same, level.footprint_bytes, footprint),
         )
     return innermost
 
@@ -214,7 +204,7 @@ def slot_values(
     slot: int,
     stack: list[Level],
     shapes: dict[ir.Buffer, tuple[Scalar, ...]],
-    machine: Machine,
+    hardware: Hardware,
 ) -> list[Scalar]:
     """The features of one buffer slot, in the order of `spec`."""
     buffer, accesses, read, written = row.accesses[slot]
@@ -222,11 +212,12 @@ def slot_values(
     element = buffer.dtype_bytes
     scope = buffer.scope.split(".")[0]
     times, trips, distance = reuse(row, stack, slot)
-    if machine.is_gpu:
+    if hardware.is_gpu:
         moved: list[Scalar] = [0, 0, 0]
         sectors, ways = warp(row, address, element, scope)
     else:
-        capacities = (machine.l1_bytes, machine.l2_bytes, machine.l3_bytes)
+        last = max(hardware.l3_bytes, hardware.l2_bytes)
+        capacities = (hardware.l1_bytes, hardware.l2_bytes, last)
         moved = traffic(stack, slot, capacities)
         sectors, ways = 0, 0
     return [

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import sympy
@@ -50,24 +50,15 @@ class Row:
     @functools.cached_property
     def live(self) -> list[Scalar]:
         """Per loop, the condition that it alone has a second iteration that passes the guards."""
-        return [
-            expr.share(
-                scalar.both(
-                    scalar.negated(scalar.equal(loop.extent, 1)),
-                    addresses.passes(self.block, loop, 1),
-                )
-            )
-            for loop in self.loops
-        ]
+        several = [scalar.negated(scalar.equal(loop.extent, 1)) for loop in self.loops]
+        passing = [addresses.passes(self.block, loop, 1) for loop in self.loops]
+        return [expr.share(scalar.both(*pair)) for pair in zip(several, passing, strict=True)]
 
     @functools.cached_property
     def visited(self) -> dict[sympy.Symbol, iterators.Visited]:
         """What each iterator of the block takes over the launch."""
         block = self.block
-        return {
-            it.symbol: iterators.visit(binding, block, it.extent)
-            for it, binding in zip(block.iters, block.bindings, strict=True)
-        }
+        return {it.symbol: iterators.visit(b, block, it.extent) for it, b in block.bound}
 
     @functools.cached_property
     def accesses(self) -> list[tuple[ir.Buffer, list[Access], bool, bool]]:
@@ -144,15 +135,13 @@ def hull(
         before: (components, hull): the hull without those components; dimensions that do not
             depend on them are taken from it.
     """
-    dims = (
-        range(len(access.indices))
-        if before is None
-        else addresses.moved_dims(access, block, before[0])
-    )
+    dims: Sequence[int] = range(len(access.indices))
+    if before is not None:
+        dims = addresses.moved_dims(access, block, before[0])
     used = {s for dim in dims for s in access.indices[dim].free_symbols}
-    bindings = [(it.symbol, b) for it, b in zip(block.iters, block.bindings, strict=True)]
-    spans = {symbol: _span(b, block, extents) for symbol, b in bindings if symbol in used}
-    origin = {symbol: addresses.value_at(b, {}) for symbol, b in bindings if symbol in used}
+    bindings = {it.symbol: binding for it, binding in block.bound if it.symbol in used}
+    spans = {symbol: _span(binding, block, extents) for symbol, binding in bindings.items()}
+    origin = {symbol: addresses.value_at(binding, {}) for symbol, binding in bindings.items()}
     result: list[Scalar] = [1] * len(access.indices) if before is None else list(before[1])
     for dim in dims:
         index, extent = access.indices[dim], access.buffer.shape[dim]
@@ -167,11 +156,7 @@ def hull(
 
 def _overhangs(index: sympy.Expr, block: Block) -> bool:
     """Whether a guard over several iterators of the index keeps it inside of its buffer."""
-    used = [
-        b
-        for it, b in zip(block.iters, block.bindings, strict=True)
-        if it.symbol in index.free_symbols
-    ]
+    used = [binding for it, binding in block.bound if it.symbol in index.free_symbols]
     return any(
         sum(any(comp in flat.terms for comp in binding.terms) for binding in used) > 1
         for flat, _ in block.guards

@@ -28,18 +28,11 @@ class Table:
 
 def build(program: SymbolicProgram, hardware: Hardware) -> Table:
     """All features of a program after its postprocessors."""
-    machine = memory.Machine(
-        hardware.is_gpu,
-        memory.SECTOR_BYTES if hardware.is_gpu else hardware.cache_line_bytes,
-        hardware.l1_bytes,
-        hardware.l2_bytes,
-        max(hardware.l3_bytes, hardware.l2_bytes),
-    )
     stores = store_rows.rows(program)
     allocated = {a.buffer: a for a in kernels.allocations(program)}
     shapes = {buffer: buffer.shape for buffer in program.buffers}
     shapes |= {buffer: a.shape for buffer, a in allocated.items()}
-    body = [_row_values(row, allocated, shapes, machine) for row in stores]
+    body = [_row_values(row, allocated, shapes, hardware) for row in stores]
     for row, features, copies in zip(stores, body, code.copies(stores), strict=True):
         features["code_copies"] = copies
         features |= code.row_values(row, features, hardware.vector_lanes, hardware.is_gpu)
@@ -56,7 +49,7 @@ def _row_values(
     row: store_rows.Row,
     allocated: dict[ir.Buffer, kernels.Allocation],
     shapes: dict[ir.Buffer, tuple[Scalar, ...]],
-    machine: memory.Machine,
+    hardware: Hardware,
 ) -> dict[str, Scalar]:
     values = _compute(row)
     values |= _structure(row)
@@ -64,9 +57,9 @@ def _row_values(
     loaded = [access.buffer.dtype_bytes for access in row.store.value.loads()]
     values["element_bytes"] = row.store.target.buffer.dtype_bytes
     values["loaded_bytes"] = min(loaded, default=0)
-    stack = memory.levels(row, machine)
+    stack = memory.levels(row, hardware)
     for slot in range(min(spec.SLOTS, len(row.accesses))):
-        slot_values = memory.slot_values(row, slot, stack, shapes, machine)
+        slot_values = memory.slot_values(row, slot, stack, shapes, hardware)
         names = [f"buf{slot}.{name}" for name in spec.SLOT_NAMES]
         values |= dict(zip(names, slot_values, strict=True))
     return values | code.pipeline_values(row, values)

@@ -20,15 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.linalg
 import torch
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from felix.space.variables import Variable
+from felix.space.variables import Variable, columns_by_group
 
 Array = NDArray[np.float64]
 #: Values of the structural variables of a sketch, in order.
@@ -77,20 +75,14 @@ class Space:
         """Several spaces side by side: coordinates and values one after another."""
         parts = [space.coordinates for space in spaces]
         columns = np.cumsum([0, *(len(p.offset) for p in parts)])
+        owners = [p.owner + first for p, first in zip(parts, columns[:-1], strict=True)]
+        vectors = "offset shift is_log lower upper room trainable".split()
         return cls(
             Coordinates(
                 matrix=scipy.linalg.block_diag(*(p.matrix for p in parts)),
-                offset=np.concatenate([p.offset for p in parts]),
-                shift=np.concatenate([p.shift for p in parts]),
-                is_log=np.concatenate([p.is_log for p in parts]),
-                lower=np.concatenate([p.lower for p in parts]),
-                upper=np.concatenate([p.upper for p in parts]),
                 tilings=scipy.linalg.block_diag(*(p.tilings for p in parts)),
-                room=np.concatenate([p.room for p in parts]),
-                trainable=np.concatenate([p.trainable for p in parts]),
-                owner=np.concatenate(
-                    [p.owner + first for p, first in zip(parts, columns[:-1], strict=True)]
-                ),
+                owner=np.concatenate(owners),
+                **{name: np.concatenate([getattr(p, name) for p in parts]) for name in vectors},
             )
         )
 
@@ -136,11 +128,9 @@ def structural(variables: Sequence[Variable]) -> list[int]:
 
 def tilings(variables: Sequence[Variable]) -> list[list[int]]:
     """Positions of the parts of each perfect tiling, in the order of its parts."""
-    groups: dict[int, list[int]] = {}
-    for position, variable in enumerate(variables):
-        if variable.kind == "tile":
-            groups.setdefault(variable.group, []).append(position)
-    return [sorted(g, key=lambda i: variables[i].part) for g in groups.values()]
+    groups = columns_by_group(variables).values()
+    tiles = (group for group in groups if variables[group[0]].kind == "tile")
+    return [sorted(tile, key=lambda i: variables[i].part) for tile in tiles]
 
 
 def _coordinates(variables: Sequence[Variable]) -> Coordinates:
@@ -150,9 +140,8 @@ def _coordinates(variables: Sequence[Variable]) -> Coordinates:
     column = {variable: j for j, variable in enumerate(owner)}
     matrix = np.zeros((len(variables), len(owner)))
     offset, shift = np.zeros(len(variables)), np.zeros(len(variables))
-    is_log = np.asarray(
-        [v.kind == "tile" or (v.log_scale and not v.structural) for v in variables]
-    )
+    logs_of = [v.kind == "tile" or (v.log_scale and not v.structural) for v in variables]
+    is_log = np.asarray(logs_of)
     for i, variable in enumerate(variables):
         if i in column:
             matrix[i, column[i]] = 1.0

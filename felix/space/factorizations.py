@@ -10,11 +10,11 @@ primes included.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import sympy
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -34,24 +34,13 @@ MAX_DRAWS = 64
 
 def divisors(extent: int) -> tuple[int, ...]:
     """The divisors of the extent, ascending."""
-    small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
-    return tuple(sorted({*small, *(extent // d for d in small)}))
+    return tuple(sympy.divisors(extent))
 
 
 @lru_cache(maxsize=65536)
 def prime_powers(value: int) -> tuple[tuple[int, int], ...]:
     """Prime factorization as (prime, power), primes ascending."""
-    powers: list[tuple[int, int]] = []
-    prime = 2
-    while prime * prime <= value:
-        power = 0
-        while value % prime == 0:
-            value //= prime
-            power += 1
-        if power:
-            powers.append((prime, power))
-        prime += 1
-    return (*powers, (value, 1)) if value > 1 else tuple(powers)
+    return tuple(sorted(sympy.factorint(int(value)).items()))
 
 
 def random_rows(

@@ -95,7 +95,7 @@ class Formulas:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._by_structure: dict[Structure, StructureFormulas] = {}
-        self._structural = [i for i, v in enumerate(source.variables) if v.structural]
+        self._structural = coordinates.structural(source.variables)
         self._default = (interpret.ROOT,) * len(self._structural)
 
     @property
@@ -211,13 +211,10 @@ class Formulas:
         """Constraint values [B, C]; legal where all are <= 0. Structures with fewer are padded
         with -1."""
         batch = np.atleast_2d(np.asarray(batch))
-        parts = [
-            (
-                where,
-                self.of_structure(structure).constraint_program.exact(batch[where].astype(float)),
-            )
-            for structure, where in self._groups(batch)
-        ]
+        parts = []
+        for structure, where in self._groups(batch):
+            program = self.of_structure(structure).constraint_program
+            parts.append((where, program.exact(batch[where].astype(np.float64))))
         result = np.full((len(batch), max((p.shape[1] for _, p in parts), default=0)), -1.0)
         for where, values in parts:
             result[where, : values.shape[1]] = values

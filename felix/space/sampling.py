@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.autodiff.program import FormulaProgram
-from felix.errors import UnsupportedSchedule
+from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.space import coordinates, factorizations, legality
 from felix.space.formulas import Formulas
 from felix.space.variables import Variable
@@ -42,14 +42,16 @@ def sample(
     tvm_sample: TvmSample,
     n: int,
     seed: int,
-    max_structures: int = MAX_STRUCTURES,
+    max_structures: int,
+    owner: object,
 ) -> Rows:
     """n legal rows [n, n_variables]: distinct while the space has enough, then repeated.
 
-    No rows at all ([0, n_variables]) where no legal one turns up.
-
     Args:
         max_structures: most structures among the rows; each new one costs an extraction.
+
+    Raises:
+        InvalidSchedule: no legal row turns up; the message is about `owner`.
     """
     if not variables:
         return np.zeros((n, 0), dtype=np.int64)
@@ -66,8 +68,8 @@ def sample(
         best = max(range(len(parts)), key=lambda i: len(parts[i]))
         parts[best] = spaces[best].draw(len(parts[best]) + lacking, rng)
     rows = _distinct(np.concatenate(parts))
-    if not len(rows):
-        return rows
+    if n and not len(rows):
+        raise InvalidSchedule(f"no legal decisions were found for {owner!r}")
     order = rng.permutation(len(rows))
     return rows[np.resize(order, n)]
 
@@ -80,7 +82,7 @@ def _structures(
     limit: int,
 ) -> list[coordinates.Structure]:
     """Structures that TVM samples and the formulas can model, the default one first."""
-    columns = [i for i, v in enumerate(variables) if v.structural]
+    columns = coordinates.structural(variables)
     if not columns:
         return [()]
     structures: dict[coordinates.Structure, None] = {(interpret.ROOT,) * len(columns): None}
@@ -89,7 +91,7 @@ def _structures(
             break
         row = tvm_sample(int(rng.integers(1, 2**31 - 1)))
         if row is not None:
-            structure = tuple(row[c] for c in columns)
+            structure = coordinates.structure(variables, row)
             if any(row[c] not in variables[c].domain for c in columns):
                 continue  # locations of another structure's loops
             try:

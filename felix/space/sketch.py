@@ -121,20 +121,11 @@ def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _
         if on_left_out is not None:
             on_left_out(f"{task.name}: variants left out: {unforeseen}")
     for index, schedule, space in _schedules(spaces):
+        program = schedule.trace, space.generator, machine, space.variant, space.mod
         try:
             schedule_rules.check_reductions(schedule.mod)
             with formulas.reported():
-                modelled.append(
-                    TraceSketch(
-                        task,
-                        index,
-                        schedule.trace,
-                        space.generator,
-                        machine,
-                        space.variant,
-                        space.mod,
-                    )
-                )
+                modelled.append(TraceSketch(task, index, *program))
         except UnsupportedSchedule as error:
             reasons.append(error)
             if on_left_out is not None:
@@ -153,12 +144,11 @@ def _spaces(
 ) -> tuple[list[design_space.DesignSpace], UnsupportedSchedule | None]:
     """The stock space, then those of the variants; and what ended the making of variants."""
     limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
-    spaces = [design_space.generate(task.mod, task.target, name=task.name)]
+    program, name = (task.mod, task.target), task.name
+    spaces = [design_space.generate(*program, name=name)]
     try:
         with formulas.reported():
-            spaces.extend(
-                design_space.generate_variants(task.mod, task.target, limits, name=task.name)
-            )
+            spaces.extend(design_space.generate_variants(*program, limits, name=name))
     except UnsupportedSchedule as error:
         return spaces, error
     return spaces, None

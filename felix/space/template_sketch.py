@@ -165,12 +165,8 @@ class TemplateSketch:
         Raises:
             InvalidSchedule: the template has no legal decisions.
         """
-        rows = sampling.sample(
-            self.variables, self.formulas, lambda _: None, n, seed, max_structures
-        )
-        if len(rows) < n:
-            raise InvalidSchedule(f"no legal decisions were found for {self!r}")
-        return rows
+        decided = self.variables, self.formulas
+        return sampling.sample(*decided, lambda _: None, n, seed, max_structures, self)
 
 
 def _variable(number: int, parameter: Parameter) -> Variable:

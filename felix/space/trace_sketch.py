@@ -339,12 +339,8 @@ class TraceSketch:
         Raises:
             InvalidSchedule: the sketch has no legal decisions.
         """
-        rows = sampling.sample(
-            self.variables, self.formulas, self.tvm_sample, n, seed, max_structures
-        )
-        if len(rows) < n:
-            raise InvalidSchedule(f"no legal decisions were found for {self!r}")
-        return rows
+        decided = self.variables, self.formulas
+        return sampling.sample(*decided, self.tvm_sample, n, seed, max_structures, self)
 
 
 def _needs_dynamic(shared_bytes: float) -> bool:

@@ -109,13 +109,9 @@ def _to_tir(index: sympy.Expr, variables: Mapping[sympy.Symbol, tirx.Var]) -> ti
         return tirx.IntImm("int32", int(index))
     args = [_to_tir(argument, variables) for argument in index.args]
     if isinstance(index, sympy.Add):
-        return _folded(args, tirx.Add)
+        return functools.reduce(tirx.Add, args)
     if isinstance(index, sympy.Mul):
-        return _folded(args, tirx.Mul)
+        return functools.reduce(tirx.Mul, args)
     if type(index) in _BINARY:
         return _BINARY[type(index)](*args)
     raise UnsupportedSchedule(f"reverse inlining through the index {index}")
-
-
-def _folded(args: Sequence[tirx.PrimExpr], operation: type) -> tirx.PrimExpr:
-    return functools.reduce(operation, args)

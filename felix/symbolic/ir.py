@@ -270,6 +270,11 @@ class Block:
         return labelled(self.name, self.number)
 
     @property
+    def bound(self) -> list[tuple[Iter, Affine]]:
+        """Each iterator with what it is bound to."""
+        return list(zip(self.iters, self.bindings, strict=True))
+
+    @property
     def store(self) -> Store:
         """The only store.
 

@@ -98,16 +98,11 @@ def versions(buffer: Allocation) -> int:
     stages = loop.annotations.get(STAGES)
     if not stages:
         return 1
-    uses = [
-        i
-        for i, child in enumerate(loop.body)
-        if any(
-            a.buffer is buffer.buffer
-            for b in ir.blocks_under(child)
-            for a in [*b.reads, *b.writes]
-        )
-    ]
-    live = [stages[i] for i in uses if i < len(stages)]
+    live = []
+    for stage, child in zip(stages, loop.body, strict=False):
+        accesses = (a for b in ir.blocks_under(child) for a in [*b.reads, *b.writes])
+        if any(access.buffer is buffer.buffer for access in accesses):
+            live.append(stage)
     return max(live) - min(live) + 1 if live else 1
 
 
@@ -200,10 +195,8 @@ def _allocation(buffer: Buffer, uses: list[_Use]) -> Allocation:
         assert intervals is not None
         hull = intervals if hull is None else regions.unions(hull, intervals, buffer.shape)
     assert hull is not None
-    shape = tuple(
-        _at_most(interval, extent) for interval, extent in zip(hull, buffer.shape, strict=True)
-    )
-    return Allocation(buffer, site, shape)
+    pairs = zip(hull, buffer.shape, strict=True)
+    return Allocation(buffer, site, tuple(_at_most(*pair) for pair in pairs))
 
 
 def _at_most(interval: regions.Interval, extent: Scalar) -> Scalar:

@@ -19,29 +19,14 @@ from felix.errors import UnsupportedSchedule
 from felix.symbolic import expr, index_expr, ir
 
 #: TIR node -> operation name in `ir.Value`.
-BINARY = {
-    tirx.Add: "add",
-    tirx.Sub: "sub",
-    tirx.Mul: "mul",
-    tirx.Div: "div",
-    tirx.FloorDiv: "floordiv",
-    tirx.FloorMod: "floormod",
+BINARY: dict[type[Any], str] = {
+    **{
+        getattr(tirx, name): name.lower()
+        for name in "Add Sub Mul Div FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or".split()
+    },
     tirx.Mod: "floormod",
-    tirx.Min: "min",
-    tirx.Max: "max",
-    tirx.EQ: "eq",
-    tirx.NE: "ne",
-    tirx.LT: "lt",
-    tirx.LE: "le",
-    tirx.GT: "gt",
-    tirx.GE: "ge",
-    tirx.And: "and",
-    tirx.Or: "or",
-    tirx.BitwiseAnd: "bits",
-    tirx.BitwiseOr: "bits",
-    tirx.BitwiseXor: "bits",
-    tirx.LShift: "bits",
-    tirx.RShift: "bits",
+    **dict.fromkeys((tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor), "bits"),
+    **dict.fromkeys((tirx.LShift, tirx.RShift), "bits"),
 }
 
 #: What each operation counts as, for float and other types alike (see features.spec).
@@ -83,12 +68,8 @@ def make_buffer(buffer: Any, is_parameter: bool = False) -> ir.Buffer:
     """The Buffer of a TVM buffer with constant shape."""
     shape = tuple(_constant(extent, f"shape of buffer {buffer.name}") for extent in buffer.shape)
     dtype = str(buffer.dtype)
-    return ir.Buffer(buffer.name, shape, dtype, dtype_bytes(dtype), buffer.scope(), is_parameter)
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element; a bool takes one."""
-    return max(1, (int(tvm.DataType(dtype).bits) + 7) // 8)
+    n_bytes = max(1, (int(tvm.DataType(dtype).bits) + 7) // 8)  # a bool takes one
+    return ir.Buffer(buffer.name, shape, dtype, n_bytes, buffer.scope(), is_parameter)
 
 
 def _constant(value: Any, what: str) -> int:

@@ -48,7 +48,7 @@ class Interval:
 def index_affine(index: sympy.Expr, block: Block) -> Affine | None:
     """`index`, an expression in the block's iters, as an affine form of components, or None."""
     total = Affine({}, 0)
-    bindings = {it.symbol: affine for it, affine in zip(block.iters, block.bindings, strict=True)}
+    bindings = {it.symbol: affine for it, affine in block.bound}
     for term in sympy.Add.make_args(index):
         factors = sympy.Mul.make_args(term)
         iters = [f for f in factors if f in bindings]
@@ -139,7 +139,7 @@ def _data_interval(
     all of the dimension.
     """
     used = index.free_symbols
-    bindings = [b for it, b in zip(block.iters, block.bindings, strict=True) if it.symbol in used]
+    bindings = [b for it, b in block.bound if it.symbol in used]
     runs: Scalar = 0
     for binding in bindings:
         for component in binding.terms:
@@ -163,11 +163,7 @@ def depends(component: IterComponent, on: Collection[IterComponent]) -> bool:
 
 def _enumerated(index: sympy.Expr, block: Block, relaxed: set[IterComponent]) -> Interval | None:
     """The interval of an index whose iterators all run over their whole domains."""
-    used = [
-        (it, b)
-        for it, b in zip(block.iters, block.bindings, strict=True)
-        if it.symbol in index.free_symbols
-    ]
+    used = [(it, b) for it, b in block.bound if it.symbol in index.free_symbols]
     runs = all(is_relaxed(component, relaxed) for _, b in used for component in b.terms)
     if not runs or not all(isinstance(it.extent, int) for it, _ in used):
         return None

@@ -23,7 +23,7 @@ def feeding(
     components: Iterable[ir.IterComponent], block: ir.Block, otherwise: Scalar = 0
 ) -> Scalar:
     """Condition that a reduction iterator of the block is bound to one, or `otherwise`."""
-    for it, binding in zip(block.iters, block.bindings, strict=True):
+    for it, binding in block.bound:
         if it.kind == "reduce":
             for component in components:
                 otherwise = scalar.either(otherwise, mentions(binding, component))

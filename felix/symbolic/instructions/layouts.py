@@ -171,7 +171,7 @@ def pad_einsum(program: SymbolicProgram, block: Block, padding: Sequence[int]) -
         for it, multiple in zip(block.iters, padding, strict=True)
     ]
     padded = {it.symbol: it.extent for it in block.iters if it.extent != before[it.symbol]}
-    for it, binding in zip(block.iters, block.bindings, strict=True):
+    for it, binding in block.bound:
         if it.symbol in padded:
             (component,) = binding.terms
             component.extent = it.extent
@@ -208,11 +208,8 @@ def _copy_in(
     placement.redirect(block, old, new)
     iters = placement.iters_of(new)
     indices = tuple(it.symbol for it in iters)
-    inside = [
-        _less(it.symbol, extent)
-        for it, extent in zip(iters, old.shape, strict=True)
-        if it.extent != extent
-    ]
+    pairs = zip(iters, old.shape, strict=True)
+    inside = [_less(it.symbol, extent) for it, extent in pairs if it.extent != extent]
     condition = functools.reduce(lambda a, b: ir.Value("and", False, (a, b)), inside)
     loaded = ir.Value.load(Access(old, indices))
     zero = ir.Value("const", old.is_float, expr=None if old.is_float else sympy.Integer(0))

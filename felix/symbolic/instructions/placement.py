@@ -110,7 +110,7 @@ def _guards(block: Block, producers: list[Block]) -> list[tuple[Affine, ir.Scala
     }
     return [
         (binding, it.extent)
-        for it, binding in zip(block.iters, block.bindings, strict=True)
+        for it, binding in block.bound
         if isinstance(it.extent, int)
         and isinstance(size := sizes.get(it.symbol), int)
         and it.extent < size
@@ -272,16 +272,16 @@ def iters_of(buffer: Buffer) -> list[Iter]:
 def redirect(block: Block, old: Buffer, new: Buffer) -> None:
     """Let every access of the block to `old` go to `new`."""
 
+    def index(i: sympy.Expr) -> sympy.Expr:
+        return loaded.redirected(i, old, new)
+
     def access(a: Access) -> Access:
-        indices = tuple(loaded.redirected(index, old, new) for index in a.indices)
-        return Access(new if a.buffer is old else a.buffer, indices)
+        return dataclasses.replace(a.mapped(index), buffer=new if a.buffer is old else a.buffer)
 
-    def value(v: ir.Value) -> ir.Value:
-        changed = access(v.access) if v.access is not None else None
-        index = None if v.expr is None else loaded.redirected(v.expr, old, new)
-        return ir.Value(v.op, v.is_float, tuple(value(x) for x in v.args), changed, index)
+    def load(v: ir.Value) -> ir.Value | None:
+        return None if v.access is None else dataclasses.replace(v, access=access(v.access))
 
-    def stores(old_stores: tuple[ir.Store, ...]) -> tuple[ir.Store, ...]:
-        return tuple(ir.Store(access(s.target), value(s.value)) for s in old_stores)
+    def store(s: ir.Store) -> ir.Store:
+        return ir.Store(access(s.target), s.value.mapped(index).replaced(load))
 
-    block.stores, block.inits = stores(block.stores), stores(block.inits)
+    block.stores, block.inits = tuple(map(store, block.stores)), tuple(map(store, block.inits))

@@ -61,7 +61,7 @@ def _rfactor_block(
     bindings = [Affine({copies[rf_component]: 1})]
     by_component: dict[IterComponent, sympy.Symbol] = {rf_component: first}
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
-    for it, binding in zip(block.iters, block.bindings, strict=True):
+    for it, binding in block.bound:
         used = _base_components(binding)
         if it.kind == "spatial" or rf_component not in used:
             iters.append(it)
@@ -86,17 +86,9 @@ def _rfactor_block(
         stores.append(ir.Store(targets[store.target], value))
         inits.append(ir.Store(targets[store.target], init.value))
     guards = [(copied(g, copies), bound) for g, bound in block.guards]
-    annotations = dict(block.annotations)
-    rf_block = Block(
-        f"{block.name}_rf",
-        iters,
-        bindings,
-        tuple(stores),
-        tuple(inits) if has_reduce else (),
-        guards,
-        annotations,
-    )
-    return rf_block, copies
+    name, starts = f"{block.name}_rf", tuple(inits) if has_reduce else ()
+    notes = dict(block.annotations)
+    return Block(name, iters, bindings, tuple(stores), starts, guards, notes), copies
 
 
 def _copies(block: Block, loops: list[Loop]) -> dict[IterComponent, IterComponent]:
@@ -125,11 +117,8 @@ def _base_components(affine: Affine) -> list[IterComponent]:
 def copied(affine: Affine, copies: dict[IterComponent, IterComponent]) -> Affine:
     """The affine form over the copies of its components."""
     terms = {copies.get(comp, comp): c for comp, c in affine.terms.items()}
-    return Affine(
-        terms,
-        affine.constant,
-        frozenset(copies.get(comp, comp) for comp in affine.dropped_if_unit),
-    )
+    dropped = frozenset(copies.get(comp, comp) for comp in affine.dropped_if_unit)
+    return Affine(terms, affine.constant, dropped)
 
 
 def _as_index(affine: Affine, symbols: dict[IterComponent, sympy.Symbol]) -> sympy.Expr:
@@ -168,15 +157,9 @@ def _write_back(
 ) -> None:
     """Rewrite the reduction block in place to reduce `buffers` over the rfactor loop only."""
     rf_component = rf_loop.components[0]
-    reduce_components = {
-        comp
-        for it, binding in zip(block.iters, block.bindings, strict=True)
-        if it.kind == "reduce"
-        for comp in _base_components(binding)
-    }
-    spatial = [
-        (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
-    ]
+    reduced = [binding for it, binding in block.bound if it.kind == "reduce"]
+    reduce_components = {comp for binding in reduced for comp in _base_components(binding)}
+    spatial = [(it, b) for it, b in block.bound if it.kind == "spatial"]
     first = index_expr.iter_symbol(f"v{rf_component.name}")
     block.iters = [Iter(first, rf_component.extent, "reduce"), *[it for it, _ in spatial]]
     block.bindings = [Affine({rf_component: 1}), *[b for _, b in spatial]]
@@ -210,16 +193,10 @@ def decompose_reductions(program: SymbolicProgram) -> None:
         if not block.inits or _reduced_over_threads(block, loops):
             continue
         loops = program.loops_of(block)
-        point = next(
-            (
-                depth
-                for depth, loop in enumerate(loops)
-                if not scalar.is_static(usage.is_data_parallel(loop), 1)
-            ),
-            None,
-        )
-        if point is not None:
-            _decompose(program, block, loops, point)
+        for depth, loop in enumerate(loops):
+            if not scalar.is_static(usage.is_data_parallel(loop), 1):
+                _decompose(program, block, loops, depth)
+                break
 
 
 def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
@@ -231,18 +208,13 @@ def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
 
 def _decompose(program: SymbolicProgram, block: Block, loops: list[Loop], point: int) -> None:
     """Put the init, under copies of the spatial loops, before the loop at depth `point`."""
-    pairs = [
-        (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
-    ]
-    chosen = [
-        lp
-        for lp in loops[point:]
-        if any(
-            not scalar.is_static(usage.mentions(b, comp), 0)
-            for _, b in pairs
-            for comp in lp.components
-        )
-    ]
+    pairs = [(it, b) for it, b in block.bound if it.kind == "spatial"]
+
+    def moves(loop: Loop) -> bool:
+        mentioned = (usage.mentions(b, comp) for _, b in pairs for comp in loop.components)
+        return not all(scalar.is_static(condition, 0) for condition in mentioned)
+
+    chosen = [lp for lp in loops[point:] if moves(lp)]
     dropped = {comp for lp in loops[point:] if lp not in chosen for comp in lp.components}
     copies = {comp: comp.copy("_init") for lp in chosen for comp in lp.components}
     _copy_sources([b for _, b in pairs] + [g for g, _ in block.guards], copies)
