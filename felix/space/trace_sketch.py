@@ -99,17 +99,10 @@ class TraceSketch:
         Their rows have names, which the key of a sketch is blind to, so the key of the cache has
         them as well.
         """
-        limits = self.task.target.attrs
-        is_gpu = self.is_gpu
-        source = formulas.TraceSource(
-            self.variables,
-            f"{self.key}-{self.hardware}-{self._names}",
-            self.symbolic,
-            self.hardware,
-            int(limits["max_threads_per_block"]) if is_gpu else 0,
-            int(limits["max_shared_memory_per_block"]) if is_gpu else 0,
-        )
-        return formulas.Formulas(source)
+        names = "max_threads_per_block", "max_shared_memory_per_block"
+        limits = [int(self.task.target.attrs[name]) if self.is_gpu else 0 for name in names]
+        parts = self.variables, f"{self.key}-{self.hardware}-{self._names}", self.symbolic
+        return formulas.Formulas(formulas.TraceSource(*parts, self.hardware, *limits))
 
     @property
     def is_gpu(self) -> bool:

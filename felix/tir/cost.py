@@ -132,14 +132,8 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
             if stmt.else_case is not None:
                 yield from _stores(stmt.else_case, trips, domains)
         case "BufferStore":
-            yield _Store(
-                stmt.buffer,
-                tuple(stmt.indices),
-                (stmt.value,),
-                _operations(stmt.value),
-                trips,
-                domains,
-            )
+            stored = stmt.buffer, tuple(stmt.indices), (stmt.value,)
+            yield _Store(*stored, _operations(stmt.value), trips, domains)
         case "SBlockRealize":
             block = stmt.block
             inside = {**domains, **{v.var: int(v.dom.extent) for v in block.iter_vars}}

@@ -10,7 +10,7 @@ Output extent of an axis: (extent + 2·padding - dilation·(kernel - 1) - 1) // 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tvm import te, tirx
@@ -51,6 +51,15 @@ class Window:
         return text
 
 
+def sliding(
+    owner: str, extents: tuple[int, ...], sizes: Mapping[str, int | Sequence[int]]
+) -> Window:
+    """A window of per-axis or common values of its other fields, by name."""
+    rank = len(extents)
+    given = sizes.items()
+    return Window(extents, **{k: common.per_axis(f"{owner}: {k}", v, rank) for k, v in given})
+
+
 def window(
     owner: str,
     extents: tuple[int, ...],
@@ -60,14 +69,8 @@ def window(
     dilation: int | Sequence[int],
 ) -> Window:
     """Build a window from per-axis or common values; the kernel must fit."""
-    rank = len(extents)
-    made = Window(
-        extents,
-        common.per_axis(f"{owner}: kernel", kernel, rank),
-        common.per_axis(f"{owner}: stride", stride, rank),
-        common.per_axis(f"{owner}: padding", padding, rank),
-        common.per_axis(f"{owner}: dilation", dilation, rank),
-    )
+    sizes = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    made = sliding(owner, extents, sizes)
     if min(made.outputs) < 1:
         raise errors.WorkloadError(
             f"{owner}: the kernel {made.kernel} with dilation {made.dilation} is larger than "

@@ -45,13 +45,8 @@ def conv_transpose2d(
     """
     owner = "conv_transpose2d"
     out = dtypes.output(owner, dtype, out_dtype, epilogue)
-    win = convolution.Window(
-        (h, w),
-        common.per_axis(f"{owner}: kernel", kernel, 2),
-        common.per_axis(f"{owner}: stride", stride, 2),
-        common.per_axis(f"{owner}: padding", padding, 2),
-        (1, 1),
-    )
+    sizes = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": 1}
+    win = convolution.sliding(owner, (h, w), sizes)
     extra_cells = common.per_axis(f"{owner}: output_padding", output_padding, 2)
     outputs = _transposed_outputs(owner, win, extra_cells)
     channels_last = layout.endswith("C")
@@ -72,15 +67,9 @@ def conv_transpose2d(
 
     result = common.compute(owner, convolution.place(layout, n, co, outputs), body)
     extra, output = pointwise.add(result, epilogue, 3 if channels_last else 1, out)
-    name = common.name_of(
-        owner,
-        (n, h, w, ci, co),
-        win.tag,
-        f"op{extra_cells[0]}x{extra_cells[1]}" if any(extra_cells) else "",
-        "" if channels_last else layout.lower(),
-        *epilogue,
-        dtypes.tag(dtype, out),
-    )
+    cells = f"op{extra_cells[0]}x{extra_cells[1]}" if any(extra_cells) else ""
+    tags = (win.tag, cells, "" if channels_last else layout.lower(), *epilogue)
+    name = common.name_of(owner, (n, h, w, ci, co), *tags, dtypes.tag(dtype, out))
     return common.finish(name, [data, weights, *extra, output], target)
 
 

@@ -7,6 +7,7 @@ One of the stages is a sum of products, the others compute each element for itse
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ class StagedFunction:
     def param(self, buffer: Any) -> int:
         """The number of a parameter."""
         require(buffer in self.params, f"it reads {buffer.name}, which nothing computes before")
-        return list(self.params).index(buffer)
+        return self.params.index(buffer)
 
 
 def program_of(func: tirx.PrimFunc) -> StagedFunction:
@@ -113,16 +114,10 @@ def program_of(func: tirx.PrimFunc) -> StagedFunction:
     require(len(sums) == 1, f"it has {len(sums)} reductions, and a product is one")
     outputs = [param for param in func.params if param in by_buffer]
     require(len(outputs) == 1, f"it has {len(outputs)} outputs")
-    factors, accumulator = _product(sums[0])
-    return StagedFunction(
-        list(func.params),
-        by_buffer,
-        sums[0],
-        factors,
-        accumulator,
-        by_buffer[outputs[0]],
-        _uses(stages),
-    )
+    product, output = (sums[0], *_product(sums[0])), by_buffer[outputs[0]]
+    values = [part for stage in stages for part in grammar.expressions(stage.value)]
+    uses = Counter(part.source for part in values if grammar.is_load(part))
+    return StagedFunction(list(func.params), by_buffer, *product, output, uses)
 
 
 def require(condition: bool, reason: str) -> None:
@@ -217,16 +212,6 @@ def _product(stage: Stage) -> tuple[tuple[Any, Any], str]:
     is_float = epilogue.c_type(dtype) == "float"
     require(is_float or dtype == "int32", f"it sums in {dtype}")
     return (term.a, term.b), "float32" if is_float else "int32"
-
-
-def _uses(stages: Sequence[Stage]) -> dict[Any, int]:
-    """How often each buffer is mentioned."""
-    uses: dict[Any, int] = {}
-    for stage in stages:
-        for part in grammar.expressions(stage.value):
-            if grammar.is_load(part):
-                uses[part.source] = uses.get(part.source, 0) + 1
-    return uses
 
 
 _ORDERS = ("LT", "LE", "GT", "GE")

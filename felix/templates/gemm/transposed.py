@@ -113,23 +113,15 @@ def _assembled(
     (group, j), other, factors = groups, known.other, known.strides
     none = (0,) * len(factors)
     of_axis = channel.tap if channel else None
-    n_channels = channel.taps if channel else 1
-    n_images = images.outputs if images else 1
+    n_channels, channel_stride = (channel.taps, channel.tap_stride) if channel else (1, 1)
+    n_images, image_stride = (images.outputs, images.element_stride) if images else (1, 0)
+    n_columns, column_stride = (j.extent, j.strides[other]) if j else (1, 0)
     phase_axes = tuple(_phases(d) for d in windows)
-    of_data = Gather(
-        n_images,
-        images.element_stride if images else 0,
-        tuple(_of_data_window(d) for d in windows),
-        n_channels,
-        channel.tap_stride if channel else 1,
-    )
-    of_weights = Gather(
-        j.extent if j else 1,
-        j.strides[other] if j else 0,
-        tuple(_of_taps(d, factors[other].get(d.tap, 0) if d.tap else 0) for d in windows),
-        n_channels,
-        factors[other][of_axis] if of_axis else 1,
-    )
+    moved = tuple(_of_data_window(d) for d in windows)
+    taps = tuple(_of_taps(d, factors[other].get(d.tap, 0) if d.tap else 0) for d in windows)
+    of_data = Gather(n_images, image_stride, moved, n_channels, channel_stride)
+    of_k = factors[other][of_axis] if of_axis else 1
+    of_weights = Gather(n_columns, column_stride, taps, n_channels, of_k)
     backwards = [d for d in windows if d.tap and d.dilation < 0]
     offset = sum(factors[other][d.tap] * (d.taps - 1) for d in backwards if d.tap)
     pixel_axes = [images.output if images else None, *(d.output for d in windows)]
@@ -140,14 +132,9 @@ def _assembled(
     reads = tuple(lies(number) for number in range(3, len(factors)))
     phases = Phases(1, n_images, phase_axes, lies(0), reads)
     batch = (Group(phases.count, none), group or Group(1, none))
-    return Convolution(
-        known.data,
-        Spatial(batch, Group(of_data.rows, none), j),
-        Group(of_data.k, none),
-        (of_data, of_weights),
-        accesses.tensors[other].offset.constant + offset,
-        phases,
-    )
+    spatial, k = Spatial(batch, Group(of_data.rows, none), j), Group(of_data.k, none)
+    offset += accesses.tensors[other].offset.constant
+    return Convolution(known.data, spatial, k, (of_data, of_weights), offset, phases)
 
 
 def _phases(d: Dimension) -> PhaseAxis:

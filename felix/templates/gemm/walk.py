@@ -182,19 +182,17 @@ class _Walk:
     def _atom(self, atom: ranges.Atom) -> str:
         if isinstance(atom, Axis):
             return _name_in(self.places, "place", atom)
-        if isinstance(atom, ranges.Extremum):
-            return f"{'min' if atom.is_minimum else 'max'}({self._both(atom.a, atom.b, ', ')})"
-        if isinstance(atom, ranges.Product):
-            return f"({self._both(atom.a, atom.b, ' * ')})"
+        if isinstance(atom, ranges.Extremum | ranges.Product):
+            a, b = self._index(atom.a), self._index(atom.b)
+            if isinstance(atom, ranges.Product):
+                return f"({a} * {b})"
+            return f"{'min' if atom.is_minimum else 'max'}({a}, {b})"
         if isinstance(atom, ranges.Quotient | ranges.Remainder):
             # C++ rounds to 0.
             if self._scope.interval(atom.dividend).low >= 0:
                 operator = "/" if isinstance(atom, ranges.Quotient) else "%"
                 return f"({self._index(atom.dividend)} {operator} {atom.divisor})"
         raise NotPlain("its epilogue computes with places in a way that is not understood")
-
-    def _both(self, a: Linear, b: Linear, between: str) -> str:
-        return f"{self._index(a)}{between}{self._index(b)}"
 
     def _load(self, load: Any, values: Values) -> str:
         """C++ of an element: the sum, an earlier stage's value, or a tensor's."""

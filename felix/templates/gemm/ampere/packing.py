@@ -171,17 +171,9 @@ def _packed_matrices(problem: GemmProblem) -> Packed:
 def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, number: int) -> Copy:
     _, row_stride, k_stride = operand.strides
     in_line = LINE_BYTES // operand.element_bytes
-    return Copy(
-        *_source(problem, operand, number),
-        rows,
-        row_stride,
-        1,
-        0,
-        problem.k,
-        k_stride,
-        -(-problem.k // in_line) * in_line,
-        is_along_rows=True,
-    )
+    source, of_rows, place = _source(problem, operand, number), (rows, row_stride), (1, 0)
+    channels = problem.k, k_stride, -(-problem.k // in_line) * in_line
+    return Copy(*source, *of_rows, *place, *channels, is_along_rows=True)
 
 
 def _source(
@@ -229,16 +221,10 @@ def _batches(problem: GemmProblem, operand: Operand) -> tuple[int, int]:
 
 
 def _of_data(problem: GemmProblem, data: Operand, of: Gather, channels: int) -> Copy:
-    return Copy(
-        *_source(problem, data, 0),
-        of.images,
-        of.image_stride,
-        math.prod(w.extent for w in of.windows),
-        of.windows[-1].element_stride,
-        of.channels,
-        of.channel_stride,
-        channels,
-    )
+    rows = of.images, of.image_stride
+    places = math.prod(w.extent for w in of.windows), of.windows[-1].element_stride
+    of_channels = of.channels, of.channel_stride, channels
+    return Copy(*_source(problem, data, 0), *rows, *places, *of_channels)
 
 
 def _packed_data(data: Operand, of: Gather, copy: Copy) -> Operand:
@@ -262,16 +248,9 @@ def _of_weights(
         row_stride = weights.gather.image_stride
         place_stride = weights.gather.windows[-1].element_stride
         channel_stride = weights.gather.channel_stride
-    return Copy(
-        *_source(problem, weights, number),
-        columns,
-        row_stride,
-        problem.k // data.channels,
-        place_stride,
-        data.channels,
-        channel_stride,
-        channels,
-    )
+    rows, places = (columns, row_stride), (problem.k // data.channels, place_stride)
+    of_channels = data.channels, channel_stride, channels
+    return Copy(*_source(problem, weights, number), *rows, *places, *of_channels)
 
 
 def _of_phases(problem: GemmProblem, weights: Operand, channels: int, number: int) -> Copy:
@@ -279,23 +258,11 @@ def _of_phases(problem: GemmProblem, weights: Operand, channels: int, number: in
     of, of_result = weights.gather, problem.phases
     assert of is not None and of_result is not None
     _, inner_stride = problem.batch_strides(weights)
-    return Copy(
-        weights.param,
-        problem.n_params + number,
-        weights.dtype,
-        (of_result.count, problem.batch_extents[1] if inner_stride else 1),
-        (0, inner_stride),
-        weights.offset,
-        of.images,
-        of.image_stride,
-        math.prod(w.taps for w in of.windows),
-        0,
-        of.channels,
-        of.channel_stride,
-        channels,
-        of.windows,
-        of_result,
-    )
+    source = weights.param, problem.n_params + number, weights.dtype
+    batches = (of_result.count, problem.batch_extents[1] if inner_stride else 1), (0, inner_stride)
+    rows, places = (of.images, of.image_stride), (math.prod(w.taps for w in of.windows), 0)
+    shape = *rows, *places, of.channels, of.channel_stride, channels
+    return Copy(*source, *batches, weights.offset, *shape, of.windows, of_result)
 
 
 def _packed_weights(weights: Operand, copy: Copy) -> Operand:

@@ -71,11 +71,6 @@ class Design:
     # ------------------------------------------------------------ operands
 
     @property
-    def sources(self) -> tuple[Source, Source]:
-        """A and B where they lie in the parameters."""
-        return sources(self.problem)
-
-    @property
     def blocks(self) -> axes.ChannelBlocks | None:
         """How the sum of a convolution is divided; None for other products."""
         return axes.of(self.problem)

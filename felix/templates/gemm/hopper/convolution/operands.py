@@ -112,18 +112,9 @@ class Pixels:
         split = (pixels, gather.image_stride) if gather.images > 1 else None
         if not is_even:
             return None
-        return layout.Matrix(
-            self.tensor,
-            self.dtype,
-            self.batches,
-            gather.channels,
-            gather.images * pixels,
-            step,
-            True,
-            gather.channel_stride,
-            self.offset,
-            split,
-        )
+        of = self.tensor, self.dtype, self.batches
+        shape = gather.channels, gather.images * pixels, step
+        return layout.Matrix(*of, *shape, True, gather.channel_stride, self.offset, split)
 
     def of_copy(self, copy: layout.Matrix) -> Pixels:
         """The pixels in the packed copy of `packable`."""
@@ -214,18 +205,8 @@ class Weights:
     def _matrix(
         self, inner: int, outer: int, stride: int, step: int, split: tuple[int, int] | None = None
     ) -> layout.Matrix:
-        return layout.Matrix(
-            self.tensor,
-            self.dtype,
-            self.batches,
-            inner,
-            outer,
-            stride,
-            self.is_k_major,
-            step,
-            self.offset,
-            split,
-        )
+        of, shape = (self.tensor, self.dtype, self.batches), (inner, outer, stride)
+        return layout.Matrix(*of, *shape, self.is_k_major, step, self.offset, split)
 
     @property
     def _dimensions(self) -> list[tuple[int, int]]:
@@ -250,16 +231,8 @@ def weights_of(
         places = axes.taps_as_one_axis(gather)
         assert places is not None
         strides = (gather.image_stride, places, gather.channel_stride)
-    return Weights(
-        operand.param,
-        operand.dtype,
-        lines,
-        blocks,
-        strides,
-        Batches.of(operand, problem),
-        is_k_major,
-        operand.offset,
-    )
+    of, batches = (operand.param, operand.dtype), Batches.of(operand, problem)
+    return Weights(*of, lines, blocks, strides, batches, is_k_major, operand.offset)
 
 
 def unsuited(problem: GemmProblem) -> str | None:

@@ -50,7 +50,7 @@ def _check(problem: GemmProblem, decisions: dict[str, int], folder: pathlib.Path
 
 def _packed(design: designs.Design, is_a: bool, memory: np.ndarray) -> np.ndarray:
     """The memory that an operand is copied from: its own, or a packed copy."""
-    if design.sources[not is_a].is_aligned:
+    if designs.sources(design.problem)[not is_a].is_aligned:
         return memory
     name = "pack_a" if is_a else "pack_b"
     (pack,) = (each for each in designs.packed(design.problem)[0] if each.name == name)
