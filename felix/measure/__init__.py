@@ -5,7 +5,7 @@ Out: a checked latency, or why not.
 From: `tuning`, `network`, `costmodel`.
 
 `local.LocalPool` measures on this machine, `cluster.pool.ClusterPool` on those of a cluster,
-`boards.pool.BoardPool` on boards; `testing.FunctionMeasurer` answers from a function.
+`boards.pool.BoardPool` on boards.
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ from benchmarks.support import efficiency, ratios, subgraphs
 from benchmarks.support.searches import pieces, stock, tuned, vendor, winners
 from felix import workloads
 from felix.cli.comparison import torch_child
-from felix.measure import local, testing
+from felix.measure import local
 from felix.runner import protocol
 from felix.runner.calls import cuda_calls
 from felix.tuning import online_model
 from felix.workloads import catalogue
 from server.tuner import warm_pools as server_pools
 from tests.support import tuning_fakes
+from tests.support.function_measurer import FunctionMeasurer
 
 
 def run(
@@ -158,7 +159,7 @@ def test_winners_are_timed_in_turns_if_they_are_near(
         measured.append(str(mod))
         return latency_of[measured[-1]]
 
-    pool = contextlib.nullcontext(testing.FunctionMeasurer(measure))
+    pool = contextlib.nullcontext(FunctionMeasurer(measure))
     monkeypatch.setattr(local, "LocalPool", lambda task, options: pool)
     pieces = {name: tmp_path / f"{name}.json" for name in ("felix", "stock", "random", "never")}
     for name, mods in (("felix", [same]), ("stock", [far, near]), ("random", [broken])):
@@ -355,7 +356,7 @@ def test_no_candidate_of_throughput_is_built_before_its_batch(
     candidates = [measure_throughput.Candidates("gemm", task, mods)]
     batches: list[list[str]] = []
 
-    class Pool(testing.FunctionMeasurer):
+    class Pool(FunctionMeasurer):
         def measure(self, mods: Any) -> Any:
             batches.append([str(mod) for mod in mods])
             return super().measure(mods)

@@ -13,7 +13,7 @@ from torch import nn
 
 import felix
 from felix import target as targets
-from felix.measure import locks, testing
+from felix.measure import locks
 from felix.measure.measurer import Measurer
 from felix.network import executable, groups, imported
 from felix.network.contenders.shipping import Contender
@@ -23,6 +23,7 @@ from felix.runner.calls import cpu_calls
 from felix.search import gradient
 from felix.task import Task
 from felix.tuning import options
+from tests.support.function_measurer import FunctionMeasurer
 
 #: What the pool says of an unscheduled program.
 UNSCHEDULED_US = 5000.0
@@ -52,7 +53,7 @@ class Pool:
             self.n_measured += 1
             return self._latency_of(program, task)
 
-        return testing.FunctionMeasurer(measure)
+        return FunctionMeasurer(measure)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -22,13 +22,14 @@ from benchmarks.support.searches import baselines
 from felix import errors, workloads
 from felix.cli import report
 from felix.database import records
-from felix.measure import locks, testing
+from felix.measure import locks
 from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.search import cost_model, gradient
 from felix.task import Task
 from felix.tuning import options, pacing, results, task_search
 from tests.support import synthetic, waiting, warm
+from tests.support.function_measurer import FunctionMeasurer
 
 UNSCHEDULED_US = 5000.0
 
@@ -94,7 +95,7 @@ class Pool:
                 self.wait(self.seconds)
             return self.latency_of(mod)
 
-        return testing.FunctionMeasurer(measure)
+        return FunctionMeasurer(measure)
 
     def close(self) -> None:
         self.closed = True

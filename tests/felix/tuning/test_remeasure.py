@@ -11,11 +11,12 @@ import pytest
 from felix import events
 from felix.builder import payload
 from felix.database import records
-from felix.measure import locks, testing
+from felix.measure import locks
 from felix.runner import protocol
 from felix.search import interface
 from felix.tuning import options, pacing, remeasure, task_run
 from tests.support import tuning_fakes as fakes
+from tests.support.function_measurer import FunctionMeasurer
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ class _Noisy(fakes.Pool):
         pool = self
         pool.thorough, pool.thorough_tasks = [], []
 
-        class Measurer(testing.FunctionMeasurer):
+        class Measurer(FunctionMeasurer):
             def submit(self, mod: Any, thorough: bool = False) -> Any:
                 luck = 1.0
                 if thorough:
@@ -133,7 +134,7 @@ def test_a_duplicate_learns_the_measurement_of_the_first(monkeypatch: pytest.Mon
         def tell(self, results: Any) -> None:
             told.extend(results)
 
-    run = task_run.TaskRun(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
+    run = task_run.TaskRun(0, fakes.task(), FunctionMeasurer(fakes.latency_us))
     run.open(lambda *_: Search(), None, 0)  # type: ignore[arg-type,return-value]
     first, duplicate = (interface.Candidate(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
     compute_guard = pacing.ComputeGuard(locks.ReadWriteLock(), pacing.Breakdown())

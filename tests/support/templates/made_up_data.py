@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from costmodel.data import dataset, felix_bridge
-from felix.measure import testing
 from felix.runner import protocol
 from felix.templates import spec
+from tests.support.function_measurer import FunctionMeasurer
 
 TIME = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 TARGET = felix_bridge.target_text("h200")
 STAGES, ANALYTIC = spec.NAMES.index("stages"), spec.NAMES.index("analytic_us")
 
 
-class Pool(testing.FunctionMeasurer):
+class Pool(FunctionMeasurer):
     """A pool without a device for all tasks; the program's text decides."""
 
     def __init__(self, answer: Callable[[Any], float | protocol.ErrorClass] | None = None) -> None:

@@ -17,11 +17,11 @@ import tvm
 
 from felix import target
 from felix.measure import locks
-from felix.measure import testing as measure_testing
 from felix.runner import protocol, timing
 from felix.runner.calls import cpu_calls
 from felix.runner.cpu import contention
 from felix.runner.cpu import timing as cpu_timing
+from tests.support.function_measurer import FunctionMeasurer
 
 OPTIONS = timing.TimingOptions(min_total_s=0.0, leader_error=1.0)
 
@@ -181,7 +181,7 @@ def test_measurement_is_a_latency_or_an_error() -> None:
 def test_function_measurer_answers_and_remembers() -> None:
     mods = [tvm.IRModule(), tvm.IRModule()]
     answers = iter([2.5, protocol.ErrorClass.LAUNCH])
-    with measure_testing.FunctionMeasurer(lambda mod: next(answers)) as measurer:
+    with FunctionMeasurer(lambda mod: next(answers)) as measurer:
         good, bad = measurer.measure(mods)
     assert good.latency_us == 2.5 and bad.error is protocol.ErrorClass.LAUNCH
     assert measurer.submitted == mods

@@ -1,4 +1,4 @@
-"""A measurer without processes, for tests and dry runs of everything that needs one."""
+"""A measurer without processes, for tests of everything that needs one."""
 
 from __future__ import annotations
 
