@@ -156,7 +156,7 @@ class LocalRunner(OneByOne):
             self.worker.is_confined, self.unconfined = False, "that is how it is set"
             return
         outcome = confine.decide(lambda confined: self._refused(arch, confined))
-        is_confined = outcome.verdict is not confine.Verdict.IN_THE_WAY
+        is_confined = not outcome.is_in_the_way
         if chosen is policy.ConfineGpu.ON and outcome.reason is not None:
             where = "cannot be used" if is_confined else "does not work in a confined process"
             raise errors.MeasureError(f"the GPU {where}: {outcome.reason}")

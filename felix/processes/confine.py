@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import enum
 import functools
 import logging
 import os
@@ -251,25 +250,17 @@ def _of_compilers() -> Iterator[str]:
 # more.
 
 
-class Verdict(enum.Enum):
-    """What attempts in confined and in other processes say together."""
-
-    #: It works in a confined process.
-    CONFINED = "confined"
-    #: It works only in a process that is not confined.
-    IN_THE_WAY = "in the way"
-    #: It works in neither.
-    BROKEN = "broken"
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """A verdict, and the error behind it, None where it works confined.
+    """What attempts in confined and in other processes say together.
 
-    `IN_THE_WAY` comes with the error of the confined process, `BROKEN` with that of the other.
+    Attributes:
+        is_in_the_way: whether it works only in a process that is not confined.
+        reason: the error of the confined process then, else of the other, in which it does not
+            work either; None where it works confined.
     """
 
-    verdict: Verdict
+    is_in_the_way: bool
     reason: str | None
 
 
@@ -283,11 +274,9 @@ def decide(attempt: Callable[[bool], str | None]) -> Finding:
     """
     refused = attempt(True)
     if refused is None:
-        return Finding(Verdict.CONFINED, None)
+        return Finding(False, None)
     failed = attempt(False)
     if failed is not None:
-        return Finding(Verdict.BROKEN, failed)
+        return Finding(False, failed)
     refused = attempt(True)  # what was there for a moment only is not confinement's doing
-    if refused is None:
-        return Finding(Verdict.CONFINED, None)
-    return Finding(Verdict.IN_THE_WAY, refused)
+    return Finding(refused is not None, refused)

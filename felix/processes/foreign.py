@@ -10,8 +10,6 @@ from typing import BinaryIO
 
 from felix.processes import syscalls
 
-_PR_SET_PDEATHSIG = 1
-
 
 def run(command: Sequence[str], folder: pathlib.Path | None = None) -> str:
     """Run a program to its end, in a folder; what it wrote.
@@ -36,5 +34,5 @@ def start(command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
         command,
         stdout=log,
         stderr=log,
-        preexec_fn=lambda: syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=lambda: syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM),
     )

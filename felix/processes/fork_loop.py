@@ -34,7 +34,6 @@ import psutil
 
 from felix.processes import child, syscalls
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PACKET_BYTES = 65536
 
 #: How long it may take to kill what a worker has left, in seconds.
@@ -53,7 +52,7 @@ def serve(argv: Sequence[str], load: Callable[[], None], work: Work) -> None:
     load()
     gc.freeze()  # workers need not copy these pages to look through them
     gc.enable()
-    syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     workers: set[int] = set()
     try:
         control.send(b'{"ready": true}')
@@ -121,8 +120,8 @@ def _fork(control: socket.socket, fds: Sequence[int], settings: dict[str, Any], 
 def _leave_no_orphan(server_pid: int) -> None:
     """Lead a group, end with the server, adopt orphans, and die first if memory is short."""
     os.setpgid(0, 0)
-    syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != server_pid:
         os._exit(1)  # the server died between fork and prctl
     score = pathlib.Path("/proc/self/oom_score_adj")

@@ -22,35 +22,6 @@ from collections.abc import Iterable
 from felix.processes import policy as policies
 from felix.processes import syscalls
 
-#: Refused to all.
-DENIED = (
-    # other processes
-    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "process_mrelease",
-    "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo", "get_robust_list", "ioprio_set",
-    # the network
-    "io_uring_setup", "io_uring_enter", "io_uring_register",
-    # memory and queues that processes of one user share
-    "shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop",
-    "semtimedop", "semctl", "mq_open", "mq_unlink",
-    # owners, modes and other attributes of files, which Landlock does not protect
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat",
-    "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr",
-    "fremovexattr", "removexattrat", "utime", "utimes", "futimesat", "utimensat", "file_setattr",
-    "inotify_init", "inotify_init1", "inotify_add_watch",
-    # files that lead elsewhere
-    "symlink", "symlinkat", "link", "linkat", "mknod", "mknodat", "name_to_handle_at",
-    "open_by_handle_at", "fanotify_init", "fanotify_mark",
-    # namespaces and mounts
-    "mount", "umount2", "move_mount", "mount_setattr", "open_tree", "open_tree_attr", "fsopen",
-    "fsconfig", "fsmount", "fspick", "pivot_root", "chroot", "unshare", "setns",
-    # the kernel
-    "keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd", "init_module",
-    "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon",
-    "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime", "clock_adjtime",
-    "adjtimex", "sethostname", "setdomainname", "syslog", "iopl", "ioperm", "lookup_dcookie",
-    "vhangup", "personality", "modify_ldt", "execveat",
-)  # fmt: skip
 #: Refused to all that lead no processes.
 _LEADING = ("setsid", "setpgid")
 _LOCAL_SOCKETS = ("socket", "bind", "listen", "accept", "accept4")
@@ -72,8 +43,7 @@ _CLONE_NAMESPACES = 0x7E020080
 _SETTERS_OF_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by way of a file
 _IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902)  # TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
 _PR_SET_MM = 35
-#: PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: how a process ends with its parent.
-_PRCTLS_OF_LEADING = (1, 36)
+_PRCTLS_OF_LEADING = (syscalls.PR_SET_PDEATHSIG, syscalls.PR_SET_CHILD_SUBREAPER)
 _SIGNALS = ("kill", "tgkill", "tkill")
 _SOCKET_TYPE_BITS = 0xF
 
@@ -106,7 +76,7 @@ def restrict(policy: policies.Policy) -> None:
 
 def program(policy: policies.Policy, pid: int) -> _Code:
     """The filter as (operation, jump if true, jump if false, operand), for process `pid`."""
-    denied = list(DENIED)
+    denied = list(syscalls.DENIED)
     denied += () if policy.local_sockets else _LOCAL_SOCKETS
     denied += () if policy.memory_files else ("memfd_create",)
     denied += () if policy.programs else ("execve", "fork", "vfork")

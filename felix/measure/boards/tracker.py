@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -85,7 +86,6 @@ def _keys(reply: Any) -> list[str]:
 # may run code on its machine: TVM's protocol knows neither tokens nor encryption.
 
 _log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 #: Ports that a server may take, from the first one on.
 _N_PORTS = 100
 
@@ -108,7 +108,8 @@ def serve(tracker: Tracker, key: str, host: str, port: int) -> NoReturn:
             f"the tracker at {tracker} has a board {key}: each needs a key of its own"
         )
     # Sessions are forks of the server, and end with it.
-    os.register_at_fork(after_in_child=lambda: syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+    end = functools.partial(syscalls.prctl, syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.register_at_fork(after_in_child=end)
     folder = os.getcwd()
     while True:
         os.chdir(folder)  # a session that crashed leaves the process in a folder that is gone

@@ -48,8 +48,6 @@ WATCH_S = 1.0
 #: How often a call looks whether its node still may measure, in seconds.
 _LOOK_S = 0.5
 
-_PR_SET_PDEATHSIG = 1
-
 
 class Relay:
     """Serves any number of pipes.
@@ -321,7 +319,7 @@ def readings(said: Any) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Serve pipes until the tuner's process goes away."""
     control = socket.socket(fileno=int(argv[0]))
-    syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     logs.configure(argv[2] == "1")
     try:
         made = Relay(ray_cluster.connect(argv[1]), needs_keys=argv[3] == "1")
