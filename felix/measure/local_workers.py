@@ -103,7 +103,7 @@ class LocalWorkers:
         is_cpu, options = device.kind == "cpu", self._options
         may = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self.folders, index)
         worker = self._worker(name, may, device, role=device.kind, threads=threads, nice=0)
-        lock = timing_lock if is_cpu else locks.for_device(device.kind, device.index)
+        lock = timing_lock if is_cpu else locks.for_gpu(device.index)
         paused = [builder.worker for builder in builders] if is_cpu else ()
         return running.LocalRunner(worker, running.Quiet(lock, paused), options, device)
 

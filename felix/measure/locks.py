@@ -113,13 +113,25 @@ class DeviceLock:
         )
 
 
-def for_device(device: str, index: int = 0) -> DeviceLock:
-    """The lock of a device ("cpu": of nothing that others use); raises what `check` does."""
-    name = devices.bus_id(index) if device == "cuda" else f"{device}-{os.getpid()}"
-    lock = DeviceLock(files.device_lock(name))
-    if device == "cuda":
-        lock.check()
+def for_gpu(index: int = 0) -> DeviceLock:
+    """The lock of a GPU; raises what `check` does."""
+    lock = DeviceLock(files.device_lock(devices.bus_id(index)))
+    lock.check()
     return lock
+
+
+@contextlib.contextmanager
+def alone_on(device: str) -> Iterator[None]:
+    """Nobody else measures on the first GPU until the block ends; nothing for another device."""
+    if device != "cuda":
+        yield
+        return
+    lock = for_gpu()
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _opened(path: pathlib.Path) -> int:

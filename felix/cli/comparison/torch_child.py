@@ -6,8 +6,7 @@ one say so, as in tasks.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ Call = Callable[..., torch.Tensor]
 def answer(request: Mapping[str, Any]) -> times.LibraryTime:
     """The time of the form of the request's operator, eager or compiled."""
     from felix import errors
+    from felix.measure import locks
     from felix.runner.checking import reference
     from felix.workloads import torch_forms
 
@@ -39,7 +39,7 @@ def answer(request: Mapping[str, Any]) -> times.LibraryTime:
     arguments = [reference.Argument(**fields) for fields in request["arguments"]]
     inputs = random_inputs(form, arguments, device)
     call = compiled(form.call, device) if request["compiled"] else form.call
-    with _alone_on(device), torch.inference_mode():
+    with locks.alone_on(device), torch.inference_mode():
         latency_us = median_us(call, inputs, device)
     note = ", ".join(filter(None, [_how(device, allow_tf32), form.note]))
     return times.LibraryTime(latency_us, note)
@@ -90,22 +90,6 @@ def median_us(call: Call, inputs: Sequence[torch.Tensor], device: str) -> float:
     rows = [each.as_strided((each.numel(),), (1,)) for each in inputs]  # as they lie in memory
     flat = [tvm.runtime.from_dlpack(row) for row in rows]
     return cpu_calls.median_us(lambda: call(*inputs), flat)
-
-
-@contextlib.contextmanager
-def _alone_on(device: str) -> Iterator[None]:
-    """Nobody else measures on the GPU meanwhile."""
-    if device != "cuda":
-        yield
-        return
-    from felix.measure import locks
-
-    lock = locks.for_device(device)
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _how(device: str, allow_tf32: bool) -> str:

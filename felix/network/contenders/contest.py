@@ -73,23 +73,10 @@ def undisturbed(full: tvm.target.Target) -> Iterator[None]:
     earlier = torch.get_num_threads()
     torch.set_num_threads(n_threads(full))
     try:
-        with _alone_on(full):
+        with locks.alone_on(full.kind.name):
             yield
     finally:
         torch.set_num_threads(earlier)
-
-
-@contextlib.contextmanager
-def _alone_on(full: tvm.target.Target) -> Iterator[None]:
-    if full.kind.name != "cuda":
-        yield
-        return
-    lock = locks.for_device("cuda")
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.

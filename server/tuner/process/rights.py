@@ -102,7 +102,7 @@ def _make_device_locks() -> None:
     def make() -> None:
         with contextlib.suppress(errors.MeasureError):  # the first pool says what is wrong
             for index in range(devices.count()):
-                locks.for_device("cuda", index)
+                locks.for_gpu(index)
 
     fork_loop.in_fork(make)
 
@@ -171,14 +171,14 @@ def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) ->
     confined = Start(True, chosen)
     anyhow = Start(False, policy.ConfineGpu.AUTO)
     outcome = confine.decide(lambda is_confined: attempt(confined if is_confined else anyhow))
-    reason = outcome.reason or ""
-    if outcome.verdict is confine.Verdict.BROKEN:
+    reason = outcome.reason
+    if reason is not None and not outcome.is_in_the_way:
         _log.error(
             "the GPU cannot be used, confined or not: %s",
             reason,
             extra={"action": "device_broken"},
         )
-    if outcome.verdict is not confine.Verdict.IN_THE_WAY:
+    if not outcome.is_in_the_way:
         return confined
     if chosen is policy.ConfineGpu.ON:
         raise service_errors.SettingsError(

@@ -241,7 +241,7 @@ def test_the_note_of_a_gpu_says_what_was_timed(
     lock = types.SimpleNamespace(
         acquire=lambda: log.append("acquired"), release=lambda: log.append("released")
     )
-    monkeypatch.setattr(locks, "for_device", lambda device: {"cuda": lock}[device])
+    monkeypatch.setattr(locks, "for_gpu", lambda: lock)
     answer = _answer(torch_child.answer, request, monkeypatch)
     assert answer.latency_us == 2.0
     assert (log[0], log[-1]) == ("acquired", "released") and "event" in log

@@ -89,8 +89,9 @@ def test_a_gpu_whose_lock_cannot_be_had_is_refused_at_once(
     monkeypatch.setattr(devices, "bus_id", lambda index: "0000:01:00.0")
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path / "missing"))
     with pytest.raises(errors.MeasureError, match=r"0000:01:00\.0\.lock"):
-        locks.for_device("cuda")
-    locks.for_device("cpu")  # locks nothing that others use
+        locks.for_gpu()
+    with locks.alone_on("cpu"):  # needs no lock
+        pass
 
 
 def test_locks_are_with_temporary_files_unless_a_variable_says_where(
@@ -99,4 +100,4 @@ def test_locks_are_with_temporary_files_unless_a_variable_says_where(
     monkeypatch.delenv(files.LOCKS_VARIABLE, raising=False)
     assert str(files.device_lock("x").parent) == tempfile.gettempdir()
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
-    assert locks.for_device("cpu").path.parent == tmp_path
+    assert files.device_lock("x").parent == tmp_path

@@ -153,7 +153,7 @@ def use(
     device.touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder), prepend=os.pathsep)
     monkeypatch.setattr(local, "of", lambda target: GPU)
-    monkeypatch.setattr(locks, "for_device", lambda *device: locks.ReadWriteLock())
+    monkeypatch.setattr(locks, "for_gpu", lambda *device: locks.ReadWriteLock())
     if allowed:
         monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(device)])
 
