@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,14 +97,11 @@ class Learner:
 
     def models_for(self, task_index: int) -> dict[FeatureKind, nn.Module]:
         """Copies that predict ln(latency_us) for one task and stay as they are."""
-        live = {
-            kind: part.module if part.online is None else part.online.for_task(task_index)
-            for kind, part in self._parts.items()
-        }
-        return {
-            kind: copy.deepcopy(module).eval().requires_grad_(False)
-            for kind, module in live.items()
-        }
+        copies = {}
+        for kind, part in self._parts.items():
+            live = part.module if part.online is None else part.online.for_task(task_index)
+            copies[kind] = copy.deepcopy(live).eval().requires_grad_(False)
+        return copies
 
     @property
     def n_unlearnt(self) -> int:
@@ -147,19 +144,16 @@ class Learner:
         return online.update(rows, mask, ln_latency, tasks)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """JSON-able values and tensors with flat names; the traces' have no prefix."""
+        """JSON-able values, and tensors named "group/name"; the traces' have no prefix."""
         plain: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
-        for kind, part in self._parts.items():
-            if part.online is None:
-                continue
-            values, flat = _flattened(part.online.state_dict())
-            if kind is FeatureKind.TRACE:
-                plain |= values
-                tensors |= flat
-            else:
-                plain[kind.value] = values
-                tensors |= {f"{kind}/{name}": tensor for name, tensor in flat.items()}
+        for kind, prefix, online in self._learning():
+            state = online.state_dict()
+            for group in _GROUPS:
+                for name, tensor in (state.pop(group, None) or {}).items():
+                    tensors[f"{prefix}{group}/{name}"] = tensor
+            values = json.loads(json.dumps(state))
+            plain |= {kind.value: values} if prefix else values
         return plain, tensors
 
     def load_state_dict(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -168,46 +162,32 @@ class Learner:
         Raises:
             CheckpointError: the state is of another model.
         """
-        for kind, part in self._parts.items():
-            if part.online is None:
-                continue
-            if kind is not FeatureKind.TRACE and kind.value not in plain:
+        templates = FeatureKind.TEMPLATE.value
+        of_traces = {name: value for name, value in plain.items() if name != templates}
+        for kind, prefix, online in self._learning():
+            if prefix and kind.value not in plain:
                 continue  # an older version's, which had no templates
-            values, flat = _part_of(kind, plain, tensors)
+            values = plain[kind.value] if prefix else of_traces
             if not values:
                 raise errors.CheckpointError("the session has no state of the cost model")
-            part.online.load_state_dict(_nested(values, flat))
+            groups = {group: _within(f"{prefix}{group}/", tensors) for group in _GROUPS}
+            online.load_state_dict({**values, **groups, "records": groups["records"] or None})
+
+    def _learning(self) -> Iterator[tuple[FeatureKind, str, cost_model.OnlineModel]]:
+        """Each kind whose model learns, and with what the names of its stored tensors begin."""
+        for kind, part in self._parts.items():
+            if part.online is not None:
+                yield kind, "" if kind is FeatureKind.TRACE else f"{kind}/", part.online
 
 
 #: Parts of a model's state that hold tensors.
 _GROUPS = ("model", "anchor", "records")
 
 
-def _flattened(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A model's state as JSON-able values, and tensors named "group/name"."""
-    tensors = {}
-    for group in _GROUPS:
-        for name, tensor in (state.pop(group, None) or {}).items():
-            tensors[f"{group}/{name}"] = tensor
-    return json.loads(json.dumps(state)), tensors
-
-
-def _nested(plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The state that `_flattened` took apart."""
-    groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
-    for name, tensor in tensors.items():
-        group, _, rest = name.partition("/")
-        groups.setdefault(group, {})[rest] = tensor
-    return {**plain, **groups, "records": groups["records"] or None}
-
-
-def _part_of(
-    kind: FeatureKind, plain: dict[str, Any], tensors: dict[str, torch.Tensor]
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What of a stored state is of one kind of features."""
-    prefix = f"{FeatureKind.TEMPLATE}/"
-    if kind is FeatureKind.TRACE:
-        values = {name: v for name, v in plain.items() if name != FeatureKind.TEMPLATE.value}
-        return values, {n: t for n, t in tensors.items() if not n.startswith(prefix)}
-    of_templates = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    return plain[kind.value], of_templates
+def _within(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those whose names begin so, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
