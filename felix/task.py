@@ -121,7 +121,7 @@ class Task:
                 "felix_task": FORMAT,
                 "name": self.name,
                 "weight": self.weight,
-                "target": json.loads(_describe(self.target)),
+                "target": json.loads(target.describe(self.target)),
                 "mod": tvm.ir.save_json(self.mod),
                 **({"allow_tf32": True} if self.allows_tf32 else {}),
             }
@@ -153,7 +153,8 @@ class Task:
     @property
     def key(self) -> str:
         """Hash of the program's structure and the target; the same in every process."""
-        return hashlib.sha256(f"{self._structure}|{_describe(self.target)}".encode()).hexdigest()
+        text = f"{self._structure}|{target.describe(self.target)}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def program_key(self) -> str:
@@ -174,10 +175,6 @@ class Task:
 
 def _unpickle(text: str) -> Task:
     return Task.from_json(text, trusted=True)
-
-
-def _describe(full: tvm.target.Target) -> str:
-    return target.describe(full)
 
 
 def _make(
@@ -237,7 +234,7 @@ def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
         raise errors.WorkloadError("the text names no target; pass one")
     chosen = target.parse(spec if spec is not None else text_target or "")
     if not trusted:
-        sandbox.try_in_child(body, _describe(chosen))
+        sandbox.try_in_child(body, target.describe(chosen))
     made = _make(sandbox.load(body), chosen, name, weight)
     return made.allowing_tf32() if allows_tf32 else made
 

@@ -11,7 +11,6 @@ Nothing in it is code of ours, so another machine may build it.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 from typing import TypeAlias
 
@@ -42,13 +41,6 @@ class WrittenProgram:
 Buildable: TypeAlias = "Program | WrittenProgram"
 
 
-class Kind(enum.StrEnum):
-    """What a payload holds."""
-
-    TIR = "tir"
-    GENERATED = "generated"
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class TirProgram:
     """A module of TVM and the target it is built for."""
@@ -66,12 +58,12 @@ def of(program: Buildable, target: tvm.target.Target) -> str:
     if isinstance(program, WrittenProgram):
         return program.text
     if not isinstance(program, GeneratedProgram):
-        return _text(Kind.TIR, str(tvm.ir.save_json([program, target])))
+        return _text("tir", str(tvm.ir.save_json([program, target])))
     if target.kind.name != "cuda":
         raise errors.MeasureError(
             f"this program is CUDA C++ for {program.arch}; it cannot be built for {target.kind}"
         )
-    return _text(Kind.GENERATED, program.to_json())
+    return _text("generated", program.to_json())
 
 
 def write(program: Program, target: tvm.target.Target) -> WrittenProgram:
@@ -98,11 +90,12 @@ def read(text: str) -> TirProgram | GeneratedProgram:
     fields = json.loads(text)
     if fields["version"] != VERSION:
         raise ValueError(f"a program of version {fields['version']}, not {VERSION}")
-    match Kind(fields["kind"]):
-        case Kind.TIR:
+    match fields["kind"]:
+        case "tir":
             return TirProgram(*tvm.ir.load_json(fields["program"]))
-        case Kind.GENERATED:
+        case "generated":
             return GeneratedProgram.from_json(fields["program"])
+    raise ValueError(f"a program of the unknown kind {fields['kind']!r}")
 
 
 def read_tir(text: str) -> TirProgram:
@@ -113,5 +106,5 @@ def read_tir(text: str) -> TirProgram:
     return program
 
 
-def _text(kind: Kind, program: str) -> str:
-    return json.dumps({"version": VERSION, "kind": kind.value, "program": program})
+def _text(kind: str, program: str) -> str:
+    return json.dumps({"version": VERSION, "kind": kind, "program": program})

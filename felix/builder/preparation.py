@@ -192,9 +192,3 @@ def prepared(mod: tvm.IRModule) -> tvm.IRModule:
 PREPARED = tvm.transform.module_pass(
     lambda mod, _: prepared(mod), opt_level=0, name="felix.PreparedForCPU"
 )
-
-
-# What a compiled program computes on this CPU, for inputs of a seed.
-#
-# TVM's code for CPUs converts float8 wrongly (0 becomes 2^-7), so references take float32 in its
-# place (`task_program.without_float8`).

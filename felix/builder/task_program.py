@@ -3,8 +3,8 @@
 The expected outputs of candidates are those of the unscheduled program. How far from them outputs
 may be follows from types and lengths of sums (`rounding`).
 
-On CPUs float32 takes the place of float8 (`cpu.outputs` says why): values of float8 are only
-copied and converted, which float32 does exactly.
+On CPUs float32 takes the place of float8, which TVM's code for them converts wrongly (0 becomes
+2^-7): values of float8 are only copied and converted, which float32 does exactly.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from felix.templates.generated import Program
 from felix.tir import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from felix.space.sketch import Sketch
     from felix.space.variables import Variable
     from felix.task import Task

@@ -233,7 +233,6 @@ class QueuedTask:
         form: the calls of PyTorch that compute the same (`TorchForm.to_json`), to compare with;
             None if there are none.
         n_requests: how often it was met.
-        first_s: when it was met first, in seconds since 1970.
     """
 
     task_key: str
@@ -241,7 +240,6 @@ class QueuedTask:
     task: str
     form: str | None
     n_requests: int
-    first_s: float
 
 
 def enqueue(known: Store, tasks: Iterable[tuple[Task, str | None]]) -> None:
@@ -265,7 +263,7 @@ def queued(known: Store) -> list[QueuedTask]:
     """What waits, the most requested first."""
     with known.connection(_QUEUE) as connection:
         rows = connection.execute(
-            "SELECT task_key, device, task, form, n_requests, first_s FROM queue "
+            "SELECT task_key, device, task, form, n_requests FROM queue "
             "ORDER BY n_requests DESC, first_s"
         ).fetchall()
     names = [field.name for field in dataclasses.fields(QueuedTask)]

@@ -179,18 +179,15 @@ class LocalBuilder:
         self._folder, self._folders = folder, folders
         self._options, self._kind = options, kind
 
-    def build(self, payload: str, name: str) -> work.Built:
-        """Build a payload; what costs the worker its life is an error of the program."""
-        return self.build_for(self._kind, payload, name)
-
-    def build_for(self, kind: str, payload: str, name: str) -> work.Built:
-        """Build a payload for devices of a kind, "cpu" or "cuda"."""
+    def build(self, payload: str, name: str, kind: str | None = None) -> work.Built:
+        """Build a payload, for devices of another kind if one is given; what costs the worker its
+        life is an error of the program."""
         request: dict[str, Any] = {
             "verb": "build",
             "payload": payload,
             "stem": str(self._folder / name),
         }
-        if kind == "cuda":
+        if (kind or self._kind) == "cuda":
             request |= {"verb": "build_cuda", "max_source_bytes": self._options.max_source_bytes}
         return self._made(request, self._options.build_timeout_s, busy=True)
 

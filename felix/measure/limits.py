@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from felix import errors, target
+from felix.target import memory
 from felix.task import Task
 from felix.tir import cost
 
@@ -31,7 +32,7 @@ class Capacity:
 def of_this_machine(task: Task) -> Capacity:
     """What the device of a task's target offers, if it is in this machine."""
     return Capacity(
-        target.memory_bytes(task.target), target.hardware(task.target).peak_fp32_gflops
+        memory.memory_bytes(task.target), target.hardware(task.target).peak_fp32_gflops
     )
 
 

@@ -32,7 +32,7 @@ import tvm
 from tvm.target import Target, codegen
 
 from felix import errors, names
-from felix.target import attributes, cpu, memory
+from felix.target import attributes, cpu
 from felix.target import gpu as gpus
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target
@@ -141,11 +141,6 @@ def refuse_foreign(target: Target) -> None:
     full = target if target.kind.name == "llvm" else target.host
     if full is not None:
         cpu.refuse_foreign(full, parse("llvm"))
-
-
-def memory_bytes(target: TargetLike) -> int:
-    """Memory that measuring may take: of the target's device and of this machine."""
-    return memory.memory_bytes(parse(target))
 
 
 def _complete(config: dict[str, Any]) -> Target:

@@ -19,6 +19,7 @@ from typing import Any
 
 from felix import errors, target
 from felix.measure import limits
+from felix.target import memory
 
 
 def key_of(spec: str) -> str:
@@ -90,7 +91,7 @@ def of_this_machine() -> list[dict[str, Any]]:
     made = []
     for device in target.devices():
         kind = "cuda" if device.hardware.is_gpu else "cpu"
-        memory_bytes = target.memory_bytes(device.target)
+        memory_bytes = memory.memory_bytes(device.target)
         about = described(device.name, device.target, device.hardware, memory_bytes)
         made.append(about | {"place": f"{kind}:{places[kind]}"})
         places[kind] += 1

@@ -82,8 +82,8 @@ def ptx_of(program: GeneratedProgram) -> str:
     return nvrtc.compile_ptx(source.text, program.arch, headers=source.headers)
 
 
-def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) -> DeviceProgram:
-    """Lower a scheduled module and write its source, with `source.scalars` or without.
+def lower(mod: tvm.IRModule, target: tvm.target.Target) -> DeviceProgram:
+    """Lower a scheduled module and write its source.
 
     Two passes of TVM are left out, elimination of common subexpressions and of statements that do
     nothing. They take a third of the time, more of long programs, and what they add to the source
@@ -104,7 +104,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     ((kernel_target, kernels),) = devices.items()
     plan = launches.plan_of(host["main"], n_params)
     text = _source(finalize()(kernels), kernel_target)
-    return DeviceProgram(plan, cubins.slim(text, scalars), str(target.attrs["arch"]))
+    return DeviceProgram(plan, cubins.slim(text), str(target.attrs["arch"]))
 
 
 def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

@@ -69,16 +69,9 @@ class Source:
     headers: bool
 
 
-def slim(generated: str, with_scalars: bool = True) -> Source:
-    """The generated text with the smallest prelude that it compiles with.
-
-    Args:
-        generated: TVM's text.
-        with_scalars: whether arrays in registers become `scalars`.
-    """
-    if with_scalars:
-        generated = scalars(generated)
-    generated = nan.in_cuda(generated)
+def slim(generated: str) -> Source:
+    """TVM's text with the smallest prelude that it compiles with, and with `scalars`."""
+    generated = nan.in_cuda(scalars(generated))
     rest = _BLOCK.sub("", generated, count=1)
     includes = "#include" in rest
     used = set(_LIBCUXX.findall(rest))

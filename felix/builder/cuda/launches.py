@@ -95,23 +95,18 @@ def plan_of(func: tvm.tirx.PrimFunc, n_params: int) -> LaunchPlan:
     if reader.refused is not None:
         raise BuildError(reader.refused)
     workspaces: list[int] = []
-    numbers: list[tuple[Any, int]] = []
+    numbers: dict[Any, int] = dict(reader.handles)
     for buffer in reader.allocated:
-        numbers.append((buffer, n_params + len(workspaces)))
+        numbers[buffer] = n_params + len(workspaces)
         size = math.prod(int(extent) for extent in buffer.shape)
         workspaces.append(size * tvm.DataType(str(buffer.dtype)).itemsize)
 
     def number(var: Any) -> int:
-        for buffer, position in numbers:
-            if buffer.same_as(var):
-                return position
-        for buffer, source in reader.declared:
-            if buffer.same_as(var):
-                return number(source)
-        for handle_var, position in reader.handles:
-            if handle_var.same_as(var):
-                return position
-        raise BuildError(f"cannot tell which tensor {var} is")
+        while var not in numbers:
+            if var not in reader.declared:
+                raise BuildError(f"cannot tell which tensor {var} is")
+            var = reader.declared[var]
+        return numbers[var]
 
     launches = tuple(
         Launch(kernel, *_geometry(tags, values), tuple(number(var) for var in tensors))
@@ -142,8 +137,8 @@ class _HostReader:
         #: Why no plan can describe the function; errors raised inside a walk lose their class
         #: on the way through TVM.
         self.refused: str | None = None
-        self.handles: list[tuple[Any, int]] = []
-        self.declared: list[tuple[Any, Any]] = []
+        self.handles: dict[Any, int] = {}
+        self.declared: dict[Any, Any] = {}
         self.allocated: list[Any] = []
         self.launches: list[tuple[str, list[Any], list[str], list[int]]] = []
 
@@ -155,11 +150,11 @@ class _HostReader:
         elif kind == "Bind":
             position = _argument(node.value)
             if position is not None:
-                self.handles.append((node.var, position))
+                self.handles[node.var] = position
         elif kind == "DeclBuffer":
             sources = _nodes(node.data, tvm.ir.Var)
             if len(sources) == 1:
-                self.declared.append((node.buffer, sources[0]))
+                self.declared[node.buffer] = sources[0]
         elif kind == "AllocBuffer":
             self.allocated.append(node.buffer)
         elif kind == "Call" and getattr(node.op, "name", "") == "tirx.call_ffi_kernel":

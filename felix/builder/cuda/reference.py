@@ -21,15 +21,8 @@ _PRECISE = ("--fmad=true",)
 #: Relative tolerance where fast math's approximation of an operation dominates.
 _APPROXIMATE = {
     "tanh": 1.5e-3,
-    "pow": 1e-4,
-    "log": 1e-4,
-    "sin": 1e-4,
-    "cos": 1e-4,
-    "exp": 2e-5,
-    "sigmoid": 2e-5,
-    "erf": 2e-5,
-    "rsqrt": 2e-5,
-    "sqrt": 2e-5,
+    **dict.fromkeys(("pow", "log", "sin", "cos"), 1e-4),
+    **dict.fromkeys(("exp", "sigmoid", "erf", "rsqrt", "sqrt"), 2e-5),
 }
 
 

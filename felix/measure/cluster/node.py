@@ -24,6 +24,7 @@ from felix.builder import payload as payloads
 from felix.measure import building, inbox, local, local_workers, locks, readings, work
 from felix.measure.cluster import messages
 from felix.processes import child
+from felix.target import memory
 
 #: Tasks whose references a node keeps.
 MAX_TASKS = 100
@@ -120,7 +121,7 @@ class Node:
         """Build a program for a device of kind `for`; a message and the binary."""
         request = messages.read(text)
         with self._builder() as (builder, name):
-            return _reply(builder.build_for(request["for"], request["payload"], name))
+            return _reply(builder.build(request["payload"], name, request["for"]))
 
     def reference(self, text: str) -> tuple[str, bytes]:
         """Make a task's reference; a message with its description, and the binary."""
@@ -184,7 +185,7 @@ class Node:
             "versions": {"felix": version.__version__, "tvm": tvm.__version__},
             "target": target.describe(self._target),
             "hardware": dataclasses.asdict(hardware),
-            "memory_bytes": target.memory_bytes(self._target),
+            "memory_bytes": memory.memory_bytes(self._target),
         }
 
     @contextlib.contextmanager

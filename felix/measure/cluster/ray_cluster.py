@@ -23,6 +23,7 @@ from felix import errors, version
 from felix.builder import payload as payloads
 from felix.measure import work
 from felix.measure.cluster import messages, node, pool, remote, tls
+from felix.tir import grammar
 
 NAMESPACE = "felix"
 #: Seconds that any request may take: builds, references and batches have limits of their own.
@@ -52,8 +53,8 @@ def connect(address: str) -> RayCluster:
             )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise errors.MeasureError(
-                f"cannot reach the cluster at {address}: {_first_line(error)}. This machine has "
-                f"to be a node of it: ray start --address={address} --num-cpus=0"
+                f"cannot reach the cluster at {address}: {grammar.first_line(error)}. This "
+                f"machine has to be a node of it: ray start --address={address} --num-cpus=0"
             ) from error
     return RayCluster(address)
 
@@ -126,7 +127,7 @@ class RayCluster(pool.Cluster):
                 try:
                     facts = messages.read(ray.get(actor.facts.remote(), timeout=_ANSWER_S))
                 except (ray.exceptions.RayError, errors.MeasureError) as error:
-                    found.append(pool.Member(key, 0, None, "", unfit=_first_line(error)))
+                    found.append(pool.Member(key, 0, None, "", unfit=grammar.first_line(error)))
                     continue
                 self._known[key] = pool.from_facts(key, facts, versions())
             found.append(self._known[key])
@@ -168,9 +169,9 @@ class RayLink(remote.Link):
         try:
             return ray.get(getattr(self._actor, method).remote(*args), timeout=CALL_S)
         except ray.exceptions.RayTaskError as error:  # the node's own answer
-            raise errors.MeasureError(_first_line(error.cause)) from None
+            raise errors.MeasureError(grammar.first_line(error.cause)) from None
         except ray.exceptions.RayError as error:
-            raise work.WorkerGone(_first_line(error)) from None
+            raise work.WorkerGone(grammar.first_line(error)) from None
 
     def await_return(self) -> bool:
         """Wait until the node answers; False: it never will, or the pool is closed."""
@@ -190,8 +191,3 @@ class RayLink(remote.Link):
         except ray.exceptions.RayError:
             return False
         return True
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

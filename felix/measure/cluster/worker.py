@@ -114,10 +114,8 @@ class Worker:
     def _started(self) -> list[Any]:
         """The actors of this node, once they are ready."""
         self._await_node()
-        if self._settings.builders == 0:
-            n_builders = 0
-        else:
-            n_builders = self._settings.builders or cpu.available_cores()
+        asked = self._settings.builders
+        n_builders = cpu.available_cores() if asked is None else asked
         parts = _parts(self.kind, self._numbers, n_builders, self._settings.key)
         actors = [
             ray_cluster.start_node(

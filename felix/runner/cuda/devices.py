@@ -6,7 +6,7 @@ A process that only needs to know what is there uses nothing of a GPU.
 from __future__ import annotations
 
 import ctypes
-import itertools
+import uuid
 from collections.abc import Callable
 
 from felix import errors
@@ -22,19 +22,15 @@ def bus_id(index: int) -> str:
     return _text(index, "cuDeviceGetPCIBusId").lower()
 
 
-def uuid(index: int) -> str:
-    """UUID of a device, 32 hexadecimal digits, the same wherever it is; raises as `bus_id`."""
-    digits = ctypes.create_string_buffer(16)
-    cuda = _library()
-    _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(digits, device))
-    return digits.raw.hex()
-
-
 def visible_name(index: int) -> str:
-    """The device as `CUDA_VISIBLE_DEVICES` names it, whatever this process sees; as `bus_id`."""
-    digits = uuid(index)
-    ends = (0, 8, 12, 16, 20, 32)
-    return "GPU-" + "-".join(digits[a:b] for a, b in itertools.pairwise(ends))
+    """The device as `CUDA_VISIBLE_DEVICES` names it, whatever this process sees: by its UUID.
+
+    Raises as `bus_id`.
+    """
+    content = ctypes.create_string_buffer(16)
+    cuda = _library()
+    _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(content, device))
+    return f"GPU-{uuid.UUID(bytes=content.raw)}"
 
 
 def name(index: int) -> str:

@@ -344,6 +344,21 @@ def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatc
 # ------------------------------------------------------------ which devices
 
 
+class _Driver:
+    """Of devices whose UUIDs are their numbers."""
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetUuid(self, content: Any, device: Any) -> int:
+        content.raw = device.value.to_bytes(16, "big")
+        return 0
+
+
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Models of the GPUs of this machine."""
@@ -351,7 +366,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(local, "of", lambda target: GPU)
     monkeypatch.setattr(devices, "count", lambda: len(models))
     monkeypatch.setattr(devices, "name", lambda index: models[index])
-    monkeypatch.setattr(devices, "uuid", lambda index: f"{index:032x}")
+    monkeypatch.setattr(devices, "_library", _Driver)
     return models
 
 

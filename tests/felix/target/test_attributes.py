@@ -188,8 +188,9 @@ def test_memory_of_a_container_counts(
 
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "_CGROUP_LIMIT", limit)
-    whole = target.memory_bytes("llvm")
+    here, card = target.parse("llvm"), target.parse("h100")
+    whole = memory.memory_bytes(here)
     limit.write_text("max\n")
-    assert target.memory_bytes("llvm") == whole
+    assert memory.memory_bytes(here) == whole
     limit.write_text(f"{1 << 30}\n")
-    assert target.memory_bytes("llvm") == target.memory_bytes("h100") == 1 << 30
+    assert memory.memory_bytes(here) == memory.memory_bytes(card) == 1 << 30

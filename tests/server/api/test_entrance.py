@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from felix import target, workloads
+from felix.target import memory
 from felix.task import Task
 from server.database import models as tables
 from server.parsing import devices
@@ -253,4 +254,4 @@ def test_errors_quote_little_of_what_is_long(service: Service) -> None:
 
 def test_devices_say_their_memory() -> None:
     (device, *_) = devices.of_this_machine()
-    assert device["memory_bytes"] == target.memory_bytes("llvm") > 1 << 28
+    assert device["memory_bytes"] == memory.memory_bytes(target.parse("llvm")) > 1 << 28
