@@ -6,6 +6,9 @@ each into one line on stderr and a non-zero exit code.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class FelixError(Exception):
     """Felix could not carry out the request."""
@@ -64,6 +67,15 @@ class OutputError(FelixError):
 
 class FolderInUse(OutputError):
     """Another run is writing to the output folder."""
+
+
+@contextlib.contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Raise `OutputError` where the block cannot write something."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {what}: {error.strerror or error}") from error
 
 
 class TuningError(FelixError):

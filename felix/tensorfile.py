@@ -24,11 +24,9 @@ def write(path: pathlib.Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     # the package refuses views and tensors that share memory: each is stored as a copy
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     data = safetensors_torch.save(copies, dict(metadata) or None)
-    try:
+    with errors.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, data)
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:

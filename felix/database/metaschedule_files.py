@@ -45,13 +45,11 @@ def export_database(folder: str | os.PathLike[str], entries: Iterable[DatabaseEn
     from tvm.s_tir import meta_schedule as ms
 
     folder = pathlib.Path(folder)
-    try:
+    with errors.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             with open(folder / name, "ab"):
                 pass  # TVM would report an unwritable file as an internal error
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {folder}: {error.strerror}") from error
     database = ms.database.JSONDatabase(work_dir=str(folder))
     for entry in entries:
         mod = ms.tune_context._normalize_mod(entry.mod)

@@ -175,24 +175,20 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
-        try:
+        with errors.writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._fd: int | None = os.open(self.path, flags, 0o644)
             _cut_torn_line(self._fd)
-        except OSError as error:
-            raise errors.OutputError(f"cannot write {self.path}: {error.strerror}") from error
 
     def append(self, trial: Trial) -> None:
         """Write one trial as one line."""
         if self._fd is None:
             raise errors.OutputError(f"{self.path} is closed")
         line = (trial.to_json() + "\n").encode()
-        try:
+        with errors.writing(self.path):
             while line:  # one write, but for a full disk or a signal
                 line = line[os.write(self._fd, line) :]
-        except OSError as error:
-            raise errors.OutputError(f"cannot write {self.path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the file; may be called twice."""

@@ -13,13 +13,12 @@ process out.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, files
@@ -132,7 +131,7 @@ class Session:
         self.records: list[records.Trial] = []
         self.state: dict[str, Any] | None = None
         self.tensors: dict[str, torch.Tensor] = {}
-        with _output_errors(folder):
+        with errors.writing(f"to {folder}"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(folder)
             try:
@@ -156,7 +155,7 @@ class Session:
         """Replace the checkpoint."""
         from felix import tensorfile
 
-        with _output_errors(self.folder):
+        with errors.writing(f"to {self.folder}"):
             name = None
             if tensors:
                 name = f"model-{len(self.records)}.safetensors"
@@ -294,11 +293,3 @@ def _set_aside(folder: pathlib.Path) -> None:
     while folder.with_name(f"{folder.name}-{number}").exists():
         number += 1
     folder.rename(folder.with_name(f"{folder.name}-{number}"))
-
-
-@contextlib.contextmanager
-def _output_errors(folder: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
