@@ -67,11 +67,10 @@ class PendingTrials:
         self._compute_guard = compute_guard
         self._breakdown = breakdown
         self._seconds = seconds
-        #: by number, oldest first
-        self._trials: dict[int, InFlight] = {}
-        self._n_submitted = 0
-        #: numbers of those that are measured or cancelled, in the order of that
-        self._done: deque[int] = deque()
+        #: oldest first
+        self._trials: dict[InFlight, None] = {}
+        #: those that are measured or cancelled, in the order of that
+        self._done: deque[InFlight] = deque()
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -79,7 +78,7 @@ class PendingTrials:
 
     def n_of(self, task_run: TaskRun) -> int:
         """How many of them are of a task."""
-        return sum(trial.task_run is task_run for trial in self._trials.values())
+        return sum(trial.task_run is task_run for trial in self._trials)
 
     def submit(
         self,
@@ -91,30 +90,27 @@ class PendingTrials:
         """Send a candidate of a task's current round to be measured."""
         future = task_run.measurer.submit(program)
         trial = InFlight(task_run.trial(candidate), task_run, future, is_first)
-        number = self._n_submitted
-        self._n_submitted += 1
-        self._trials[number] = trial
+        self._trials[trial] = None
 
         def note(_: _Future) -> None:
             trial.completed_s = self._clock.elapsed_s
             with self._changed:
-                if number in self._trials:  # nobody has let go of it
-                    self._done.append(number)
+                if trial in self._trials:  # nobody has let go of it
+                    self._done.append(trial)
                     self._changed.notify()
 
         future.add_done_callback(note)
 
     def complete_one(self, record: Callable[[InFlight], None]) -> None:
         """Wait for a candidate, record it unless it was cancelled, and let go of it."""
-        number = self._wait()
-        trial = self._trials[number]
+        trial = self._wait()
         if not trial.future.cancelled():
             record(trial)
-        del self._trials[number]
+        del self._trials[trial]
 
     def abandon(self, record: Callable[[InFlight], None]) -> None:
         """Record what is measured by now; let go of the rest."""
-        for trial in self._trials.values():
+        for trial in self._trials:
             if not trial.future.cancel() and trial.future.done() and not trial.is_recorded:
                 record(trial)
         with self._changed:
@@ -126,22 +122,21 @@ class PendingTrials:
         while self._done:
             self.complete_one(record)
 
-    def _wait(self) -> int:
-        """The first candidate that was measured, or cancelled because time is up; its number."""
+    def _wait(self) -> InFlight:
+        """The first candidate that was measured, or cancelled because time is up."""
         start = time.perf_counter()
         while not self._done:
             timeout_s = self._timeout_s()
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._done), timeout_s)
             self._compute_guard.check()
-        number = self._done.popleft()
+        trial = self._done.popleft()
         waited_s = time.perf_counter() - start
-        future = self._trials[number].future
-        run_s = 0.0 if future.cancelled() else future.result().run_s
+        run_s = 0.0 if trial.future.cancelled() else trial.future.result().run_s
         running_s = min(waited_s, run_s)  # a measurement ends with its run
         self._breakdown.add("measure", running_s)
         self._breakdown.add("build_wait", waited_s - running_s)
-        return number
+        return trial
 
     def _timeout_s(self) -> float | None:
         """How long to wait; when time is up, candidates that have not begun are cancelled."""
@@ -155,8 +150,8 @@ class PendingTrials:
         if self._seconds is None:
             return None
         for until_s, trials in (
-            (self._seconds, [each for each in self._trials.values() if not each.is_first]),
-            (rounds.OVERRUN * self._seconds, self._trials.values()),
+            (self._seconds, [each for each in self._trials if not each.is_first]),
+            (rounds.OVERRUN * self._seconds, list(self._trials)),
         ):
             left_s = until_s - self._clock.elapsed_s
             if left_s > 0.0:
@@ -235,19 +230,12 @@ class Recorder:
     def trial(self, asked: InFlight) -> None:
         """Record a trial that is measured."""
         task_run, measurement = asked.task_run, asked.future.result()
-        trial = dataclasses.replace(
-            asked.trial,
-            measurement=measurement,
-            elapsed_s=asked.completed_s or self._run.clock.elapsed_s,
-            timestamp=time.time(),
-        )
-        self._store(trial)
+        trial = self._stored(asked.trial, measurement, asked.completed_s)
         asked.is_recorded = True  # whatever happens now, it is not recorded again
         is_best = task_run.add(trial)
         self._run.learner.remember(
             task_run.search, task_run.index, task_run.candidate(trial), measurement.latency_us
         )
-        self._add_work(measurement)
         self._run.request.on_event(
             events.Trial(
                 task=task_run.task.name,
@@ -267,21 +255,23 @@ class Recorder:
         self, task_run: TaskRun, trial: records.Trial, measurement: protocol.Measurement
     ) -> None:
         """Record that a candidate was measured again: nothing learns from it."""
-        repeat = dataclasses.replace(
-            trial,
-            measurement=measurement,
-            elapsed_s=self._run.clock.elapsed_s,
-            timestamp=time.time(),
-            repeat=True,
-        )
-        self._store(repeat)
-        task_run.add(repeat)
-        self._add_work(measurement)
+        task_run.add(self._stored(dataclasses.replace(trial, repeat=True), measurement))
 
-    def _store(self, trial: records.Trial) -> None:
+    def _stored(
+        self,
+        asked: records.Trial,
+        measurement: protocol.Measurement,
+        elapsed_s: float | None = None,
+    ) -> records.Trial:
+        """The trial with its measurement, which came then or just now; it is in the journal."""
+        trial = dataclasses.replace(
+            asked,
+            measurement=measurement,
+            elapsed_s=elapsed_s or self._run.clock.elapsed_s,
+            timestamp=time.time(),
+        )
         if self._journal is not None:
             self._journal.append(trial)
-
-    def _add_work(self, measurement: protocol.Measurement) -> None:
         self._run.breakdown.add("build_work", measurement.build_s)
         self._run.breakdown.add("run_work", measurement.run_s)
+        return trial

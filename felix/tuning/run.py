@@ -8,7 +8,6 @@ allocator, the cost model (`online_model`), what is being measured (`pending`), 
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Collection, Mapping, Sequence
 
 from felix import errors, events, target
@@ -206,9 +205,7 @@ class Run(checkpoint.Parts):
         self,
         task_run: TaskRun,
         candidates: Sequence[interface.Candidate],
-        made_elsewhere: Mapping[interface.Key, task_run_module.Applied] = types.MappingProxyType(
-            {}
-        ),
+        made_elsewhere: Mapping[interface.Key, task_run_module.Applied],
     ) -> int:
         """Make the programs that no process made, and send all to be measured; how many were."""
         made = task_run.programs(candidates, self.compute_guard, made_elsewhere)
