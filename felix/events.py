@@ -43,19 +43,22 @@ class Started:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The sketches of a task and their formulas are being made: seconds, or more."""
+class _OfTask:
+    """Something that happened to one task."""
 
     task: str
     task_index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opening(_OfTask):
+    """The sketches of a task and their formulas are being made: seconds, or more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(_OfTask):
     """The sketches of a task are ready."""
 
-    task: str
-    task_index: int
     n_sketches: int
     extract_s: float
     #: by number of a sketch what its decisions are: labels, and how many belong to each; those of
@@ -64,34 +67,28 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
+class Skipped(_OfTask):
     """A task of several cannot be tuned; the others go on without it."""
 
-    task: str
-    task_index: int
     reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(_OfTask):
     """The unscheduled program was timed; None where it failed or took too long.
 
     `program` is what that is on the target: on a GPU the default schedule.
     """
 
-    task: str
-    task_index: int
     latency_us: float | None
     message: str
     program: str = "unscheduled program"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RoundStarted:
+class RoundStarted(_OfTask):
     """Candidates of a round were chosen and are being built."""
 
-    task: str
-    task_index: int
     round: int
     n_candidates: int
     #: rejected by TVM although chosen as legal
@@ -103,11 +100,9 @@ class RoundStarted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(_OfTask):
     """A candidate was measured: a latency, or an error class with a message."""
 
-    task: str
-    task_index: int
     trial: int
     round: int
     latency_us: float | None
@@ -137,11 +132,9 @@ class Warned:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(_OfTask):
     """At the end, what ships of a task: the fastest schedule or the unscheduled program."""
 
-    task: str
-    task_index: int
     #: None if no schedule ran correctly
     tuned_us: float | None
     unscheduled_us: float
