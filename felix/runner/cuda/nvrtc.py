@@ -127,15 +127,6 @@ def _instead(major: int) -> str:
     return f"remove that NVRTC and pip install {package}"
 
 
-def available() -> bool:
-    """Whether this machine has NVRTC."""
-    try:
-        load()
-    except errors.MeasureError:
-        return False
-    return True
-
-
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, loaded once a process; raises MeasureError."""

@@ -23,10 +23,9 @@ from felix.measure import inbox, local, rights, running
 from felix.measure import worker as pool_worker
 from felix.processes import policy
 from felix.runner import protocol
-from felix.runner.cuda import nvrtc
 from felix.task import Task
 from felix.tir.design_space import default_schedule
-from tests.support import tir_programs, waiting
+from tests.support import gpu, tir_programs, waiting
 from tests.support.cuda import library
 from tests.support.hostile import besieged
 
@@ -197,7 +196,7 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     worker.kill()
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+@pytest.mark.skipif(not gpu.has_nvrtc(), reason="needs NVRTC")
 def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
     gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +206,7 @@ def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+@pytest.mark.skipif(not gpu.has_nvrtc(), reason="needs NVRTC")
 @pytest.mark.parametrize("text", ["gemm:8,8,8", "reduce:100,axes=0,kind=sum"])
 def test_a_gpu_gets_references_and_candidates_that_builders_made(
     text: str, gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -10,13 +10,13 @@ import pytest
 from felix import workloads
 from felix.measure import work
 from felix.measure.cluster import pool
-from felix.runner.cuda import nvrtc
 from felix.tir.design_space import default_schedule
 from tests.felix.measure.cluster import nodes
+from tests.support import gpu
 from tests.support.cuda import library
 
 OPTIONS = work.LocalOptions(builders=1)
-pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+pytestmark = pytest.mark.skipif(not gpu.has_nvrtc(), reason="needs NVRTC")
 
 
 @pytest.fixture

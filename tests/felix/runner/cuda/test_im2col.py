@@ -277,7 +277,7 @@ def test_the_driver_takes_the_maps_of_single_copies(name: str) -> None:
     assert (rows == 0).all() == empty
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
+@pytest.mark.skipif(not gpu.has_nvrtc(), reason="NVRTC is not here")
 @pytest.mark.parametrize("rank_and_blocks", [(3, 1), (4, 1), (5, 1), (4, 2)])
 def test_single_copies_compile(rank_and_blocks: tuple[int, int]) -> None:
     copy = next(c for c in COPIES.values() if (len(c.at), c.blocks) == rank_and_blocks)

@@ -15,13 +15,13 @@ from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.convolution import axes
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.gemm.problem import GemmProblem
-from tests.support import share
+from tests.support import gpu, share
 from tests.support.cuda import fakes
 from tests.support.templates import conv_problems, cubin, hopper_problems, hopper_walk
 from tests.support.templates.conv_problems import Dimension
 from tests.support.templates.template_rows import rows_of
 
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
+needs_nvrtc = pytest.mark.skipif(not gpu.has_nvrtc(), reason="NVRTC is not here")
 _SAME = Dimension(14, 3, 1, 1, 1)
 
 

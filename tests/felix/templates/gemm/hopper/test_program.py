@@ -16,11 +16,11 @@ from felix.runner.cuda import nvrtc
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.generated import GeneratedProgram
-from tests.support import share
+from tests.support import gpu, share
 from tests.support.templates import conv_problems, cubin, hopper_problems, packing, template_rows
 from tests.support.templates.conv_problems import Dimension
 
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
+needs_nvrtc = pytest.mark.skipif(not gpu.has_nvrtc(), reason="NVRTC is not here")
 
 #: Kernels that between them have every part of the generator: problem, and decisions that differ.
 _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
