@@ -24,6 +24,12 @@ def changed(mod: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc])
     return tvm.IRModule({**mod.functions, **new}, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
+def mapped(func: tirx.PrimFunc, rule: Callable[[Any], Any], *kinds: type) -> tirx.PrimFunc:
+    """The function with each node of these kinds as a rule has it."""
+    rules = tuple((kind, rule) for kind in kinds)
+    return func.with_body(structural.structural_map(func.body, rules))
+
+
 # exp of float32 by a polynomial, so that a CPU computes a vector of them at a time.
 #
 # LLVM has no vector code for exp: it calls the C library's function for each element, which is
@@ -53,12 +59,7 @@ _BIAS, _MANTISSA_BITS = 127, 23
 
 def written_out(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every exp and sigmoid of float32 in its TIR functions written out."""
-    return changed(mod, _of_function)
-
-
-def _of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    body = structural.structural_map(func.body, ((tvm.ir.Call, _changed),))
-    return func.with_body(body)
+    return changed(mod, lambda func: mapped(func, _changed, tvm.ir.Call))
 
 
 def _changed(call: tvm.ir.Call) -> tvm.ir.Expr:
@@ -115,7 +116,9 @@ _KINDS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 def guarded(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every division of integers in its TIR functions guarded."""
-    return changed(mod, lambda func: _division_of_function(func) if divisors(func) else func)
+    return changed(
+        mod, lambda func: mapped(func, _division_changed, *_KINDS) if divisors(func) else func
+    )
 
 
 def divisors(func: tirx.PrimFunc) -> list[tvm.ir.Expr]:
@@ -133,11 +136,6 @@ def divisors(func: tirx.PrimFunc) -> list[tvm.ir.Expr]:
 def _may_trap(operation: Any) -> bool:
     is_integer = grammar.dtype(operation).startswith(("int", "uint"))
     return is_integer and not isinstance(operation.b, tirx.IntImm)
-
-
-def _division_of_function(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    rules = tuple((kind, _division_changed) for kind in _KINDS)
-    return func.with_body(structural.structural_map(func.body, rules))
 
 
 def _division_changed(operation: Any) -> tvm.ir.Expr:
@@ -163,11 +161,6 @@ def _division_changed(operation: Any) -> tvm.ir.Expr:
 _SUMS = (tirx.Add, tirx.Sub)
 
 
-def _sums_kept(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    rules = tuple((kind, _sum_kept) for kind in _SUMS)
-    return func.with_body(structural.structural_map(func.body, rules))
-
-
 def _sum_kept(node: Any) -> tvm.ir.Expr:
     operands, dtype = (node.a, node.b), grammar.dtype(node)
     kinds = {type(node), *(type(each) for each in operands)}
@@ -183,7 +176,8 @@ def _sum_kept(node: Any) -> tvm.ir.Expr:
 
 def prepared(mod: tvm.IRModule) -> tvm.IRModule:
     """The module as TVM compiles it; bindings come last, for the others make some."""
-    kept = changed(changed(changed(mod, bfloat16.written_out), nan.keeping), _sums_kept)
+    kept = changed(changed(mod, bfloat16.written_out), nan.keeping)
+    kept = changed(kept, lambda func: mapped(func, _sum_kept, *_SUMS))
     kept = changed(guarded(written_out(kept)), nan.compared)
     return changed(kept, bindings.at_roots)
 

@@ -130,10 +130,8 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
     kinds = [v.iter_type for v in sch.get(block).iter_vars]
     if len(loops) != len(kinds):
         return
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != rounding.REDUCTION]
-    reduction = [
-        loop for loop, kind in zip(loops, kinds, strict=True) if kind == rounding.REDUCTION
-    ]
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != grammar.REDUCE]
+    reduction = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == grammar.REDUCE]
     moved = (
         reduction and len(spatial) > 1 and int(sch.get(spatial[-1]).extent) >= _MIN_INNER_EXTENT
     )
@@ -154,7 +152,7 @@ def _walks_rows(block: Any, position: int) -> bool:
 
     So it is with a matrix that is read transposed: a long axis needs as many lines of the cache.
     """
-    axis = [v.var for v in block.iter_vars if v.iter_type != rounding.REDUCTION][position]
+    axis = [v.var for v in block.iter_vars if v.iter_type != grammar.REDUCE][position]
     return any(
         _contains(tirx.analysis.undefined_vars(index.min), axis)
         for read in block.reads

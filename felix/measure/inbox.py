@@ -121,7 +121,7 @@ def checked(request: dict[str, Any], reply: dict[str, Any]) -> dict[str, Any]:
             latencies_us = reply.get("latencies_us")
             if not isinstance(latencies_us, list) or not latencies_us:
                 raise Nonsense("no latencies")
-            if not all(_is_latency(latency_us) for latency_us in latencies_us):
+            if not all(is_seconds(us) and us > 0 for us in latencies_us):
                 raise Nonsense("a latency that is none")
     return reply
 
@@ -143,7 +143,3 @@ def _check_description(text: Any) -> None:
         description.Description.from_json(text)
     except (TypeError, ValueError):
         raise Nonsense("what is no description of a task") from None
-
-
-def _is_latency(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0

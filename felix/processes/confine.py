@@ -10,6 +10,7 @@ be reached through the other two.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -213,7 +214,11 @@ def _rights(policy: policies.Policy) -> dict[str, int]:
     if policy.programs:
         programs = [*_PROGRAMS, *_of_compilers(), *libraries, *policy.execute]
         groups.append((programs, landlock.READ | landlock.EXECUTE))
-    return landlock.merged(*groups)
+    rights: dict[str, int] = collections.defaultdict(int)
+    for paths, allowed in groups:
+        for path in paths:
+            rights[path] |= allowed
+    return rights
 
 
 def _of_python() -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from felix.processes import syscalls
 
@@ -76,15 +76,6 @@ def restrict(rights: Mapping[str, int], version: int) -> None:
         syscalls.call("landlock_restrict_self", ruleset, 0)
     finally:
         os.close(ruleset)
-
-
-def merged(*groups: tuple[Iterable[str], int]) -> dict[str, int]:
-    """Rights by path; those of a path in several groups are joined."""
-    rights: dict[str, int] = {}
-    for paths, allowed in groups:
-        for path in paths:
-            rights[path] = rights.get(path, 0) | allowed
-    return rights
 
 
 def _allow(ruleset: int, path: str, allowed: int) -> None:

@@ -15,6 +15,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
+from felix.builder import preparation
 from felix.launch_plan import Launch, LaunchPlan
 from felix.tir import grammar
 
@@ -32,8 +33,7 @@ _MOST_FACTORS = 64
 def _of_function(
     func: tirx.PrimFunc, _mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tirx.PrimFunc:
-    body = structural.structural_map(func.body, ((tvm.ir.Call, _changed),))
-    return func.with_body(body)
+    return preparation.mapped(func, _changed, tvm.ir.Call)
 
 
 #: A pass of TVM; called with a module, it gives the module as it is compiled.

@@ -13,8 +13,8 @@ import tvm
 from felix import errors, launch_plan
 from felix.builder import task_program
 from felix.builder.cuda import build
-from felix.runner.checking import rounding
 from felix.runner.cuda import nvrtc
+from felix.tir import grammar
 from felix.tir.design_space import default_schedule
 
 _PRECISE = ("--fmad=true",)
@@ -54,7 +54,7 @@ def tolerance(mod: tvm.IRModule) -> float:
 def scheduled(mod: tvm.IRModule) -> tvm.IRModule | None:
     """The program with one thread an output element; None where it has no such form."""
     for block in task_program.leaf_blocks(mod["main"]):
-        if all(each.iter_type == rounding.REDUCTION for each in block.iter_vars):
+        if all(each.iter_type == grammar.REDUCE for each in block.iter_vars):
             return None
     try:
         return default_schedule.on_gpu(mod).mod

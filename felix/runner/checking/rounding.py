@@ -32,8 +32,6 @@ import numpy as np
 
 from felix.tir import grammar, tf32
 
-#: Iterator type of a reduction axis of a block.
-REDUCTION = 2
 #: An eps below it is float32's, or a wider type's.
 _NARROW_EPS = 1e-4
 _FLOAT8_SUM_EPS = 2.0**-13
@@ -60,7 +58,7 @@ def tolerance(blocks: Sequence[Any], allows_tf32: bool = False) -> float:
 
 def terms(block: Any) -> int:
     """Terms of the sums of a block; 1 if it has none."""
-    return math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == REDUCTION)
+    return math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == grammar.REDUCE)
 
 
 def _sum_error(block: Any) -> float:
