@@ -12,6 +12,7 @@ once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any, TypeAlias
@@ -170,11 +171,7 @@ class Task:
         return f"Task({self.name!r}, {kind}, weight={self.weight:g}, flops={self.flops:,})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.to_json(),)
-
-
-def _unpickle(text: str) -> Task:
-    return Task.from_json(text, trusted=True)
+        return functools.partial(Task.from_json, trusted=True), (self.to_json(),)
 
 
 def _make(

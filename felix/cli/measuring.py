@@ -4,6 +4,7 @@ and `felix worker`, which is such a place."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
@@ -99,7 +100,7 @@ def worker_command(arguments: argparse.Namespace) -> int:
         address=arguments.address, devices=arguments.devices, builders=arguments.builders, key=key
     )
     while True:
-        with worker.Worker(settings) as here:
+        with contextlib.closing(worker.Worker(settings)) as here:
             what = f"measures on {here.kind}" if here.kind else "builds programs"
             print(f"felix worker: {what} for {arguments.address}", flush=True)
             try:

@@ -253,17 +253,12 @@ def _typed(fields: dict[str, Any]) -> dict[str, Any]:
         "measurement": protocol.Measurement(**measured),
     }
     kinds: dict[str, type | tuple[type, ...]] = {
-        "task_key": str,
-        "task_name": str,
-        "sketch_index": int,
-        "sketch_key": str,
+        **dict.fromkeys(("task_key", "task_name", "sketch_key", "variant"), str),
+        **dict.fromkeys(("sketch_index", "round"), int),
+        **dict.fromkeys(("elapsed_s", "timestamp"), (int, float)),
         "predicted_us": (int, float, type(None)),
-        "round": int,
-        "elapsed_s": (int, float),
-        "timestamp": (int, float),
         "versions": dict,
         "repeat": bool,
-        "variant": str,
     }
     checked.setdefault("repeat", False)  # older records have none
     checked.setdefault("variant", "stock")

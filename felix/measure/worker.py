@@ -63,7 +63,7 @@ class Worker:
         server: fork_server.ForkServer,
         name: str,
         settings: dict[str, Any],
-        allowance: rights.Allowance | None = None,
+        allowance: rights.Allowance,
     ) -> None:
         self.name = name
         self._allowance = allowance
@@ -160,8 +160,7 @@ class Worker:
 
     def clear(self) -> None:
         """Remove the files of a worker that has ended."""
-        if self._allowance is not None:
-            self._allowance.clear()
+        self._allowance.clear()
 
     def pause(self) -> None:
         """Stop the process, and what it has started, where it is (SIGSTOP)."""
@@ -206,7 +205,7 @@ class Worker:
             raise self.misbehaved(f"it sent {error}") from None
         except (EOFError, OSError):
             raise self._died() from None
-        if self._allowance is not None and self._pid is not None:
+        if self._pid is not None:
             excess = self._allowance.exceeded(self._pid)
             if excess is not None:
                 raise self.misbehaved(excess)

@@ -104,7 +104,7 @@ class Runner:
 
 def _load(session: _Session, folder: str) -> cpu_runner.Prepared:
     """The task with its tensors on the board."""
-    if session.task is None or session.task.folder != folder:
+    if session.task is None or session.task.stored.folder != folder:
         session.task = None  # frees the other task's tensors before these are made
         session.task = cpu_runner.Prepared.read(folder, session.remote.cpu(0))
     return session.task

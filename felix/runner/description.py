@@ -96,12 +96,15 @@ def _argument(fields: dict[str, Any]) -> reference.Argument:
 
 def _sound(task: Description) -> Description:
     """The description; TypeError where a field is of another type or out of range."""
-    is_tolerance = isinstance(task.tolerance, int | float) and math.isfinite(task.tolerance)
-    if task.device not in ("cpu", "cuda") or not isinstance(task.target, str):
-        raise TypeError
-    if task.device == "cuda" and not _ARCH.fullmatch(task.target):
-        raise TypeError
-    if not is_tolerance or task.tolerance < 0 or type(task.seed) is not int or task.seed < 0:
+    is_sound = (
+        task.device in ("cpu", "cuda")
+        and isinstance(task.target, str)
+        and (task.device == "cpu" or _ARCH.fullmatch(task.target))
+        and (isinstance(task.tolerance, int | float) and math.isfinite(task.tolerance))
+        and task.tolerance >= 0
+        and (type(task.seed) is int and task.seed >= 0)
+    )
+    if not is_sound:
         raise TypeError
     return task
 
@@ -116,8 +119,9 @@ _TASK, _EXPECTED = "task.json", "expected.outputs"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredTask:
-    """A task as it was written."""
+    """A task as it was written, and where."""
 
+    folder: str
     description: Description
     expected: reference.Expected
 
@@ -153,7 +157,8 @@ def read_task(folder: str) -> StoredTask:
     """The task of a folder."""
     path = pathlib.Path(folder)
     task = Description.from_json((path / _TASK).read_text())
-    return StoredTask(task, reference.read_expected(str(path / _EXPECTED), task.arguments))
+    expected = reference.read_expected(str(path / _EXPECTED), task.arguments)
+    return StoredTask(folder, task, expected)
 
 
 # A program for a GPU as one file: its launch plan as a line of JSON, then its cubin.

@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 import struct
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tvm.rpc import base
 from tvm.rpc import server as rpc_server
@@ -55,7 +55,11 @@ class Tracker:
                 if base.recvall(connection, len(magic)) != magic:
                     raise ValueError
                 base.sendjson(connection, [base.TrackerCode.SUMMARY])
-                return _keys(base.recvjson(connection))
+                reply = base.recvjson(connection)
+                if reply[0] != base.TrackerCode.SUCCESS:
+                    raise ValueError
+                servers = reply[1]["server_info"]
+                return [str(server["key"]).removeprefix("server:") for server in servers]
         except OSError as error:
             raise errors.MeasureError(
                 f"the tracker at {self} does not answer ({error}): start it by "
@@ -72,12 +76,6 @@ def check_key(key: str) -> str:
             f"a board's key has letters, digits, '.', '_' and '-', at most 64, got {key[:80]!r}"
         )
     return key
-
-
-def _keys(reply: Any) -> list[str]:
-    if reply[0] != base.TrackerCode.SUCCESS:
-        raise ValueError
-    return [str(server["key"]).removeprefix("server:") for server in reply[1]["server_info"]]
 
 
 # A board's side: TVM's RPC server, started again when a candidate has ended it.

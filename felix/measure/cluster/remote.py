@@ -80,16 +80,12 @@ class RemoteBuilder:
         except (KeyError, TypeError, ValueError):
             raise errors.MeasureError("a node replied with what is no build") from None
         description = messages.description(reply) if method == "reference" else ""
-        binary = self._written(f"{name}{reply['suffix']}", content)
-        return work.Built(binary, description, build_s)
-
-    def _written(self, name: str, content: bytes) -> str:
-        path = self._folder / name
+        path = self._folder / f"{name}{reply['suffix']}"
         try:
             path.write_bytes(messages.binary(content))
         except OSError as error:  # the pool is closed
             raise errors.MeasureError(f"the library cannot be kept: {error.strerror}") from error
-        return str(path)
+        return work.Built(str(path), description, build_s)
 
 
 class RemoteRunner(running.Runner):

@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import ray
 
@@ -80,12 +80,6 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _joined(self) -> subprocess.Popen[bytes]:
         """The process of a Ray node with the resources of this machine; it ends with us."""

@@ -32,7 +32,6 @@ MOVED_BYTES, N_PLACES = 64 << 20, 8
 class Prepared:
     """A task ready to run: `fresh` holds what each argument is before a call."""
 
-    folder: str
     stored: descriptions.StoredTask
     fresh: list[reference.Array]
     tensors: list[tvm.runtime.Tensor]
@@ -42,7 +41,7 @@ class Prepared:
         """The task of a folder, with its tensors on a device."""
         stored = descriptions.read_task(folder)
         fresh = stored.inputs()
-        return cls(folder, stored, fresh, [tvm.runtime.tensor(array, device) for array in fresh])
+        return cls(stored, fresh, [tvm.runtime.tensor(array, device) for array in fresh])
 
     def first_us(
         self, func: Any, device: tvm.runtime.Device, quiet: Callable[[], None] = lambda: None
@@ -151,7 +150,7 @@ class Runner:
         return self._contention
 
     def _load(self, folder: str) -> Prepared:
-        if self._task is None or self._task.folder != folder:
+        if self._task is None or self._task.stored.folder != folder:
             self._task = None  # frees the other task's tensors before these are made
             self._places.clear()
             self._task = Prepared.read(folder, self._device)

@@ -30,6 +30,8 @@ from felix.runner.cuda import driver, tensors
 from felix.runner.cuda import timing as cuda_timing
 
 _POISON_FLOAT, _POISON_OTHER = 0xFF, 0x5A
+#: A task in main memory, with the contents of each argument before a run.
+_HostTask = tuple[descriptions.StoredTask, list[reference.Array]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,15 +225,16 @@ class Runner:
             self._device = _Device(context, helpers, guard, timer, workspaces={})
         return self._device
 
-    def _host_task(self, folder: str) -> tensors.HostTask | None:
+    def _host_task(self, folder: str) -> _HostTask | None:
         """A task that is to be put on the device; None if it is there."""
         if self._task is not None and self._task.folder == folder:
             return None
-        prepared, self._arrays = self._arrays, None
-        arrays = prepared[1] if prepared is not None and prepared[0] == folder else None
-        return tensors.read(folder, arrays)
+        prepared, arrays = self._arrays or ("", [])
+        self._arrays = None
+        stored = descriptions.read_task(folder)
+        return stored, arrays if prepared == folder else stored.inputs()
 
-    def _placed(self, host_task: tensors.HostTask | None) -> tensors.DeviceTask:
+    def _placed(self, host_task: _HostTask | None) -> tensors.DeviceTask:
         """The task on the device, alone: memory of the task before is given back first."""
         device = self._open()
         if host_task is not None:
@@ -241,7 +244,7 @@ class Runner:
             while device.workspaces:
                 _, (pointer, _) = device.workspaces.popitem()
                 device.context.free(pointer)
-            self._task = tensors.place(device.context, host_task)
+            self._task = tensors.place(device.context, *host_task)
         assert self._task is not None
         return self._task
 

@@ -18,15 +18,6 @@ from felix.runner.cuda import driver, nvrtc
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class HostTask:
-    """A task in main memory: `arrays` has the contents of each argument before a run."""
-
-    folder: str
-    stored: description.StoredTask
-    arrays: Sequence[reference.Array]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Output:
     """An output of a task: the address of what is expected, and how it is compared."""
 
@@ -49,16 +40,12 @@ class DeviceTask:
     relative: float
 
 
-def read(folder: str, arrays: Sequence[reference.Array] | None) -> HostTask:
-    """The task of a folder; `arrays` are its arguments, if they are known."""
-    stored = description.read_task(folder)
-    return HostTask(folder, stored, stored.inputs() if arrays is None else arrays)
-
-
-def place(context: driver.Context, task: HostTask) -> DeviceTask:
-    """Put a task on the device."""
-    args, expected = task.stored.args, task.stored.expected
-    tensors, fresh = upload(context, args, task.arrays)
+def place(
+    context: driver.Context, task: description.StoredTask, arrays: Sequence[reference.Array]
+) -> DeviceTask:
+    """Put a task on the device; `arrays` has the contents of each argument before a run."""
+    args, expected = task.args, task.expected
+    tensors, fresh = upload(context, args, arrays)
     outputs = []
     for index, array in expected.outputs.items():
         pointer = context.allocate(array.nbytes)
@@ -66,7 +53,7 @@ def place(context: driver.Context, task: HostTask) -> DeviceTask:
         kind = KINDS.get(args[index].dtype, 0)
         count = array.size if kind else array.nbytes
         outputs.append(Output(index, pointer, count, kind, expected.rms[index]))
-    relative = task.stored.description.tolerance
+    relative = task.description.tolerance
     return DeviceTask(task.folder, args, tensors, fresh, tuple(outputs), relative)
 
 

@@ -153,12 +153,10 @@ class InProcesses(Here):
         def make_formulas(sketch: Sketch) -> str | None:
             return answer.failures.get(sketch.index)
 
-        opener = self._run.opener
-        if not opener.open_or_skip(task_run, make_formulas, answer.open_s):
-            return False
-        if task_run.unopened and has_rest:
-            opener.open_rest(task_run, make_formulas)
-        return True
+        is_open = self._run.opener.open_or_skip(task_run, make_formulas, answer.open_s)
+        if is_open and task_run.unopened and has_rest:
+            self._run.opener.open_rest(task_run, make_formulas)
+        return is_open
 
     def adopt(
         self,

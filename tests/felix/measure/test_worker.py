@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from felix import errors
-from felix.measure import inbox, locks
+from felix.measure import inbox, locks, rights
 from felix.measure import worker as pool_worker
 
 
@@ -70,7 +70,9 @@ def _computes_and_dies(conn: Connection) -> None:
 @pytest.fixture
 def worker(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[pool_worker.Worker]:
     server: Any = FakeForkServer(tmp_path, request.param)
-    created = pool_worker.Worker(server, "worker", {"log": str(tmp_path / "worker.log")})
+    log = tmp_path / "worker.log"
+    allowance = rights.Allowance((), log, 1 << 30, rights.BUILD_PROCESSES)
+    created = pool_worker.Worker(server, "worker", {"log": str(log)}, allowance)
     yield created
     created.kill()
 
