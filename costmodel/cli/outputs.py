@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 def check_writable(folder: Path) -> None:
     """Raise OutputError now if files could not be written there later; the folder is made."""
-    try:
+    with errors.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def write_scores(
@@ -52,8 +50,6 @@ def write_results(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with errors.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, text)
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -154,11 +154,9 @@ class Writer:
         self.folder = Path(folder)
         self.part_rows = part_rows
         self._records: list[Record] = []
-        try:
+        with errors.writing(folder):
             for name in ("workloads", "schedules"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise errors.OutputError(f"cannot write {folder}: {error.strerror}") from error
 
     def add_workloads(self, workloads: Iterable[Workload]) -> None:
         """Write the workloads that the folder does not have yet."""

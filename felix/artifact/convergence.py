@@ -46,8 +46,6 @@ def draw(
         panel.grid(True, which="both", alpha=0.3)
     panels[0].set_ylabel(label)
     picture.suptitle(title)
-    try:
+    with errors.writing(path):
         picture.savefig(path, metadata={"Date": None})
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {path}: {error.strerror}") from error
     return True

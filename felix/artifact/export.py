@@ -107,12 +107,10 @@ def check_writable(folder: str | os.PathLike[str]) -> pathlib.Path:
         OutputError: it cannot be made or written.
     """
     folder = pathlib.Path(folder)
-    try:
+    with errors.writing(f"to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
 
 
@@ -130,7 +128,7 @@ def export(
         OutputError: the folder cannot be written.
     """
     folder = check_writable(folder)
-    try:
+    with errors.writing(f"to {folder}"):
         _clear(folder)
         notes = [note for note in (result.unscheduled_note(),) if note is not None]
         library = _library(result, folder, notes)
@@ -144,8 +142,6 @@ def export(
             manifest["kind"] = "generated"
         manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
         files.write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-    except OSError as error:
-        raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
 
 

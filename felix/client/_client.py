@@ -273,12 +273,10 @@ class Client(_teams.Teams):
             raise errors.RemoteError(
                 f"the artifact's name is not one of a file: {artifact.name!r}"
             )
-        try:
+        with errors.writing(f"in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with files.replacing(folder / file_name, durable=False) as file:
                 self._fetch(job_id, artifact, file)
-        except OSError as error:
-            raise errors.OutputError(f"cannot write in {folder}: {error.strerror}") from error
         return folder / file_name
 
     def pause(self, job_id: int) -> rows.Job:

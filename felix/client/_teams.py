@@ -88,11 +88,9 @@ class Teams:
         params = {name: value for name, value in query.items() if value is not None}
         response = self._http.send("GET", "/v1/database", params=params)
         path = pathlib.Path(path)
-        try:
+        with errors.writing(path):
             with files.replacing(path, durable=False) as file:
                 file.write(response.content)
-        except OSError as error:
-            raise errors.OutputError(f"cannot write {path}: {error.strerror}") from error
         return path
 
     def devices(self) -> list[rows.Device]:

@@ -23,11 +23,8 @@ def export(known: store.Store, folder: str | os.PathLike[str]) -> int:
         OutputError: the folder cannot be written.
         RecordError: the store cannot be read.
     """
-    entries = []
-    for text, result in known.entries():
-        entry = _entry(Task.from_json(text, trusted=True), result)
-        if entry is not None:
-            entries.append(entry)
+    made = [_entry(Task.from_json(text, trusted=True), result) for text, result in known.entries()]
+    entries = [entry for entry in made if entry is not None]
     metaschedule_files.export_database(folder, entries)
     return len(entries)
 

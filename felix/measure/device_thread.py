@@ -64,7 +64,7 @@ MAX_PRIMARY_DIFFERENCE = 0.6
 PRIMARY_TRIES = 3
 
 
-class DeviceThread:
+class DeviceThread(threading.Thread):
     """Takes from `queues` what device `index` does next, until they are closed.
 
     Args:
@@ -85,22 +85,15 @@ class DeviceThread:
         arch: str,
         watch: noise_probe.NoiseProbe | None = None,
     ) -> None:
+        super().__init__(daemon=True)
         self.index, self.runs = index, runs
         self._queues, self._settle, self._arch = queues, settle, arch
         self._watch, self.history = watch, History()
         #: done once the device is open; raises `MeasureError` if it has to be confined and cannot
         self.opened: Future[None] = Future()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
 
-    def start(self) -> None:
-        """Begin to take items."""
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the thread; the queues are closed."""
-        self._thread.join()
-
-    def _loop(self) -> None:
+    def run(self) -> None:
+        """Open the device, then take items until the queues are closed or it is out."""
         try:
             if self._arch:
                 self.runs.open(self._arch)

@@ -78,7 +78,7 @@ def write(
         OutputError: the folder cannot be written, or there is no linker.
     """
     path = task_artifact.check_writable(folder)
-    try:
+    with errors.writing(f"to {path}"):
         _library(built, network, path)
         _save(path / PARAMETERS, _named("p", built.parameters))
         tensors = _named("input", network.examples) | _named("output", built.outputs)
@@ -97,8 +97,6 @@ def write(
         manifest["pytorch"] = forms
         manifest["files"] = {name: task_artifact.sha256(path / name) for name in names}
         files.write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-    except OSError as error:
-        raise errors.OutputError(f"cannot write to {path}: {error.strerror}") from error
     return path
 
 

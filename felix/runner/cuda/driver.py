@@ -275,10 +275,6 @@ class Context:
             )
         return Kernel(function, extents, shared_bytes, args, config)
 
-    def tensor_map(self, tensor_map: launch_plan.TensorMap, address: int) -> ctypes.Array[Any]:
-        """A descriptor of a tensor at an address, 128 bytes that lie as the driver wants it."""
-        return encoded(self._cuda, tensor_map, address)
-
     def launch(self, kernel: Kernel) -> None:
         """Put a launch on the stream."""
         if kernel.config is not None:
@@ -305,7 +301,7 @@ class Context:
         """An argument of a launch as the driver takes it."""
         if isinstance(arg, int):
             return ctypes.c_uint64(addresses[arg])
-        return self.tensor_map(arg, addresses[arg.tensor])
+        return encoded(self._cuda, arg, addresses[arg.tensor])
 
     # ------------------------------------------------------------ time
 

@@ -106,7 +106,7 @@ class Copy:
         context.fill(flag, 0, 4)
         with context.loaded(nvrtc.compile_cubin(self.source(), ARCH)) as module:
             args = [
-                context.tensor_map(self.tensor_map, tensor),
+                driver.encoded(driver.libcuda(), self.tensor_map, tensor),
                 ctypes.c_uint64(out),
                 ctypes.c_uint64(flag),
             ]
