@@ -21,11 +21,12 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
-from felix import errors, names, target
+from felix import errors, names
+from felix import target as targets
 from felix.tir import bounds, grammar, sandbox, tf32, validate
 from felix.tir import cost as tir_cost
 
-TargetLike: TypeAlias = target.TargetLike
+TargetLike: TypeAlias = targets.TargetLike
 
 #: Version of the text `Task.to_json` writes.
 FORMAT = 1
@@ -113,7 +114,14 @@ class Task:
         Raises:
             WorkloadError: the text is malformed or holds no program Felix can tune.
         """
-        return _from_json(text, target, trusted)
+        body, name, weight, text_target, allows_tf32 = _envelope(text)
+        if target is None and text_target is None:
+            raise errors.WorkloadError("the text names no target; pass one")
+        chosen = targets.parse(target if target is not None else text_target or "")
+        if not trusted:
+            sandbox.try_in_child(body, targets.describe(chosen))
+        made = _make(sandbox.load(body), chosen, name, weight)
+        return made.allowing_tf32() if allows_tf32 else made
 
     def to_json(self) -> str:
         """The task as text that `from_json` reads."""
@@ -122,7 +130,7 @@ class Task:
                 "felix_task": FORMAT,
                 "name": self.name,
                 "weight": self.weight,
-                "target": json.loads(target.describe(self.target)),
+                "target": json.loads(targets.describe(self.target)),
                 "mod": tvm.ir.save_json(self.mod),
                 **({"allow_tf32": True} if self.allows_tf32 else {}),
             }
@@ -154,7 +162,7 @@ class Task:
     @property
     def key(self) -> str:
         """Hash of the program's structure and the target; the same in every process."""
-        text = f"{self._structure}|{target.describe(self.target)}"
+        text = f"{self._structure}|{targets.describe(self.target)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -177,7 +185,7 @@ class Task:
 def _make(
     func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float, clamp: bool = False
 ) -> Task:
-    full = target.parse(spec)
+    full = targets.parse(spec)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e18:
         raise errors.WorkloadError(
             f"a task's weight must be a positive number, got {names.quoted(weight)}"
@@ -223,17 +231,6 @@ def _prim_func(tensors: list[te.Tensor], index_dtype: str | None = None) -> tirx
 def _symbol(func: tirx.PrimFunc) -> str:
     symbol = func.attrs.get("global_symbol") if func.attrs else None
     return names.derived(str(symbol), "main") if symbol else "main"
-
-
-def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
-    body, name, weight, text_target, allows_tf32 = _envelope(text)
-    if spec is None and text_target is None:
-        raise errors.WorkloadError("the text names no target; pass one")
-    chosen = target.parse(spec if spec is not None else text_target or "")
-    if not trusted:
-        sandbox.try_in_child(body, target.describe(chosen))
-    made = _make(sandbox.load(body), chosen, name, weight)
-    return made.allowing_tf32() if allows_tf32 else made
 
 
 def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None, bool]:

@@ -258,6 +258,11 @@ def stored_baselines(folder: pathlib.Path, n_tasks: int) -> list[protocol.Measur
     return baselines
 
 
+def to_store(baseline: protocol.Measurement) -> dict[str, Any]:
+    """What `stored_baseline` reads."""
+    return {name: getattr(baseline, name) for name in ("latency_us", "message", "checked")}
+
+
 def stored_baseline(stored: Mapping[str, Any]) -> protocol.Measurement:
     """The measurement of an unscheduled program, of a checkpoint."""
     latency_us = stored["latency_us"]

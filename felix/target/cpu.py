@@ -42,7 +42,8 @@ def flags() -> frozenset[str]:
 
 def caches() -> tuple[int, int, int, int]:
     """(L1 data, L2, L3, line) bytes from sysfs; the default where a level is not listed."""
-    sizes, line = {}, DEFAULT_CACHES[3]
+    l1_bytes, l2_bytes, _, line = DEFAULT_CACHES
+    sizes = {}
     for folder in sorted(CACHE_FOLDER.glob("index*")):
         try:
             if (folder / "type").read_text().strip() == "Instruction":
@@ -54,12 +55,7 @@ def caches() -> tuple[int, int, int, int]:
             continue
     if not sizes:
         return DEFAULT_CACHES
-    return (
-        sizes.get(1, DEFAULT_CACHES[0]),
-        sizes.get(2, DEFAULT_CACHES[1]),
-        sizes.get(3, 0),
-        line,
-    )
+    return sizes.get(1, l1_bytes), sizes.get(2, l2_bytes), sizes.get(3, 0), line
 
 
 def _bytes(text: str) -> int:

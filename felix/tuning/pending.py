@@ -171,14 +171,12 @@ class Baselines:
     def submit(self, task_run: TaskRun) -> None:
         """Send the task's unscheduled program to be measured."""
         try:
-            program = results.unscheduled(task_run.task).mod
+            future = task_run.measurer.submit(results.unscheduled(task_run.task).mod)
         except errors.UnsupportedSchedule as error:
+            future = concurrent.futures.Future()
             failed = protocol.Measurement(error=protocol.ErrorClass.BUILD, message=str(error))
-            future: _Future = concurrent.futures.Future()
             future.set_result(failed)
-            self._futures[task_run] = future
-        else:
-            self._futures[task_run] = task_run.measurer.submit(program)
+        self._futures[task_run] = future
 
     def take(self) -> None:
         """Give the tasks their measurements that are there."""

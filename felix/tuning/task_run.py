@@ -254,19 +254,12 @@ class TaskRun(task_search.TaskSearch):
 
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint's part of this task."""
-        baseline = self.baseline
         return {
             "n_rounds": self.n_rounds,
             "recent_us": self.recent_us,
             "programs": [[p, index, list(d)] for p, (index, d) in self._programs.items()],
             "search": self.search.state_dict() if self.is_open else None,
-            "unscheduled": None
-            if baseline is None
-            else {
-                "latency_us": baseline.latency_us,
-                "message": baseline.message,
-                "checked": baseline.checked,
-            },
+            "unscheduled": None if self.baseline is None else session.to_store(self.baseline),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
