@@ -123,23 +123,15 @@ class Confinement:
     @property
     def missing(self) -> tuple[str, ...]:
         """What this system lacks, and what a confined process may do therefore; empty if none."""
-        lacks = []
-        if self.landlock_abi is None:
-            lacks.append(
-                "no Landlock (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): files are "
-                "protected by their permissions alone"
-            )
-        if self.landlock_abi == 1:
-            lacks.append(
-                "Landlock 1, with which nobody can move files (2 is in Linux 5.19): "
-                "from engines, files are protected by permissions alone"
-            )
-        if not self.seccomp:
-            lacks.append(
-                "no seccomp filters for this system: sockets, signals and other "
-                "processes are protected by the user's rights alone"
-            )
-        return tuple(lacks)
+        lacks = {
+            "no Landlock (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): files are "
+            "protected by their permissions alone": self.landlock_abi is None,
+            "Landlock 1, with which nobody can move files (2 is in Linux 5.19): "
+            "from engines, files are protected by permissions alone": self.landlock_abi == 1,
+            "no seccomp filters for this system: sockets, signals and other "
+            "processes are protected by the user's rights alone": not self.seccomp,
+        }
+        return tuple(lack for lack, is_so in lacks.items() if is_so)
 
     def __str__(self) -> str:
         parts = [] if self.landlock_abi is None else [f"Landlock {self.landlock_abi}"]

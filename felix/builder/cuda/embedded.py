@@ -12,6 +12,7 @@ format "cuda" and the source become format "cubin" and the cubin.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 
@@ -98,12 +99,12 @@ def _with_cubin(module: bytes, cubin_of: CubinOf) -> bytes:
     return _text(b"cubin") + signatures + _text(cubin_of(names, source))
 
 
+@dataclasses.dataclass(slots=True)
 class _Reader:
     """Reads values one after another."""
 
-    def __init__(self, content: bytes, position: int) -> None:
-        self._content = content
-        self.position = position
+    _content: bytes
+    position: int
 
     def number(self) -> int:
         """A length or a count, of what is still to come."""

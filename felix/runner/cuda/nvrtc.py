@@ -68,12 +68,10 @@ def _compile(
             f"pip install '{package}=={major}.{minor}.*'"
         )
     program = ctypes.c_void_p()
-    _check(
-        library,
-        library.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
-        ),
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
     )
+    _check(library, created)
     try:
         texts = [f"--gpu-architecture={arch}", *_BASE, *options]
         texts += [f"-I{path}" for path in include_paths()] if headers else ["--minimal"]
