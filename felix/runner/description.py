@@ -100,8 +100,7 @@ def _sound(task: Description) -> Description:
         task.device in ("cpu", "cuda")
         and isinstance(task.target, str)
         and (task.device == "cpu" or _ARCH.fullmatch(task.target))
-        and (isinstance(task.tolerance, int | float) and math.isfinite(task.tolerance))
-        and task.tolerance >= 0
+        and (isinstance(task.tolerance, int | float) and 0 <= task.tolerance < math.inf)
         and (type(task.seed) is int and task.seed >= 0)
     )
     if not is_sound:

@@ -2,7 +2,7 @@
 
 Nodes may come and go while it is open. A candidate whose node is lost goes to another one. A
 device that joins is compared with the one that began a task before it measures any of its
-candidates, as a second GPU of this machine is (`pool.stages.device_thread`).
+candidates, as a second GPU of this machine is (`measure.device_thread`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ClusterOptions:
     wait_s: float = 60.0
     #: How often it asks who is there.
     watch_s: float = 1.0
-    #: Time a noise probe on each device (`pool.stages.noise_probe`).
+    #: Time a noise probe on each device (`measure.noise_probe`).
     noise_probe: bool = True
 
 

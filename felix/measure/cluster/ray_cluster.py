@@ -179,7 +179,7 @@ class RayLink(remote.Link):
             answers = self.answers()
             if answers is not False:
                 return bool(answers)
-            time.sleep(_AGAIN_S)
+            self._closed.wait(_AGAIN_S)
         return False
 
     def answers(self) -> bool | None:
