@@ -13,23 +13,20 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend import casts, layers
+from felix.frontend.pytorch.calling import dtype_name
 from felix.tir import rounding
 
 #: A node of the graph and TVM's importer -> the Relax expression of the node's value.
 Converter = Callable[[torch.fx.Node, Any], Any]
+#: An importer's conversions as TVM has them.
+_OF_TVM = "felix_conversions_of_tvm"
 
 
-class Defaults:
-    """TVM's own conversions, for one import."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Callable[[torch.fx.Node], Any]] = {}
-
-    def convert(self, name: str, node: torch.fx.Node, importer: Any) -> Any:
-        """The value of a node by TVM's conversion of the operator of this name."""
-        if not self._by_name:
-            self._by_name.update(importer.create_convert_map())
-        return self._by_name[name](node)
+def by_tvm(name: str, node: torch.fx.Node, importer: Any) -> Any:
+    """The value of a node by TVM's conversion of the operator of this name."""
+    if not hasattr(importer, _OF_TVM):  # a table of hundreds, of which import replaces some
+        setattr(importer, _OF_TVM, importer.create_convert_map())
+    return getattr(importer, _OF_TVM)[name](node)
 
 
 def arguments(node: torch.fx.Node, importer: Any, count: int) -> list[Any]:
@@ -61,8 +58,8 @@ def standing_for(importer: Any, values: Mapping[torch.fx.Node, Any]) -> Iterator
 # beside it.
 
 #: Operators that PyTorch computes in float32 for tensors of 16 bits.
-_IN_FLOAT32 = (
-    *"""
+_IN_FLOAT32 = frozenset(
+    """
     _adaptive_avg_pool1d.default _log_softmax.default
     _softmax.default acos.default acosh.default adaptive_avg_pool1d.default
     affine_grid_generator.default asin.default asinh.default atan.default atan2.default
@@ -77,7 +74,7 @@ _IN_FLOAT32 = (
     softplus.default softshrink.default softsign.default sqrt.default square.default
     std.correction sum.default sum.dim_IntList tan.default tanh.default upsample_bicubic2d.vec
     upsample_bilinear2d.vec var.correction
-    """.split(),
+    """.split()
 )
 #: Operators of two operands, which PyTorch computes in the type that they have in common;
 _PROMOTED = (
@@ -101,18 +98,7 @@ _WIDENING = ("clamp.default",)
 _CASTS = ("_to_copy.default", "to.dtype", "to.dtype_layout")
 
 
-def typed_map(defaults: Defaults) -> dict[str, Converter]:
-    """The conversions by the operators' names."""
-    return {
-        **{name: _widened(name, defaults) for name in (*_IN_FLOAT32, *_WIDENING)},
-        **{name: promoted(name, defaults) for name in _PROMOTED},
-        **{name: _model_cast(name, defaults) for name in _CASTS},
-        "cat.default": _joined("cat.default", defaults),
-        "stack.default": _joined("stack.default", defaults),
-    }
-
-
-def _joined(name: str, defaults: Defaults) -> Converter:
+def _joined(name: str) -> Converter:
     """TVM's conversion of an operator of a list of tensors, given all in the result's type."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
@@ -120,19 +106,19 @@ def _joined(name: str, defaults: Defaults) -> Converter:
         dtype = result_dtype(node)
         operands = {each: cast(importer, importer.env[each], dtype) for each in tensors}
         with standing_for(importer, operands):
-            return defaults.convert(name, node, importer)
+            return by_tvm(name, node, importer)
 
     return convert
 
 
-def _widened(name: str, defaults: Defaults) -> Converter:
+def _widened(name: str) -> Converter:
     """TVM's conversion of an operator, given its operands of 16 bits in float32 where PyTorch
     computes so, else its first operand in the type of its result."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
         value = node.meta["val"]
         is_one = isinstance(value, torch.Tensor)
-        dtypes = [str(v.dtype).removeprefix("torch.") for v in ([value] if is_one else value)]
+        dtypes = [dtype_name(each.dtype) for each in ([value] if is_one else value)]
         halves = [each for each in node.all_input_nodes if _is_half(importer.env[each])]
         if name in _IN_FLOAT32 and halves:
             wide = "float64" if dtypes[0] == "float64" else "float32"
@@ -141,7 +127,7 @@ def _widened(name: str, defaults: Defaults) -> Converter:
             first: Any = node.args[0]
             operands = {first: cast(importer, importer.env[first], dtypes[0])} if is_one else {}
         with standing_for(importer, operands):
-            result = defaults.convert(name, node, importer)
+            result = by_tvm(name, node, importer)
         if is_one:
             return cast(importer, result, dtypes[0])
         fields = [_field(importer, result, number) for number in range(len(dtypes))]
@@ -161,27 +147,27 @@ def _field(importer: Any, value: Any, number: int) -> Any:
     return importer.block_builder.emit(relax.TupleGetItem(value, number))
 
 
-def _model_cast(name: str, defaults: Defaults) -> Converter:
+def _model_cast(name: str) -> Converter:
     """TVM's conversion of a cast; one to 16 bits is marked as the model's."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
         dtype = result_dtype(node)
         if dtype not in rounding.HALF:
-            return defaults.convert(name, node, importer)
+            return by_tvm(name, node, importer)
         (x,) = arguments(node, importer, 1)
         return casts.emit_cast(importer.block_builder.emit, x, dtype)
 
     return convert
 
 
-def promoted(name: str, defaults: Defaults) -> Converter:
+def promoted(name: str) -> Converter:
     """TVM's conversion of an operator of two operands, given both in their common type."""
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
         dtype = common_type(name, node)
         if dtype is torch.bool and name in _LOGICAL:
             return importer.block_builder.emit(_LOGICAL[name](*arguments(node, importer, 2)))
-        narrow = str(dtype).removeprefix("torch.")
+        narrow = dtype_name(dtype)
         wide = "float32" if _has_scale(name, node, narrow) else narrow
         operands = {
             each: cast(importer, importer.env[each], wide)
@@ -189,7 +175,7 @@ def promoted(name: str, defaults: Defaults) -> Converter:
             if isinstance(each, torch.fx.Node)
         }
         with standing_for(importer, operands):
-            result = defaults.convert(name, node, importer)
+            result = by_tvm(name, node, importer)
         return result if wide == narrow else cast(importer, result, narrow)
 
     return convert
@@ -219,18 +205,22 @@ def common_type(name: str, node: torch.fx.Node) -> torch.dtype:
 
 def result_dtype(node: torch.fx.Node) -> str:
     """TVM's name of the type of a node's value."""
-    return str(node.meta["val"].dtype).removeprefix("torch.")
+    return dtype_name(node.meta["val"].dtype)
+
+
+#: The conversions by the operators' names.
+TYPED: Mapping[str, Converter] = {
+    **{name: _widened(name) for name in (*_IN_FLOAT32, *_WIDENING)},
+    **{name: promoted(name) for name in _PROMOTED},
+    **{name: _model_cast(name) for name in _CASTS},
+    **{name: _joined(name) for name in ("cat.default", "stack.default")},
+}
 
 
 # Conversions of PyTorch's indexing.
 #
 # With indices that count from the end TVM reads outside of the tensor, and several indices
 # behind a whole dimension give it their outer product.
-
-
-def indexing_map(defaults: Defaults) -> dict[str, Converter]:
-    """The conversions by the operators' names."""
-    return {"select.int": _select, "index.Tensor": _index(defaults), "take.default": _take}
 
 
 def _select(node: torch.fx.Node, importer: Any) -> Any:
@@ -248,38 +238,41 @@ def _take(node: torch.fx.Node, importer: Any) -> Any:
     return emit(relax.op.take(flat, indices, axis=0))
 
 
-def _index(defaults: Defaults) -> Converter:
+def _index(node: torch.fx.Node, importer: Any) -> Any:
     """x[i, :, j] with tensors of integers, which are broadcast against each other.
 
     Where the dimensions that they index are neighbours, theirs take the place of these; otherwise
     theirs are the first ones.
     """
-
-    def convert(node: torch.fx.Node, importer: Any) -> Any:
-        x, indices = arguments(node, importer, 2)
-        if not all(each is None or str(each.ty.dtype).startswith("int") for each in indices):
-            return defaults.convert("index.Tensor", node, importer)  # masks
-        emit, shape = importer.block_builder.emit, [int(extent) for extent in x.ty.shape]
-        axes = [axis for axis, each in enumerate(indices) if each is not None]
-        chosen = [layers.from_the_beginning(emit, indices[axis], shape[axis]) for axis in axes]
-        if len(axes) == 1:
-            return emit(relax.op.take(x, chosen[0], axis=axes[0]))
-        left = [axis for axis in range(len(shape)) if axis not in axes]
-        if axes[-1] >= len(axes):
-            x = emit(relax.op.permute_dims(x, [*axes, *left]))
-        result = emit(relax.op.index_tensor(x, chosen))
-        n_before = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
-        if not n_before:
-            return result
-        n_chosen = len(result.ty.shape) - len(left)
-        places = [*range(n_chosen, n_chosen + n_before), *range(n_chosen)]
-        places += range(n_chosen + n_before, len(result.ty.shape))
-        return emit(relax.op.permute_dims(result, places))
-
-    return convert
+    x, indices = arguments(node, importer, 2)
+    if not all(each is None or str(each.ty.dtype).startswith("int") for each in indices):
+        return by_tvm("index.Tensor", node, importer)  # masks
+    emit, shape = importer.block_builder.emit, [int(extent) for extent in x.ty.shape]
+    axes = [axis for axis, each in enumerate(indices) if each is not None]
+    chosen = [layers.from_the_beginning(emit, indices[axis], shape[axis]) for axis in axes]
+    if len(axes) == 1:
+        return emit(relax.op.take(x, chosen[0], axis=axes[0]))
+    left = [axis for axis in range(len(shape)) if axis not in axes]
+    if axes[-1] >= len(axes):
+        x = emit(relax.op.permute_dims(x, [*axes, *left]))
+    result = emit(relax.op.index_tensor(x, chosen))
+    n_before = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+    if not n_before:
+        return result
+    n_chosen = len(result.ty.shape) - len(left)
+    places = [*range(n_chosen, n_chosen + n_before), *range(n_chosen)]
+    places += range(n_chosen + n_before, len(result.ty.shape))
+    return emit(relax.op.permute_dims(result, places))
 
 
-def convert(node: torch.fx.Node, importer: Any) -> Any:
+INDEXING: Mapping[str, Converter] = {
+    "select.int": _select,
+    "index.Tensor": _index,
+    "take.default": _take,
+}
+
+
+def attention(node: torch.fx.Node, importer: Any) -> Any:
     """The Relax expression of a node that is an attention."""
     args: Any = node.args
     options: Any = node.kwargs

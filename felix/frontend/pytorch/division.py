@@ -5,29 +5,24 @@ A quotient that is rounded down is wrong where the quotient itself is rounded up
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from tvm import relax
 
 from felix.frontend import numerics
-from felix.frontend.pytorch import conversion
+from felix.frontend.pytorch import calling, conversion
 from felix.tir import rounding
 
 _NAMES = ("fmod.Scalar", "fmod.Tensor", "remainder.Scalar", "remainder.Tensor")
 
 
-def convert_map(defaults: conversion.Defaults) -> dict[str, conversion.Converter]:
-    """The conversions by the operators' names."""
-    names = (*_NAMES, "div.Tensor_mode", "floor_divide.default")
-    return {name: _converter(name, defaults) for name in names}
-
-
-def _converter(name: str, defaults: conversion.Defaults) -> conversion.Converter:
-    promoted = conversion.promoted(name, defaults)
+def _converter(name: str) -> conversion.Converter:
+    promoted = conversion.promoted(name)
 
     def convert(node: torch.fx.Node, importer: Any) -> Any:
-        dtype = str(conversion.common_type(name, node)).removeprefix("torch.")
+        dtype = calling.dtype_name(conversion.common_type(name, node))
         is_floor = name == "floor_divide.default" or node.kwargs.get("rounding_mode") == "floor"
         is_remainder = name in _NAMES
         if "float" not in dtype or not (is_floor or is_remainder):
@@ -67,3 +62,9 @@ def _whole_quotient(builder: relax.BlockBuilder, x: Any, y: Any) -> Any:
     nearest = emit(relax.op.floor(emit(relax.op.add(quotient, relax.const(0.5, dtype)))))
     by_zero = emit(relax.op.equal(y, relax.const(0.0, dtype)))
     return emit(relax.op.where(by_zero, emit(relax.op.divide(x, y)), nearest))
+
+
+#: The conversions by the operators' names.
+CONVERSIONS: Mapping[str, conversion.Converter] = {
+    name: _converter(name) for name in (*_NAMES, "div.Tensor_mode", "floor_divide.default")
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +82,7 @@ def to_relax(
             program,
             keep_params_as_input=True,
             run_ep_decomposition=False,
-            custom_convert_map={**operators.convert_map(), **further},
+            custom_convert_map={**operators.CONVERSIONS, **further},
         )
     except export.EXPORT_ERRORS as error:
         raise errors.WorkloadError(export.import_message(error)) from error
@@ -115,27 +114,6 @@ def output_spec(node: torch.fx.Node) -> imported.TensorSpec:
 _KEYS = torch._C.DispatchKey
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GraphCalling:
-    """A graph takes a list of tensors and returns one."""
-
-    inputs: Sequence[imported.TensorSpec]
-
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arguments by position."""
-        if kwargs or len(args) != len(self.inputs):
-            raise errors.WorkloadError(f"the graph takes {len(self.inputs)} tensors")
-        return list(args)
-
-    def arguments_of(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs by position."""
-        return tuple(inputs), {}
-
-    def rebuild(self, outputs: Sequence[Any]) -> Any:
-        """The outputs."""
-        return list(outputs)
-
-
 def read_graph(
     graph: torch.fx.GraphModule, parameters: Mapping[int, torch.Tensor]
 ) -> imported.ImportedModel:
@@ -159,14 +137,20 @@ def read_graph(
     main = mod.get_global_var("main")  # the importer takes parameters for inputs
     mod.update_func(main, mod[main].with_attr("num_input", n_inputs))
     specs = [imported.spec_of(each) for each in imported.main_of(mod).params]
-    (output,) = traced.graph.find_nodes(op="output")
+    inputs, (output,) = tuple(specs[:n_inputs]), traced.graph.find_nodes(op="output")
     return imported.ImportedModel(
         mod=mod,
         parameters=tuple(parameters[index].detach() for index in order[n_inputs:]),
         parameter_names=tuple(spec.name for spec in specs[n_inputs:]),
-        inputs=tuple(specs[:n_inputs]),
+        inputs=inputs,
         outputs=tuple(output_spec(node) for node in output.args[0]),
-        calling=GraphCalling(specs[:n_inputs]),
+        calling=calling.TorchCalling(
+            forward=graph.forward,
+            arguments=pytree.tree_structure((inputs, {})),
+            leaves=inputs,
+            result=pytree.tree_structure([*output.args[0]]),
+            constants={},
+        ),
     )
 
 

@@ -9,7 +9,7 @@ PyTorch does it: what follows in float32 is fused behind it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,39 +20,6 @@ from felix.frontend import layers, numerics
 from felix.frontend.pytorch import conversion, division
 from felix.frontend.pytorch.conversion import arguments, cast
 from felix.tir.rounding import accumulator
-
-
-def convert_map() -> dict[str, conversion.Converter]:
-    """The conversions by the operators' names, for one import."""
-    defaults = conversion.Defaults()
-    typed = conversion.typed_map(defaults)
-    return {
-        "linear.default": _linear,
-        "matmul.default": _matmul,
-        "mm.default": _matmul,
-        "bmm.default": _matmul,
-        "addmm.default": _addmm,
-        "baddbmm.default": _addmm,
-        "convolution.default": _convolution,
-        "layer_norm.default": _layer_norm,
-        "rms_norm.default": _rms_norm,
-        "hardtanh.default": _hardtanh,
-        "elu.default": _elu,
-        "selu.default": _elu,
-        **{f"{name}.default": _near_zero(name) for name in ("expm1", "log1p")},
-        "native_group_norm.default": _group_norm,
-        "_native_batch_norm_legit_no_training.default": _batch_norm,
-        "scaled_dot_product_attention.default": conversion.convert,
-        **typed,
-        "split.Tensor": _split("split.Tensor", defaults),
-        "split_with_sizes.default": _split("split_with_sizes.default", defaults),
-        "clamp.default": _clamp(typed["clamp.default"]),
-        "linalg_vector_norm.default": _vector_norm(typed["linalg_vector_norm.default"]),
-        "amax.default": _largest(relax.op.max),
-        "amin.default": _largest(relax.op.min),
-        **division.convert_map(defaults),
-        **conversion.indexing_map(defaults),
-    }
 
 
 def _linear(node: torch.fx.Node, importer: Any) -> Any:
@@ -151,51 +118,43 @@ def _largest(operator: Any) -> conversion.Converter:
     return converted
 
 
-def _vector_norm(convert: conversion.Converter) -> conversion.Converter:
+def _vector_norm(node: torch.fx.Node, importer: Any) -> Any:
     """Norms along dimensions; those of single elements, which have no power that may overflow."""
-
-    def converted(node: torch.fx.Node, importer: Any) -> Any:
-        x, order, _, _ = arguments(node, importer, 4)
-        shape = list(node.meta["val"].shape)
-        if order == 0 or math.prod(shape) != math.prod(int(extent) for extent in x.ty.shape):
-            return convert(node, importer)
-        x = cast(importer, x, conversion.result_dtype(node))
-        emit = importer.block_builder.emit
-        return emit(relax.op.reshape(emit(relax.op.abs(x)), shape))
-
-    return converted
+    x, order, _, _ = arguments(node, importer, 4)
+    shape = list(node.meta["val"].shape)
+    if order == 0 or math.prod(shape) != math.prod(int(extent) for extent in x.ty.shape):
+        return conversion.TYPED["linalg_vector_norm.default"](node, importer)
+    x = cast(importer, x, conversion.result_dtype(node))
+    emit = importer.block_builder.emit
+    return emit(relax.op.reshape(emit(relax.op.abs(x)), shape))
 
 
-def _split(name: str, defaults: conversion.Defaults) -> conversion.Converter:
+def _split(name: str) -> conversion.Converter:
     """The parts; TVM gives no tuple of a single one."""
 
     def converted(node: torch.fx.Node, importer: Any) -> Any:
         if len(node.meta["val"]) == 1:
             return relax.Tuple(arguments(node, importer, 3)[:1])
-        return defaults.convert(name, node, importer)
+        return conversion.by_tvm(name, node, importer)
 
     return converted
 
 
-def _clamp(convert: conversion.Converter) -> conversion.Converter:
+def _clamp(node: torch.fx.Node, importer: Any) -> Any:
     """Integers between bounds of which one may be missing: TVM would take infinity for it; and
     between crossed bounds, where it takes the higher one and PyTorch the second one."""
-
-    def converted(node: torch.fx.Node, importer: Any) -> Any:
-        dtype = conversion.result_dtype(node)
-        x, low, high = arguments(node, importer, 3)
-        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
-        is_crossed = low is not None and high is not None and low > high
-        if "float" in dtype and not is_crossed:
-            return convert(node, importer)
-        value, number = cast(importer, x, dtype), float if "float" in dtype else int
-        for bound, limited in ((low, relax.op.maximum), (high, relax.op.minimum)):
-            if bound is not None:
-                constant = relax.const(number(bound), dtype)
-                value = importer.block_builder.emit(limited(value, constant))
-        return value
-
-    return converted
+    dtype = conversion.result_dtype(node)
+    x, low, high = arguments(node, importer, 3)
+    low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+    is_crossed = low is not None and high is not None and low > high
+    if "float" in dtype and not is_crossed:
+        return conversion.TYPED["clamp.default"](node, importer)
+    value, number = cast(importer, x, dtype), float if "float" in dtype else int
+    for bound, limited in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        if bound is not None:
+            constant = relax.const(number(bound), dtype)
+            value = importer.block_builder.emit(limited(value, constant))
+    return value
 
 
 def _near_zero(function: str) -> conversion.Converter:
@@ -227,3 +186,28 @@ def _hardtanh(node: torch.fx.Node, importer: Any) -> Any:
     low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
     # Between crossed bounds everything is the second one.
     return importer.block_builder.emit(relax.op.clip(x, min(low, high), high))
+
+
+#: The conversions by the operators' names.
+CONVERSIONS: Mapping[str, conversion.Converter] = {
+    "linear.default": _linear,
+    **{f"{name}.default": _matmul for name in ("matmul", "mm", "bmm")},
+    **{f"{name}.default": _addmm for name in ("addmm", "baddbmm")},
+    "convolution.default": _convolution,
+    "layer_norm.default": _layer_norm,
+    "rms_norm.default": _rms_norm,
+    "hardtanh.default": _hardtanh,
+    **{f"{name}.default": _elu for name in ("elu", "selu")},
+    **{f"{name}.default": _near_zero(name) for name in ("expm1", "log1p")},
+    "native_group_norm.default": _group_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm,
+    "scaled_dot_product_attention.default": conversion.attention,
+    **conversion.TYPED,
+    **{name: _split(name) for name in ("split.Tensor", "split_with_sizes.default")},
+    "clamp.default": _clamp,
+    "linalg_vector_norm.default": _vector_norm,
+    "amax.default": _largest(relax.op.max),
+    "amin.default": _largest(relax.op.min),
+    **division.CONVERSIONS,
+    **conversion.INDEXING,
+}

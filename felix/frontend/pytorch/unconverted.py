@@ -53,7 +53,7 @@ _WITHOUT_EFFECT = frozenset(
 def convertible() -> frozenset[str]:
     """Names of the ATen operators that TVM converts; whether it does depends on operands, too."""
     own = translator.ExportedProgramImporter().create_convert_map()
-    return frozenset({*operators.convert_map(), *own}) - _WRONG
+    return frozenset({*operators.CONVERSIONS, *own}) - _WRONG
 
 
 class Unconverted:
@@ -204,7 +204,7 @@ def _conversions(importer: Any) -> dict[str, conversion.Converter]:
     """The usual conversions of an importer: TVM's, and ours in place of some."""
     importer.retrieve_args = functools.partial(_retrieved, importer)
     own = {name: _alone(convert) for name, convert in importer.create_convert_map().items()}
-    return {**own, **operators.convert_map()}
+    return {**own, **operators.CONVERSIONS}
 
 
 def _retrieved(importer: Any, node: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from felix import errors, target
-from felix.frontend.pytorch import comparison, conversion, operators
+from felix.frontend.pytorch import comparison, operators
 from felix.network import assembly, imported
 from tests.support.modules import Called
 
@@ -76,16 +76,13 @@ def test_what_is_converted_rightly_stays() -> None:
 @pytest.fixture
 def wrong_flip(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion that flips no dimension."""
-    usual = operators.convert_map
 
-    def convert_map() -> dict[str, conversion.Converter]:
-        def same(node: torch.fx.Node, importer: Any) -> Any:
-            x = importer.env[node.args[0] if node.args[1] else None]
-            return importer.block_builder.emit(relax.op.add(x, relax.const(0, "float32")))
+    def same(node: torch.fx.Node, importer: Any) -> Any:
+        x = importer.env[node.args[0] if node.args[1] else None]
+        return importer.block_builder.emit(relax.op.add(x, relax.const(0, "float32")))
 
-        return {**usual(), "flip.default": same}
-
-    monkeypatch.setattr(operators, "convert_map", convert_map)
+    wrong = {**operators.CONVERSIONS, "flip.default": same}
+    monkeypatch.setattr(operators, "CONVERSIONS", wrong)
 
 
 def test_a_wrong_conversion_is_found(wrong_flip: None) -> None:

@@ -62,7 +62,7 @@ def test_drawn_inputs_are_of_the_examples_kind() -> None:
 def test_what_the_example_does_not_show_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion that is right up to 4: the example has no larger value."""
     wrong = {
-        **operators.convert_map(),
+        **operators.CONVERSIONS,
         "tanh.default": lambda node, importer: importer.block_builder.emit(
             relax.op.tanh(
                 importer.block_builder.emit(
@@ -71,7 +71,7 @@ def test_what_the_example_does_not_show_is_found(monkeypatch: pytest.MonkeyPatch
             )
         ),
     }
-    monkeypatch.setattr(operators, "convert_map", lambda: wrong)
+    monkeypatch.setattr(operators, "CONVERSIONS", wrong)
     small = X / X.abs().max() / 2.1
     network = read(lambda x: (x.relu() * 0.9).tanh().exp(), small)
     with pytest.raises(errors.TuningError) as raised:
@@ -92,10 +92,10 @@ def test_a_tuned_program_is_told_from_the_import() -> None:
 
 def test_the_module_and_its_operator_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {
-        **operators.convert_map(),
+        **operators.CONVERSIONS,
         "gelu.default": lambda node, importer: importer._retrieve_args(node.args[0]),
     }
-    monkeypatch.setattr(operators, "convert_map", lambda: wrong)
+    monkeypatch.setattr(operators, "CONVERSIONS", wrong)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
     network = imported.read(model, (X,), {}, FULL)
     said = differences.explained(network, network.examples)
