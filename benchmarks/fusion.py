@@ -155,14 +155,19 @@ def _measured(
 
 def _parts(compared: Mapping[str, Sequence[groups.Group]]) -> dict[str, list[groups.Group]]:
     """The groups without the products that all ways have."""
-    from felix.frontend.programs.groups import has_product
+    from tvm import s_tir
+
+    from felix.frontend.programs.groups import multiplies_two
+    from felix.tir import grammar
 
     keys = [{each.task.key for each in of if each.task is not None} for of in compared.values()]
     everywhere = set.intersection(*keys)
 
     def is_compared(group: groups.Group) -> bool:
-        is_common = group.task is not None and group.task.key in everywhere
-        return not (is_common and has_product(group.task.mod["main"]))
+        if group.task is None or group.task.key not in everywhere:
+            return True
+        blocks = grammar.nodes(group.task.mod["main"].body, s_tir.SBlock)
+        return not any(each.init is not None and multiplies_two(each) for each in blocks)
 
     return {way: [each for each in of if is_compared(each)] for way, of in compared.items()}
 

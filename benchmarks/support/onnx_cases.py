@@ -42,7 +42,7 @@ def by_felix(model: Any, data: Sequence[Sequence[Any]]) -> list[list[np.ndarray]
     imported = _imported(model.SerializeToString(), by_name[0])
     full = tvm.target.Target({**target.parse("llvm").export(), "opt-level": 0})
     built = relax.build(
-        frontend.lowered(imported), target=full, relax_pipeline=frontend.build_pipeline()
+        frontend.lowered(imported), target=full, relax_pipeline=relax.get_pipeline("default_build")
     )
     machine = relax.VirtualMachine(built, tvm.cpu())
     found = []

@@ -12,33 +12,23 @@ Felix tunes (sorting, say) is left out and logged.
 
 from __future__ import annotations
 
-import importlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import tvm
 
 from felix import errors, task
 from felix import target as targets
 from felix.frontend.imported import Calling, ImportedModel, TensorSpec
 from felix.frontend.model_tasks import ModelTask, ModelTasks, calls, model_tasks
-from felix.frontend.programs import lowering
-from felix.frontend.programs.lowering import (
-    DEFAULT_FUSION,
-    Fusion,
-    Grouping,
-    build_pipeline,
-    fusion_for,
-)
+from felix.frontend.programs.lowering import Fusion, Grouping, fusion_for, lowered
 from felix.frontend.programs.outlining import meaning as rewriting_of
 from felix.frontend.programs.planning.graph import Schedules
 
 if TYPE_CHECKING:
     import torch
+    import tvm
 
 __all__ = [
-    "DEFAULT_FUSION",
     "Calling",
     "Fusion",
     "Grouping",
@@ -47,7 +37,6 @@ __all__ = [
     "ModelTasks",
     "Schedules",
     "TensorSpec",
-    "build_pipeline",
     "calls",
     "extract_tasks",
     "extract_tasks_onnx",
@@ -127,9 +116,9 @@ def import_torch(
         WorkloadError: torch cannot export the module, it changes buffers or inputs, its control
             flow depends on data, or TVM cannot import it.
     """
-    importer = importlib.import_module("felix.frontend.pytorch.importer")
-    result: ImportedModel = importer.import_torch(model, args, kwargs)
-    return result
+    from felix.frontend.pytorch import importer
+
+    return importer.import_torch(model, args, kwargs)
 
 
 def import_onnx(
@@ -144,33 +133,16 @@ def import_onnx(
             not fit it, or TVM cannot import it.
     """
     try:
-        importlib.import_module("onnx")
+        import onnx  # noqa: F401
     except ImportError as error:
         raise errors.WorkloadError(
             "reading ONNX models needs the package onnx: pip install onnx"
         ) from error
-    importer = importlib.import_module("felix.frontend.onnx.importer")
-    result: ImportedModel = importer.import_onnx(model, shapes, values)
-    return result
+    from felix.frontend.onnx import importer
 
-
-def lowered(
-    model: ImportedModel,
-    target: targets.TargetLike = "llvm",
-    grouping: Grouping = Grouping(),  # noqa: B008 - a frozen value
-) -> tvm.IRModule:
-    """The module whose `main` calls one PrimFunc a group; build it with `build_pipeline`.
-
-    Args:
-        grouping: how groups are chosen.
-
-    Raises:
-        WorkloadError: an operator has no program, or its constants need too much memory.
-        TargetError: unknown target.
-    """
-    return lowering.lowered(model, targets.parse(target), grouping)
+    return importer.import_onnx(model, shapes, values)
 
 
 def _tasks(model: ImportedModel, full: tvm.target.Target, allow_tf32: bool) -> list[task.Task]:
-    read = model_tasks(lowering.lowered(model, full), full, allow_tf32=allow_tf32)
+    read = model_tasks(lowered(model, full), full, allow_tf32=allow_tf32)
     return [item.task for item in read.tasks]

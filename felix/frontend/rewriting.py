@@ -127,14 +127,43 @@ def constants(mod: tvm.IRModule) -> frozenset[Any]:
 def rebuilt(mod: tvm.IRModule, emit: Callable[[relax.BlockBuilder, Any], None]) -> tvm.IRModule:
     """The module with `main` made anew: `emit` says what becomes of each binding."""
     main = mod["main"]
+
+    def result(builder: relax.BlockBuilder) -> Any:
+        for binding in bindings(main):
+            emit(builder, binding)
+        return main.body.body
+
+    return _as_main(with_function(mod, list(main.params), result, _NAME), main)
+
+
+def with_function(
+    mod: tvm.IRModule,
+    parameters: Sequence[relax.Var],
+    result: Callable[[relax.BlockBuilder], Any],
+    name: str = "main",
+) -> tvm.IRModule:
+    """A module and a function of one dataflow block: its parameters, and what `result` emits."""
     builder = relax.BlockBuilder(mod)
-    with builder.function(_NAME, list(main.params)):
+    with builder.function(name, list(parameters)):
         with builder.dataflow():
-            for binding in bindings(main):
-                emit(builder, binding)
-            output = builder.emit_output(main.body.body)
+            output = builder.emit_output(result(builder))
         builder.emit_func_output(output)
-    return _as_main(builder.get(), main)
+    return builder.get()
+
+
+def tensor_type(buffer: Any) -> relax.TensorType:
+    """The type of a Relax tensor that a buffer of a program is."""
+    return relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
+
+
+def results_of_call(
+    builder: relax.BlockBuilder, call: Any, n_results: int, name: str = ""
+) -> list[Any]:
+    """The variables of the results of a call, which is emitted."""
+    whole = builder.emit(call, name)
+    if n_results == 1:
+        return [whole]
+    return [builder.emit(relax.TupleGetItem(whole, n), name) for n in range(n_results)]
 
 
 def _as_main(mod: tvm.IRModule, main: Any) -> tvm.IRModule:

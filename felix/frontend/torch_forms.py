@@ -9,6 +9,7 @@ its form as JSON, or why there is none.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +50,9 @@ def attributes(function: str, n_operands: int, dtype: str) -> dict[str, str]:
     return {ATTRIBUTE: TorchForm(n_operands, [call]).to_json()}
 
 
-def annotated(func: tirx.PrimFunc, form: TorchForm) -> tirx.PrimFunc:
-    """The program, which a form computes from the tensors that it reads."""
-    return func.with_attr(ATTRIBUTE, form.to_json())
+def annotated(func: tirx.PrimFunc, form: TorchForm | None) -> tirx.PrimFunc:
+    """The program, which a form, if one is known, computes from the tensors that it reads."""
+    return func if form is None else func.with_attr(ATTRIBUTE, form.to_json())
 
 
 def form_of(func: tirx.PrimFunc) -> TorchForm | None:
@@ -153,19 +154,22 @@ def attach(grouped: tvm.IRModule, lowered: tvm.IRModule) -> tvm.IRModule:
 
 def read(lowered: tvm.IRModule) -> dict[str, TorchForm | str]:
     """By the name of each PrimFunc the form of its group, or why there is none."""
-    text = (lowered.attrs or {}).get(FORMS)
-    fields = json.loads(str(text)) if text is not None else {}
     return {
         symbol: form_from_json(known["form"]) if "form" in known else str(known["missing"])
-        for symbol, known in fields.items()
+        for symbol, known in _attached(lowered).items()
     }
 
 
 def splits(lowered: tvm.IRModule) -> dict[str, Mapping[str, Any]]:
     """By the name of each PrimFunc that splits a tensor: `dim`, and the `sizes` of the parts."""
-    text = (lowered.attrs or {}).get(FORMS)
-    fields = json.loads(str(text)) if text is not None else {}
-    return {symbol: known[_SPLIT] for symbol, known in fields.items() if _SPLIT in known}
+    texts = _attached(lowered)
+    return {symbol: known[_SPLIT] for symbol, known in texts.items() if _SPLIT in known}
+
+
+def _attached(lowered: tvm.IRModule) -> dict[str, Any]:
+    """What `attach` wrote."""
+    fields: dict[str, Any] = json.loads(str((lowered.attrs or {}).get(FORMS, "{}")))
+    return fields
 
 
 def _split(mod: tvm.IRModule, value: Any) -> dict[str, Any]:
@@ -264,12 +268,7 @@ def _in_eager_types(form: TorchForm) -> TorchForm:
     if narrow not in rounding.HALF:
         return form
     calls = [
-        TorchCall(
-            call.function,
-            call.operands,
-            call.options,
-            narrow if call.dtype == "float32" else call.dtype,
-        )
+        dataclasses.replace(call, dtype=narrow) if call.dtype == "float32" else call
         for call in form.calls
     ]
-    return TorchForm(form.n_inputs, calls)
+    return dataclasses.replace(form, calls=calls)

@@ -47,22 +47,27 @@ def check(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limi
     Raises:
         TuningError: an output differs by more than the limit.
     """
-    worst = 0.0
-    for number, (output, reference) in enumerate(zip(actual, expected, strict=True)):
-        error = difference(output, reference, is_exact=limit == 0)
+    found = differences(actual, expected, limit)
+    for number, error in enumerate(found):
         if not error <= limit:
             raise errors.TuningError(
                 f"output {number} of the optimized network differs from the model's: relative "
                 f"error {error:.1e}, tolerance {limit:.1e}. Nothing ships; please report this"
             )
-        worst = max(worst, error)
-    return worst
+    return max(found, default=0.0)
 
 
 def agree(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limit: float) -> bool:
     """Whether no output differs by more than the limit."""
+    return all(error <= limit for error in differences(actual, expected, limit))
+
+
+def differences(
+    actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limit: float
+) -> list[float]:
+    """The error of each output."""
     pairs = zip(actual, expected, strict=True)
-    return all(difference(*pair, is_exact=limit == 0) <= limit for pair in pairs)
+    return [difference(*pair, is_exact=limit == 0) for pair in pairs]
 
 
 def difference(output: torch.Tensor, reference: torch.Tensor, is_exact: bool = True) -> float:

@@ -330,15 +330,7 @@ def on_device(value: Any, place: tvm.runtime.Device) -> tvm.runtime.Tensor:
 # TVM's default schedules of a GPU (dlight), for programs that have no threads.
 
 #: What TVM's rules raise on programs that they were not written for.
-_RULE_ERRORS = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_RULE_ERRORS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _log = logging.getLogger("felix.network")
 

@@ -155,17 +155,3 @@ class _Calls(expr_functor.PyExprMutator):  # type: ignore[misc]
         visited = self.visit_expr_post_order(call)
         symbol = called(visited)
         return visited if symbol is None else self._rewriting(self.builder_, symbol, visited)
-
-
-def network(
-    programs: tvm.IRModule,
-    parameters: Sequence[relax.Var],
-    result: Callable[[relax.BlockBuilder], Any],
-) -> tvm.IRModule:
-    """A network of PrimFuncs whose `main` has these parameters and what a function emits."""
-    builder = relax.BlockBuilder(programs)
-    with builder.function("main", list(parameters)):
-        with builder.dataflow():
-            output = builder.emit_output(result(builder))
-        builder.emit_func_output(output)
-    return builder.get()

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
+from tvm.ir.expr import TensorLoad
 
 from felix.frontend import imported
 from felix.frontend.rewriting import bindings, operator_name
@@ -33,10 +33,6 @@ from felix.tir import grammar, rounding
 MAX_CALLS = 32
 #: TVM's kinds of operators: at most this.
 ELEMENTWISE, MOVE, OPAQUE = 1, 2, 8
-#: Where statements and expressions have others below them.
-_FIELDS = (
-    "seq body block then_case else_case value a b args condition true_value false_value indices"
-).split()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,7 +170,7 @@ def calls(mod: tvm.IRModule) -> list[Call]:
 
 def described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
     """A call of a function, bound to a variable."""
-    blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
+    blocks = grammar.nodes(func.body, s_tir.SBlock)
     reductions = [block for block in blocks if block.init is not None]
     is_tensor = isinstance(var.ty, relax.TensorType)
     shape = imported.spec_of_type(var.ty, "").shape if is_tensor else None
@@ -185,53 +181,30 @@ def described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
         operands=tuple(item for item in value.args[1].fields if isinstance(item, relax.Var)),
         pattern=pattern,
         n_reductions=len(reductions),
-        is_contraction=len(reductions) == 1 and _multiplies_two(reductions[0]),
-        is_cast=not reductions and _is_cast(func),
+        is_contraction=len(reductions) == 1 and multiplies_two(reductions[0]),
+        is_cast=not reductions and _is_cast(blocks),
         shape=shape,
     )
 
 
-def has_product(func: tirx.PrimFunc) -> bool:
-    """Whether a program sums products of two tensors."""
-    blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
-    return any(block.init is not None and _multiplies_two(block) for block in blocks)
-
-
-def _multiplies_two(block: Any) -> bool:
+def multiplies_two(block: Any) -> bool:
     """Whether a block multiplies elements of two buffers."""
     return any(
         all(sides := [_sources(item.a), _sources(item.b)]) and sides[0] != sides[1]
-        for item in _nodes(block.body)
-        if type(item).__name__ == "Mul"
+        for item in grammar.nodes(block.body, tirx.Mul)
     )
 
 
 def _sources(expr: Any) -> list[Any]:
     """The buffers that an expression reads."""
-    return [item.source for item in _nodes(expr) if grammar.is_load(item)]
+    return [load.source for load in grammar.nodes(expr, TensorLoad)]
 
 
-def _is_cast(func: tirx.PrimFunc) -> bool:
-    blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
-    bodies = [block.body for block in blocks if type(block.body).__name__ == "BufferStore"]
+def _is_cast(blocks: Sequence[Any]) -> bool:
+    bodies = [block.body for block in blocks if isinstance(block.body, tirx.BufferStore)]
     if len(bodies) != 1:
         return False
     return type(bodies[0].value).__name__ == "Cast" or rounding.source(bodies[0].value) is not None
-
-
-def _nodes(root: Any) -> list[Any]:
-    """The statements and expressions of a program, whatever operators it has."""
-    nodes, stack = [], [root]
-    while stack:
-        item = stack.pop()
-        nodes.append(item)
-        for field in _FIELDS:
-            below = getattr(item, field, None)
-            if isinstance(below, tvm_ffi.Array):
-                stack.extend(list(below))
-            elif isinstance(below, tvm_ffi.Object) and not isinstance(below, str):
-                stack.append(below)
-    return nodes
 
 
 def readers(mod: tvm.IRModule, calls: Sequence[Call]) -> dict[Any, set[Any]]:

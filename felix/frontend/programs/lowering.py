@@ -22,7 +22,7 @@ from felix.frontend import imported, numerics, torch_forms
 from felix.frontend.programs import groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import GroupCosts
-from felix.frontend.rewriting import bindings, operator_name
+from felix.frontend.rewriting import bindings, operator_name, with_function
 from felix.tir import grammar, rounding
 
 _Make: TypeAlias = "Callable[[tvm.IRModule], tvm.IRModule]"
@@ -35,10 +35,6 @@ class Fusion(enum.StrEnum):
     RULES = "rules"
     #: By their cost: `planning`.
     PLANNED = "planned"
-
-
-#: What is taken where nothing is known of candidates.
-DEFAULT_FUSION = Fusion.RULES
 
 
 def fusion_for(full: tvm.target.Target) -> Fusion:
@@ -64,23 +60,30 @@ class Grouping:
         rules: makes the groups that are not planned, each a function that is "Primitive".
     """
 
-    fusion: Fusion = DEFAULT_FUSION
+    fusion: Fusion = Fusion.RULES
     costs: GroupCosts | None = None
     machine: targets.Hardware | None = None
     rules: _Make = by_rules
 
 
 def lowered(
-    model: imported.ImportedModel, full: tvm.target.Target, grouping: Grouping = Grouping()
+    model: imported.ImportedModel,
+    target: targets.TargetLike = "llvm",
+    grouping: Grouping = Grouping(),
 ) -> tvm.IRModule:
     """The module whose `main` calls one PrimFunc for each group.
 
-    It is built with `build_pipeline`: TVM's own pipelines of targets would group again.
+    It is built with TVM's pipeline "default_build": those of targets would group again.
+
+    Args:
+        grouping: how groups are chosen.
 
     Raises:
         WorkloadError: an operator has no program, its constants need too much memory, or a program
             sums 16-bit floats in 16 bits.
+        TargetError: unknown target.
     """
+    full = targets.parse(target)
     made = _passed(lambda mod: _fused(_grouped(mod, full, grouping), grouping), model.mod, full)
     for variable, function in made.functions_items():
         name = rounding.narrow_sum(function) if isinstance(function, tirx.PrimFunc) else None
@@ -91,11 +94,6 @@ def lowered(
                 "report it"
             )
     return made
-
-
-def build_pipeline() -> Any:
-    """The pass that compiles a lowered module for TVM's virtual machine, for `relax.build`."""
-    return relax.get_pipeline("default_build")
 
 
 def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
@@ -190,13 +188,12 @@ def find(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], Any]) -> str | None:
 
 def _alone(call: Any) -> tvm.IRModule:
     """A module that has one call of an operator and nothing else."""
-    builder = relax.BlockBuilder()
-    with builder.function("main", list(relax.analysis.free_vars(call))):
-        with builder.dataflow():
-            value = builder.emit(call)
-            result = builder.emit_output(relax.Tuple([value]) if _is_tensor(value) else value)
-        builder.emit_func_output(result)
-    return builder.get()
+
+    def result(builder: relax.BlockBuilder) -> Any:
+        value = builder.emit(call)
+        return relax.Tuple([value]) if _is_tensor(value) else value
+
+    return with_function(tvm.IRModule(), relax.analysis.free_vars(call), result)
 
 
 def _is_lowered(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], Any]) -> bool:

@@ -171,25 +171,15 @@ def _with_simple_reads(block: s_tir.SBlock) -> s_tir.SBlock:
         return tirx.BufferLoad(load.source, [_simple(index, domains) for index in load.indices])
 
     body = structural.structural_map(block.body, (TensorLoad, simple_load))
+
+    def simple_range(each: Any) -> Any:
+        return tvm.ir.Range.from_min_extent(_simple(each.min, domains), each.extent)
+
     reads = [
-        tirx.BufferRegion(each.source, [_simple_range(r, domains) for r in each.region])
+        tirx.BufferRegion(each.source, list(map(simple_range, each.region)))
         for each in block.reads
     ]
-    return s_tir.SBlock(
-        block.iter_vars,
-        reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
-
-
-def _simple_range(each: Any, domains: Mapping[Any, Any]) -> Any:
-    return tvm.ir.Range.from_min_extent(_simple(each.min, domains), each.extent)
+    return grammar.changed(block, reads=reads, body=body)
 
 
 def _simple(index: Any, domains: Mapping[Any, Any]) -> Any:
@@ -222,15 +212,13 @@ def of_groups(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> list[tirx.
         mod: with operators lowered.
         groups: in each the order of execution.
     """
-    builder = relax.BlockBuilder(mod)
     inputs = {operand: None for group in groups for operand in arguments_of(group)}
     params = {var: relax.Var(f"x{n}", var.ty) for n, var in enumerate(inputs)}
-    with builder.function("felix_programs", list(params.values())):
-        with builder.dataflow():
-            results = [builder.emit(call_of(builder, group, params)) for group in groups]
-            output = builder.emit_output(relax.Tuple(results))
-        builder.emit_func_output(output)
-    scratch = builder.get()
+
+    def results(builder: relax.BlockBuilder) -> relax.Tuple:
+        return relax.Tuple([builder.emit(call_of(builder, group, params)) for group in groups])
+
+    scratch = rewriting.with_function(mod, list(params.values()), results, "felix_programs")
     scratch["main"] = scratch["felix_programs"].with_attr("global_symbol", "main")
     del scratch["felix_programs"]
     made = fused(scratch)

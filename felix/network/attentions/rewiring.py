@@ -11,6 +11,7 @@ from tvm import relax
 from tvm_ffi import structural
 
 from felix.frontend import rewriting
+from felix.frontend.pytorch import calling
 from felix.network import groups, imported
 from felix.network.attentions.finding import Attention, Step
 from felix.torch_calls import functions
@@ -31,7 +32,7 @@ def alone(lowered: tvm.IRModule, attention: Attention) -> tvm.IRModule:
             new[member] = builder.emit(_renamed(values[member], new))
         return _renamed(values[last], new)
 
-    return groups.network(tvm.IRModule(programs), parameters, result)
+    return rewriting.with_function(tvm.IRModule(programs), parameters, result)
 
 
 def operator(programs: tvm.IRModule, attention: Attention) -> tvm.IRModule:
@@ -42,7 +43,7 @@ def operator(programs: tvm.IRModule, attention: Attention) -> tvm.IRModule:
     """
     (one, *_) = [v for v in programs.get_global_vars() if v.name_hint != "main"]
     new = _parameters(attention)
-    return groups.network(
+    return rewriting.with_function(
         tvm.IRModule({one: programs[one]}),
         list(new.values()),
         lambda builder: _emitted(builder, attention.steps, new, {}),
@@ -109,7 +110,7 @@ def _call(step: Step, results: Sequence[Any], new: Mapping[Any, Any]) -> Any:
         for e in inputs
     ]
     result = functions.result(step.form.to_json(), tensors)
-    kind = relax.TensorType(list(result.shape), str(result.dtype).removeprefix("torch."))
+    kind = relax.TensorType(list(result.shape), calling.dtype_name(result.dtype))
     name = register(step.form)
     return relax.call_dps_packed(name, relax.Tuple(inputs), kind)
 

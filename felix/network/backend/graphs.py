@@ -121,7 +121,7 @@ class _Specialised:
 
     def _trace(self, args: Sequence[Any]) -> None:
         try:
-            full = _target(self._settings, args)
+            full = targets.parse(self._settings.target or imported.default_target(args))
             self.call = tracing.trace(self._graph, args, self._compiler(full, args))
         except errors.TargetError as error:
             self._reason = str(error)
@@ -222,17 +222,6 @@ class FunctionalGraph:
         for cut, built in zip(cuts.parts, parts, strict=True):
             cuts.graph.set_submodule(cut.name, built)
         self._graph, self.pytorch, self._parts = cuts.graph, dict(cuts.pytorch), parts
-
-
-def _target(chosen: settings.Settings, args: Sequence[Any]) -> tvm.target.Target:
-    """What to build for.
-
-    Raises:
-        TargetError: there is no target for the device of the inputs.
-    """
-    if chosen.target is not None:
-        return targets.parse(chosen.target)
-    return targets.parse(imported.default_target(args))
 
 
 def _varying(graph: torch.fx.GraphModule) -> list[int]:

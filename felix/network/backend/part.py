@@ -132,9 +132,7 @@ class Part(Runner):
         nodes = self._graph.graph.nodes
         dtypes = {each.dtype for node in nodes for each in partition.tensors(node)}
         limit = agreement.tolerance(dtypes, self._is_tf32)
-        pairs = zip(actual, expected, strict=True)
-        differences = (agreement.difference(*pair, is_exact=limit == 0) for pair in pairs)
-        worst = max(differences, default=0.0)
+        worst = max(agreement.differences(actual, expected, limit), default=0.0)
         if not worst <= limit:
             self._leave(f"its network differs from PyTorch: relative error {worst:.1e}")
         elif self._never_slower:

@@ -18,6 +18,7 @@ from felix import errors
 from felix.builder import task_program
 from felix.database import store
 from felix.database.outcome import KnownResult
+from felix.frontend.rewriting import with_function
 from felix.network import groups, optimize, outcomes
 from felix.network.contenders import contest, shipping
 from felix.task import Task
@@ -168,7 +169,7 @@ def _one_call(task: Task) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     variable = builder.add_func(task.func.without_attr("global_symbol"), _SYMBOL)
     call = relax.call_tir(variable, operands, results if len(results) > 1 else results[0])
-    return groups.network(builder.get(), operands, lambda _: call)
+    return with_function(builder.get(), operands, lambda _: call)
 
 
 def to_json(summary: Summary) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ from tvm import relax
 
 from felix.database import store
 from felix.database.outcome import KnownResult
+from felix.frontend.rewriting import with_function
 from felix.measure import locks
 from felix.network import assembly, executable, groups
 from felix.network.contenders import excluded
@@ -299,6 +300,5 @@ def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
     variable, arguments = call.args[:2]
     operands = [relax.Var(f"x{number}", each.ty) for number, each in enumerate(arguments.fields)]
     alone = relax.Call(call.op, [variable, relax.Tuple(operands)], None, call.ty_args)
-    return groups.network(
-        tvm.IRModule({variable: lowered[variable]}), operands, lambda builder: alone
-    )
+    program = tvm.IRModule({variable: lowered[variable]})
+    return with_function(program, operands, lambda builder: alone)

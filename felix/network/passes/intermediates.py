@@ -22,6 +22,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
 from tvm_ffi import structural
 
+from felix.frontend.rewriting import tensor_type
 from felix.network import groups
 
 # Programs as the statements of their root block.
@@ -126,11 +127,8 @@ def _rewriting(
         if not buffers:
             return relax.call_tir(variables[symbol], call.args[1], call.ty_args[0])
         results = results_of(call)
-        more = [
-            relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
-            for buffer in buffers
-        ]
-        wider = relax.call_tir(variables[symbol], call.args[1], [*results, *more])
+        kinds = [*results, *map(tensor_type, buffers)]
+        wider = relax.call_tir(variables[symbol], call.args[1], kinds)
         return with_unread_results(builder, wider, len(results))
 
     return rewritten

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.s_tir import stmt as s_stmt
 
-from felix.frontend.rewriting import bindings
+from felix.frontend.rewriting import bindings, results_of_call, tensor_type
 from felix.network import groups
 from felix.network.passes import intermediates
 
@@ -48,7 +48,7 @@ def prepack(mod: tvm.IRModule) -> tvm.IRModule:
     # TVM would lift the result itself, and leave a `main` that returns nothing that is defined
     if len(main.params) == int(main.attrs["num_input"]) or not _depends_on_inputs(main):
         return mod
-    parameters = _parameter_arguments(mod["main"])
+    parameters = _parameter_arguments(main)
     splits = {
         symbol: split
         for symbol, places in parameters.items()
@@ -145,18 +145,9 @@ def _with_split_calls(mod: tvm.IRModule, splits: Mapping[str, _Split]) -> tvm.IR
             )
         prologue, rest = variables[symbol]
         arguments = list(call.args[1].fields)
-        kinds = [
-            relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
-            for buffer in split.packed
-        ]
-        made = builder.emit(
-            relax.call_tir(prologue, relax.Tuple([arguments[i] for i in split.reads]), kinds)
-        )
-        packed = (
-            [made]
-            if len(kinds) == 1
-            else [builder.emit(relax.TupleGetItem(made, i)) for i in range(len(kinds))]
-        )
+        kinds, read = list(map(tensor_type, split.packed)), [arguments[i] for i in split.reads]
+        made = relax.call_tir(prologue, relax.Tuple(read), kinds)
+        packed = results_of_call(builder, made, len(kinds))
         operands = relax.Tuple([*(arguments[i] for i in split.stays), *packed])
         return relax.call_tir(rest, operands, list(call.ty_args))
 

@@ -30,7 +30,9 @@ def small(name, dtype=torch.float32, batch=1):
 def run(imported, module, args, kwargs=None, optimization=0):
     """The model's result of a lowered module on the CPU; LLVM need not make it fast."""
     full = tvm.target.Target({**target.parse("llvm").export(), "opt-level": optimization})
-    executable = relax.build(module, target=full, relax_pipeline=frontend.build_pipeline())
+    executable = relax.build(
+        module, target=full, relax_pipeline=relax.get_pipeline("default_build")
+    )
     inputs = imported.calling.flatten(args, kwargs or {})
     outputs = relax.VirtualMachine(executable, tvm.cpu())["main"](*inputs, *imported.parameters)
     return imported.calling.rebuild([torch.from_dlpack(output) for output in outputs])

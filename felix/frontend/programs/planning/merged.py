@@ -54,33 +54,33 @@ class _Part:
 
 def extended(read: reading.Reading) -> reading.Reading:
     """The reading with products of one tensor as one, too."""
-    constants = read.constants
     rewritings: dict[Any, list[rewriting.Rewriting]] = defaultdict(list)
-    for numbers in _of_one_tensor(read, constants):
-        chains = [_chain(read, number, constants) for number in numbers]
+    for numbers in _of_one_tensor(read):
+        chains = [_chain(read, number) for number in numbers]
         for length in range(min(map(len, chains)), 0, -1):
-            parts = _parts(read, [chain[:length] for chain in chains], constants)
+            parts = _parts(read, [chain[:length] for chain in chains])
             whole = _whole(parts)
             if whole is not None:
-                _add(rewritings, parts, _annotated(whole, parts[0].torch_form(read.mod)))
+                func = torch_forms.annotated(whole.func, parts[0].torch_form(read.mod))
+                _add(rewritings, parts, dataclasses.replace(whole, func=func))
                 break
     return rewriting.extended(read, rewritings)
 
 
-def _of_one_tensor(read: reading.Reading, constants: frozenset[Any]) -> list[list[int]]:
+def _of_one_tensor(read: reading.Reading) -> list[list[int]]:
     """The products of each tensor by constants, where there are several."""
     graph = read.graph
     products = defaultdict(list)
     for number, operator in enumerate(graph.operators):
         values = [each.value for each in operator.reads]
-        computed = [value for value in values if read.variable(value) not in constants]
+        computed = [value for value in values if read.variable(value) not in read.constants]
         if operator.role is Role.CONTRACTION and len(values) == 2 and len(computed) == 1:
             if graph.is_own(number):
                 products[computed[0]].append(number)
     return [numbers for numbers in products.values() if len(numbers) > 1]
 
 
-def _chain(read: reading.Reading, product: int, constants: frozenset[Any]) -> list[int]:
+def _chain(read: reading.Reading, product: int) -> list[int]:
     """A product, and what is computed of its result alone by constants, one behind the other."""
     graph, chain = read.graph, [product]
     while len(chain) <= MAX_BEHIND and chain[-1] not in graph.outputs:
@@ -91,26 +91,24 @@ def _chain(read: reading.Reading, product: int, constants: frozenset[Any]) -> li
         rest = {each.value for each in operator.reads} - {chain[-1]}
         is_plain = operator.role in (Role.CAST, Role.ELEMENTWISE)
         is_like = operator.shape == graph.operators[product].shape
-        if not (is_plain and is_like and all(read.variable(v) in constants for v in rest)):
+        if not (is_plain and is_like and all(read.variable(v) in read.constants for v in rest)):
             break
         chain.append(reader)
     return chain
 
 
-def _parts(
-    read: reading.Reading, chains: Sequence[Sequence[int]], constants: frozenset[Any]
-) -> list[_Part]:
+def _parts(read: reading.Reading, chains: Sequence[Sequence[int]]) -> list[_Part]:
     """The chains that have a program which can have more columns."""
     every = [[read.calls[number] for number in chain] for chain in chains]
     parts = []
     for group, func in zip(every, outlining.of_groups(read.mod, every), strict=True):
-        (weight,) = [var for var in group[0].value.args[1].fields if var in constants]
+        (weight,) = [var for var in group[0].value.args[1].fields if var in read.constants]
         arguments, checked = outlining.arguments_of(group), rewriting.checked(func)
         if checked is None:
             continue
         number = arguments.index(weight)
         form = rewriting.widened(checked, number)
-        if form is not None and all(arguments[n] in constants for n in _widened(form)):
+        if form is not None and all(arguments[n] in read.constants for n in _widened(form)):
             parts.append(_Part(group, number, form))
     return parts if len(parts) == len(chains) else []
 
@@ -131,12 +129,6 @@ def _whole(parts: Sequence[_Part]) -> Widened | None:
         each is not None and tvm_ffi.structural_equal(each.func, first.func) for each in made
     )
     return first if is_one else None
-
-
-def _annotated(whole: Widened, form: TorchForm | None) -> Widened:
-    if form is None:
-        return whole
-    return dataclasses.replace(whole, func=torch_forms.annotated(whole.func, form))
 
 
 def _add(

@@ -124,10 +124,9 @@ def _folded(read: reading.Reading, sites: Sequence[_Site]) -> Mapping[Any, foldi
 def _is_of(read: reading.Reading, site: _Site, form: folding.Folded) -> bool:
     """Whether the rows are those of the norm's input alone, and the weights parameters."""
     arguments = outlining.arguments_of(site.group)
-    constants = read.constants
     weights = [arguments[n] for n in form.weights.inputs if isinstance(n, int)]
     rows = [arguments[n] for n in form.rows.inputs if isinstance(n, int)]
-    return rows == [read.variable(site.x)] and all(each in constants for each in weights)
+    return rows == [read.variable(site.x)] and read.constants.issuperset(weights)
 
 
 def _torch_form(read: reading.Reading, site: _Site, folded: folding.Folded) -> TorchForm | None:
@@ -162,9 +161,7 @@ def _rewriting(
         shared: by the norm's value programs of statistics that were added, and their calls.
         torch_form: what PyTorch computes in place of the product, if that is known.
     """
-    func = form.product.func
-    if torch_form is not None:
-        func = torch_forms.annotated(func, torch_form)
+    func = torch_forms.annotated(form.product.func, torch_form)
 
     def add(builder: relax.BlockBuilder) -> rewriting.Added:
         values: dict[int | str, Any] = dict(enumerate(outlining.arguments_of(site.group)))

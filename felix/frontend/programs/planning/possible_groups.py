@@ -220,12 +220,8 @@ def choose(
         known: choices. The cheapest of them is the result if nothing is cheaper.
     """
     choices = [*known, _cheapest(graph, latency_us)]
-    best = min(choices, key=lambda each: _sum(each, latency_us))
+    best = min(choices, key=lambda each: sum(map(latency_us.__getitem__, each)))
     return sorted(best, key=lambda each: each.root)
-
-
-def _sum(chosen: Sequence[PossibleGroup], latency_us: Mapping[PossibleGroup, float]) -> float:
-    return sum(latency_us[each] for each in chosen)
 
 
 def _cheapest(graph: Graph, latency_us: Mapping[PossibleGroup, float]) -> list[PossibleGroup]:

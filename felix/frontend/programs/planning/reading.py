@@ -141,7 +141,9 @@ def _by_fuseops(
         numbers: of the calls, by the names of their variables; those inside of a group keep them.
     """
     opaque = {
-        variable: func.with_attr("op_pattern", groups.OPAQUE) if _is_view_func(func) else func
+        variable: func.with_attr("op_pattern", groups.OPAQUE)
+        if isinstance(func, tirx.PrimFunc) and _is_view(func)
+        else func
         for variable, func in mod.functions_items()
     }
     made = relax.transform.FuseOps()(tvm.IRModule(opaque, attrs=mod.attrs))
@@ -156,10 +158,6 @@ def _by_fuseops(
     grouped = {number for group in several for number in group}
     alone = [(number,) for number in range(len(graph.operators)) if number not in grouped]
     return tuple(sorted([*several, *alone], key=max))
-
-
-def _is_view_func(func: Any) -> bool:
-    return isinstance(func, tirx.PrimFunc) and _is_view(func)
 
 
 def _without_views(mod: tvm.IRModule, call: groups.Call) -> groups.Call:
@@ -255,18 +253,13 @@ def _rows(func: tirx.PrimFunc) -> int | None:
 
 def _are_last(block: Any, reduced: set[Any]) -> bool:
     """Whether variables are the last indices of every tensor that they are an index of."""
-    loads = [
-        item
+    flags = (
+        [index in reduced for index in load.indices]
         for store in grammar.statements(block.body)
         if isinstance(store, tirx.BufferStore)
-        for item in grammar.expressions(store.value)
-        if grammar.is_load(item)
-    ]
-    for load in loads:
-        flags = [index in reduced for index in load.indices]
-        if any(flags) and flags != sorted(flags):
-            return False
-    return True
+        for load in filter(grammar.is_load, grammar.expressions(store.value))
+    )
+    return all(each == sorted(each) for each in flags)
 
 
 def _bytes(kind: Any) -> int:

@@ -17,7 +17,7 @@ from tvm import relax, s_tir, tirx
 from felix import errors
 from felix.frontend.programs import groups
 from felix.frontend.programs.planning import reading
-from felix.frontend.rewriting import rebuilt
+from felix.frontend.rewriting import rebuilt, results_of_call, tensor_type
 from felix.templates.gemm import stages
 from felix.templates.gemm.stages import NotPlain, Stage, require
 from felix.tir import grammar, validate
@@ -85,13 +85,10 @@ def checked(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
 
 def emitted(
     builder: relax.BlockBuilder, func: tirx.PrimFunc, operands: Sequence[Any], name: str
-) -> tuple[Any, ...]:
+) -> list[Any]:
     """The variables of a program's results, behind a call of it that costs nothing."""
-    whole = builder.emit(_call(builder, func, operands, name), name)
-    n_outputs = len(func.params) - len(operands)
-    if n_outputs == 1:
-        return (whole,)
-    return tuple(builder.emit(relax.TupleGetItem(whole, n), name) for n in range(n_outputs))
+    call, n_outputs = _call(builder, func, operands, name), len(func.params) - len(operands)
+    return results_of_call(builder, call, n_outputs, name)
 
 
 def called(
@@ -116,11 +113,7 @@ def _call(
     builder: relax.BlockBuilder, func: tirx.PrimFunc, operands: Sequence[Any], name: str
 ) -> Any:
     """A call of a program, whose last parameters are its results."""
-    outputs = list(func.params)[len(operands) :]
-    kinds = [
-        relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
-        for buffer in outputs
-    ]
+    kinds = list(map(tensor_type, list(func.params)[len(operands) :]))
     variable = builder.add_func(func.without_attr("global_symbol"), name)
     return builder.normalize(relax.call_tir(variable, relax.Tuple(list(operands)), kinds))
 
