@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,27 @@ from felix.frontend.layers import dtype_of
 from felix.frontend.onnx import constants, schemas
 from felix.frontend.onnx.node import Node
 
-#: Element types that values may have.
-TYPES = constants.TYPES
+
+def supported(dtype: str, among: Collection[str] = constants.TYPES) -> str:
+    """An element type that is among some.
+
+    Raises:
+        WorkloadError: it is not.
+    """
+    if dtype not in among:
+        raise errors.WorkloadError(f"the element type {names.quoted(dtype)} is not supported")
+    return dtype
 
 
 def element_type(number: int) -> str:
-    """TVM's name of one of ONNX's element types.
-
-    Raises:
-        WorkloadError: values of the type are not supported.
-    """
-    name = schemas.type_name(int(number))
-    if name not in TYPES:
-        raise errors.WorkloadError(f"the element type {names.quoted(name)} is not supported")
-    return name
+    """TVM's name of one of ONNX's element types; raises as `supported`."""
+    return supported(schemas.type_name(int(number)))
 
 
 def cast(node: Node) -> Any:
     """Cast, and CastLike, which reads no more of its second operand than its type."""
     is_like = node.operator == "CastLike"
-    dtype = dtype_of(node[1]) if is_like else element_type(node.get("to"))
-    if dtype not in TYPES:
-        raise errors.WorkloadError(f"the element type {names.quoted(dtype)} is not supported")
+    dtype = supported(dtype_of(node[1])) if is_like else element_type(node.get("to"))
     for attribute in ("saturate", "round_mode"):  # of float8
         node.get(attribute)
     x = node[0]

@@ -147,7 +147,5 @@ def check_shapes(node: Node, values: list[Any]) -> None:
 def _is_open(value: Any) -> bool:
     """Whether a value is a tensor of an open shape."""
     kind = getattr(value, "ty", None)
-    if not isinstance(kind, relax.TensorType):
-        return False
-    is_shape = isinstance(kind.shape, relax.ShapeExpr)
-    return not is_shape or not all(isinstance(e, tvm.tirx.IntImm) for e in kind.shape)
+    extents = _parts_of(kind)[1] if isinstance(kind, relax.TensorType) else []
+    return extents is None or None in extents

@@ -13,9 +13,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import imported
+from felix.frontend import imported, rewriting
 from felix.frontend.layers import shape_of
-from felix.frontend.onnx import checking, constants, operators, recurrent
+from felix.frontend.onnx import checking, constants, operators, recurrent, schemas
 from felix.frontend.onnx.node import Node, UnknownValue
 
 #: Nodes that loops and scans of a model become.
@@ -138,7 +138,7 @@ class GraphConverter:
         _check_outputs(proto, then, 0)
         _check_outputs(proto, other, 0)
         condition = self._nodes[proto.input[0]]
-        known = constants.array(condition, [self._nodes, self._importer._params])
+        known = constants.array(condition, self._tables)
         if known is not None:
             return self._inside(then if bool(known.reshape(())) else other, {})
         bodies = []
@@ -148,11 +148,8 @@ class GraphConverter:
             self._importer._nodes = before
             body = values[0] if len(values) == 1 else relax.Tuple(values)
             bodies.append(relax.SeqExpr([], body))
-        result = self._importer.bb.emit(relax.If(condition, *bodies))
-        if len(proto.output) == 1:
-            return [result]
-        emit = self._importer.bb.emit
-        return [emit(relax.TupleGetItem(result, i)) for i in range(len(proto.output))]
+        chosen = relax.If(condition, *bodies)
+        return rewriting.results_of_call(self._importer.bb, chosen, len(proto.output))
 
     def _inside(self, graph: Any, inputs: Mapping[str, Any]) -> list[Any]:
         """The outputs of a graph of a node, which sees all values around it."""
@@ -233,7 +230,7 @@ class GraphConverter:
 
     def _named(self, proto: Any, reason: str) -> str:
         name = self._originals.get(proto.name, proto.name)
-        return f"{_CANNOT}{describe(name, proto.op_type)}: {reason}"
+        return f"{_CANNOT}{schemas.described(name, proto.op_type)}: {reason}"
 
     def _unknown(self, proto: Any, error: UnknownValue) -> UnknownInput:
         """Of which inputs of the model somebody must give the value."""
@@ -265,11 +262,6 @@ class GraphConverter:
 
 
 _CANNOT = "the ONNX model cannot be imported: the node "
-
-
-def describe(name: str, operator: str) -> str:
-    """A node, in a message."""
-    return f"{names.quoted(name)} (operator {names.quoted(operator)})"
 
 
 def _bound(body: Any, values: list[Any], has_shapes: bool = True) -> dict[str, Any]:

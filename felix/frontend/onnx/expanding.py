@@ -37,8 +37,7 @@ def with_values(proto: Any, values: Mapping[str, Any]) -> None:
         WorkloadError: there is no such input, or the value has another shape.
     """
     graph = proto.graph
-    known = {tensor.name for tensor in graph.initializer}
-    inputs = {item.name: item for item in graph.input if item.name not in known}
+    inputs = schemas.inputs(graph)
     for name, value in values.items():
         if name not in inputs:
             listed = ", ".join(names.quoted(each) for each in inputs) or "none"
@@ -131,8 +130,7 @@ def _check(model: Any, kept: set[str]) -> None:
     Raises:
         WorkloadError: it does not; what is written out would compute something else.
     """
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    types = {item.name: item.type for item in (*inferred.input, *inferred.value_info)}
+    types = _types(model, data_prop=True)
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
         if _is_kept(node, kept):
@@ -140,8 +138,8 @@ def _check(model: Any, kept: set[str]) -> None:
         known = {i: arrays[name] for i, name in enumerate(node.input) if name in arrays}
         operands = [types.get(name) for name in node.input]
         where = (
-            f"the ONNX model cannot be imported: the node {names.quoted(node.name)} "
-            f"(operator {names.quoted(node.op_type)}): "
+            "the ONNX model cannot be imported: "
+            f"the node {schemas.described(node.name, node.op_type)}: "
         )
         attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         shapes = [schemas.shape_of(kind) for kind in operands]
@@ -170,8 +168,7 @@ def _complete(model: Any, kept: set[str]) -> None:
     lacking = [node for node in nodes if "" in node.input and _schema(node, model)]
     if not lacking:
         return
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    types = {item.name: item.type for item in (*inferred.input, *inferred.value_info)}
+    types = _types(model, data_prop=False)
     model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     for number, node in enumerate(lacking):
         versions = _schema(node, model).context_dependent_function_opset_versions
@@ -193,12 +190,15 @@ def _complete(model: Any, kept: set[str]) -> None:
         model.functions.append(body)
 
 
+def _types(model: Any, data_prop: bool) -> dict[str, Any]:
+    """Types of what a model reads and computes, by name, as far as ONNX knows."""
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=data_prop).graph
+    return {item.name: item.type for item in (*inferred.input, *inferred.value_info)}
+
+
 def _schema(node: Any, model: Any) -> Any:
     """ONNX's schema of a node; None where it has none."""
-    try:
-        return onnx.defs.get_schema(node.op_type, schemas.version(model, node.domain), node.domain)
-    except onnx.defs.SchemaError:
-        return None
+    return schemas.at(node.op_type, schemas.version(model, node.domain), node.domain)
 
 
 def _kept(proto: Any) -> set[str]:

@@ -12,7 +12,7 @@ from tvm import relax
 
 from felix import errors, names
 from felix.frontend import folding, imported, rewriting
-from felix.frontend.onnx import reader
+from felix.frontend.onnx import reader, schemas
 
 # Branches of an ONNX model: `If` by an input or a constant is imported, others are refused.
 #
@@ -66,8 +66,8 @@ class OnnxCalling:
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call, tensors or arrays, in the order of `ImportedModel.inputs`."""
-        by_name = dict(zip((spec.name for spec in self.inputs), args, strict=False))
         expected = [spec.name for spec in self.inputs]
+        by_name = dict(zip(expected, args, strict=False))
         if len(args) > len(expected) or by_name.keys() & kwargs.keys():
             raise errors.WorkloadError("the call gives an input of the ONNX model twice")
         by_name |= kwargs
@@ -114,8 +114,7 @@ def import_onnx(
         WorkloadError: no ONNX model, one that is refused, or TVM cannot import it.
     """
     proto = reader.prepare(reader.read(model), values or {})
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    input_names = [item.name for item in proto.graph.input if item.name not in constants]
+    input_names = list(schemas.inputs(proto.graph))
     has_branches = any(node.op_type == "If" for node in proto.graph.node)
     output_names = [item.name for item in proto.graph.output]
     mod, values = relax.frontend.detach_params(reader.to_relax(proto, shapes))

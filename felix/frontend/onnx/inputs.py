@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from felix import errors, names
-from felix.frontend.onnx import arithmetic, schemas
+from felix.frontend.onnx import constants, schemas
 
 #: Inputs and operators that a message lists.
 _MAX_LISTED = 20
@@ -19,9 +19,9 @@ def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
     Raises:
         WorkloadError: they are not; the message says which input, and what to do.
     """
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = {item.name: item for item in graph.input if item.name not in constants}
-    repeated = Counter(item.name for item in graph.input) - Counter(inputs.keys() | constants)
+    inputs = schemas.inputs(graph)
+    every = Counter(item.name for item in graph.input)
+    repeated = every - Counter(every.keys())
     if repeated:
         raise errors.WorkloadError(
             f"the ONNX model has two inputs of the name {listed(repeated)}; a name is one value"
@@ -34,11 +34,12 @@ def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
             )
     extents: dict[str, tuple[str, int]] = {}
     for name, item in inputs.items():
-        if any(extent < 1 for extent in shapes.get(name, ())):
+        kind, given = item.type.tensor_type, shapes.get(name)
+        if any(extent < 1 for extent in given or ()):
             raise errors.WorkloadError(
                 f"shapes: an extent of the input {names.quoted(name)} is below 1"
             )
-        for index, dim in enumerate(item.type.tensor_type.shape.dim):
+        for index, dim in enumerate(kind.shape.dim):
             parameter = names.check(
                 f"an extent of the input {names.quoted(name)}", dim.dim_param or "-"
             )
@@ -46,17 +47,12 @@ def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
                 raise errors.WorkloadError(
                     f"the input {names.quoted(name)} of the ONNX model has a negative extent"
                 )
-            if name in shapes and index < len(shapes[name]) and dim.dim_param:
-                _check_extent(extents, parameter, name, shapes[name][index])
-        shape = item.type.tensor_type
-        if (
-            name in shapes
-            and shape.HasField("shape")
-            and len(shape.shape.dim) != len(shapes[name])
-        ):
+            if given is not None and index < len(given) and dim.dim_param:
+                _check_extent(extents, parameter, name, given[index])
+        rank = len(kind.shape.dim)
+        if given is not None and kind.HasField("shape") and rank != len(given):
             raise errors.WorkloadError(
-                f"shapes: the input {names.quoted(name)} has {len(shape.shape.dim)} extents, "
-                f"not {len(shapes[name])}"
+                f"shapes: the input {names.quoted(name)} has {rank} extents, not {len(given)}"
             )
     _check_open(graph, inputs, shapes)
 
@@ -109,7 +105,7 @@ def listed(items: Iterable[str]) -> str:
 # Which types a model's inputs may have.
 
 #: Element types of tensors that are read: real numbers of whole bytes, and scales of 8 bits.
-_READ = arithmetic.TYPES | {"float8e8m0"}
+_READ = constants.TYPES | {"float8e8m0"}
 
 
 def check_types(graph: Any) -> None:

@@ -360,15 +360,13 @@ _OF_SEQUENCES = frozenset(
     SequenceInsert SequenceLength SplitToSequence
     """.split()
 )
-_DATA = "the shape of its result follows from data"
+_OF_CHANCE = (
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
 #: Operators that are refused whatever their operands are, and why.
 _REFUSED: Mapping[str, str] = {
-    "NonMaxSuppression": _DATA,
-    **dict.fromkeys(
-        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
-        "its result is random",
-    ),
-    "RandomUniformLike": "its result is random",
+    "NonMaxSuppression": "the shape of its result follows from data",
+    **dict.fromkeys(_OF_CHANCE, "its result is random"),
     **dict.fromkeys(_OF_SEQUENCES, "sequences and optional values are not supported"),
 }
 #: Operators -> our conversions.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from felix import errors, names
+from felix import errors
 from felix.frontend.layers import dtype_of, shape_of
-from felix.frontend.onnx.arithmetic import element_type
+from felix.frontend.onnx.arithmetic import element_type, supported
 from felix.frontend.onnx.node import Node
 
 _WHOLE = ("int8", "uint8", "int16", "uint16", "int32")
@@ -32,8 +32,7 @@ def quantize(node: Node) -> Any:
 
 def _quantized(node: Node, ratio: Any, zero: Any, dtype: str, x: Any) -> Any:
     """Ratios as numbers of a type, behind the zero point."""
-    if dtype not in _WHOLE:
-        raise errors.WorkloadError(f"the element type {names.quoted(dtype)} is not supported")
+    supported(dtype, _WHOLE)
     wide = dtype_of(ratio)
     y = node.emit(relax.op.round(ratio))
     if zero is not None:
@@ -64,10 +63,7 @@ def dequantize(node: Node) -> Any:
     x, scale, zero = (node[i] for i in range(3))
     number = node.get("output_dtype", 0)
     dtype = element_type(number) if number else dtype_of(scale)
-    if dtype_of(x) not in _WHOLE:
-        raise errors.WorkloadError(
-            f"the element type {names.quoted(dtype_of(x))} is not supported"
-        )
+    supported(dtype_of(x), _WHOLE)
     y = node.cast(x, "int32")
     if zero is not None:
         y = node.emit(relax.op.subtract(y, _spread(node, node.cast(zero, "int32"), x)))

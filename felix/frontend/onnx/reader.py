@@ -15,7 +15,6 @@ import contextlib
 import io
 import math
 import pathlib
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from felix import errors, names
 from felix.frontend import imported as importing
 from felix.frontend.onnx import conversion, expanding, operators, schemas
 from felix.frontend.onnx import inputs as input_rules
+from felix.tir import grammar
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -171,7 +171,7 @@ def _check(proto: Any) -> None:
         # after the first output, for errors about it
         node.name = node.name or next((name for name in node.output if name), "")
         if (wrong := schemas.refused(node, schemas.version(proto, node.domain))) is not None:
-            where = conversion.describe(node.name, node.op_type)
+            where = schemas.described(node.name, node.op_type)
             raise errors.WorkloadError(f"the node {where} of the ONNX model {wrong}")
     _check_graph(proto.graph, frozenset())
 
@@ -234,7 +234,7 @@ def _check_graph(graph: Any, outer: frozenset[str]) -> None:
         for name in node.input:
             if name not in known:
                 raise errors.WorkloadError(
-                    f"the node {conversion.describe(node.name, node.op_type)} of the ONNX model "
+                    f"the node {schemas.described(node.name, node.op_type)} of the ONNX model "
                     f"reads {names.quoted(name)}, which nothing computes before it"
                 )
         for inner in schemas.graphs_of(node):
@@ -269,21 +269,16 @@ def _rename(proto: Any) -> dict[str, str]:
 
 def _check_values(mod: tvm.IRModule) -> None:
     """No value is too large to be computed; constants are, when operators are lowered."""
-
     types: list[Any] = []
     relax.analysis.post_order_visit(mod["main"], lambda value: types.append(value.ty))
     for kind in types:
         if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
             continue
         extents = [int(e.value) if isinstance(e, tvm.tirx.IntImm) else None for e in kind.shape]
-        size_bytes = math.prod(e for e in extents if e is not None) * _element_bytes(kind.dtype)
+        size_bytes = math.prod(e for e in extents if e is not None)
+        size_bytes *= grammar.element_bytes(str(kind.dtype))
         if size_bytes > MAX_VALUE_BYTES:
             raise errors.WorkloadError(
                 f"the ONNX model has a value of the shape {names.quoted(extents)}, "
                 f"{size_bytes:,} bytes; {MAX_VALUE_BYTES:,} are allowed"
             )
-
-
-def _element_bytes(dtype: Any) -> int:
-    digits = re.search(r"\d+", str(dtype))
-    return max(1, int(digits[0]) // 8) if digits else 1

@@ -17,8 +17,10 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend import layers
+from felix.frontend.layers import dtype_of, shape_of
 from felix.frontend.onnx import constants
 from felix.frontend.onnx.node import Node
+from felix.frontend.rewriting import results_of_call
 
 #: Steps of all recurrent operators of a model, of both directions.
 MAX_STEPS = 4096
@@ -52,8 +54,8 @@ class Unroller:
     """Unrolls the recurrent nodes of one model."""
 
     def __init__(self, importer: Any) -> None:
-        self.bb = importer.bb
-        self._tables = [importer._nodes, importer._params]
+        self._emit = importer.bb.emit
+        self._builder = importer.bb
         self._n_steps = 0
 
     def convert(self, node: Node) -> Any:
@@ -62,38 +64,28 @@ class Unroller:
         Raises:
             WorkloadError: inputs or attributes that are not supported, or more than MAX_STEPS.
         """
-        operator, attributes = node.operator, node.attributes
-        tensors = [node[position] for position in range(8)]
-        if tensors[_P] is not None and operator == "LSTM":
+        x, lengths, peepholes = (node[position] for position in (_X, _LENGTHS, _P))
+        if peepholes is not None and node.operator == "LSTM":
             raise errors.WorkloadError("peepholes are not supported")
-        x = tensors[_X]
-        if attributes.get("layout", 0):
+        is_batch_first = bool(node.get("layout", 0))
+        if is_batch_first:
             x = self._emit(relax.op.permute_dims(x, [1, 0, 2]))
-        s, b, _ = (int(extent) for extent in x.ty.shape)
-        self._check_lengths(tensors[_LENGTHS], s)
-        names = _direction_names(attributes.get("direction", b"forward"))
+        s = shape_of(x)[0]
+        known = constants.known(lengths, node.tables)
+        if lengths is not None and (known is None or not np.all(known == s)):
+            raise errors.WorkloadError("sequences of different lengths are not supported")
+        names = _direction_names(node.get("direction", "forward"))
         self._n_steps += s * len(names)
         if self._n_steps > MAX_STEPS:
             raise errors.WorkloadError(f"more than {MAX_STEPS} steps")
         results = []
         for index, name in enumerate(names):
-            one = self._direction(operator, tensors, x, attributes, (index, len(names), s, b))
-            results.append(self._run(operator, one, attributes, name == "reverse"))
-        return self._joined(results, bool(attributes.get("layout", 0)))
-
-    def _emit(self, expression: Any) -> Any:
-        return self.bb.emit(self.bb.normalize(expression))
+            one = self._direction(node, x, index, len(names))
+            results.append(self._run(node, one, name == "reverse"))
+        return self._joined(results, is_batch_first)
 
     def _product(self, left: Any, right: Any) -> Any:
         return layers.product(self._emit, left, right)
-
-    def _check_lengths(self, lengths: Any, s: int) -> None:
-        """All sequences have all steps."""
-        if lengths is None:
-            return
-        known = constants.known(lengths, self._tables)
-        if known is None or not np.all(known == s):
-            raise errors.WorkloadError("sequences of different lengths are not supported")
 
     def _of(self, tensor: Any, index: int, axis: int = 0) -> Any:
         """A slice without its axis."""
@@ -102,31 +94,27 @@ class Unroller:
             tensor = self._emit(one)
         return self._emit(relax.op.squeeze(tensor, [axis]))
 
-    def _direction(
-        self,
-        operator: str,
-        tensors: Sequence[Any],
-        x: Any,
-        attributes: Mapping[str, Any],
-        sizes: tuple[int, int, int, int],
-    ) -> _Direction:
-        index, count, s, b = sizes
-        w, r = (self._of(tensors[position], index) for position in (_W, _R))
-        rows, h = (int(extent) for extent in r.ty.shape)
-        dtype = str(x.ty.dtype)
-        biases = self._biases(tensors[_B], index, rows, dtype)
-        flat = self._emit(relax.op.reshape(x, [s * b, int(x.ty.shape[2])]))
+    def _direction(self, node: Node, x: Any, index: int, count: int) -> _Direction:
+        w, r = (self._of(node[position], index) for position in (_W, _R))
+        (s, b, i), (rows, h), dtype = shape_of(x), shape_of(r), dtype_of(x)
+        biases = self._biases(node[_B], index, rows, dtype)
+        flat = self._emit(relax.op.reshape(x, [s * b, i]))
         product = self._product(flat, relax.op.permute_dims(w))
         product = self._emit(relax.op.add(product, biases[0]))
-        functions = _functions(operator, attributes.get("activations"), index, count)
+        functions = _functions(node.operator, node.get("activations"), index, count)
+        axis, has_cell = (1 if node.get("layout", 0) else 0), node.operator == "LSTM"
+
+        def start(position: int) -> Any:
+            if node[position] is None:
+                return relax.const(np.zeros((b, h), dtype), dtype)
+            return self._of(node[position], index, axis)
+
         return _Direction(
             projected=self._parts(product, s, axis=0),
             weights=self._emit(relax.op.permute_dims(r)),
             bias=biases[1],
-            state=self._start(tensors[_H], index, (b, h), attributes, dtype),
-            cell=self._start(tensors[_C], index, (b, h), attributes, dtype)
-            if operator == "LSTM"
-            else None,
+            state=start(_H),
+            cell=start(_C) if has_cell else None,
             functions=functions,
         )
 
@@ -137,37 +125,22 @@ class Unroller:
         both = self._emit(relax.op.reshape(self._of(bias, index), [1, 2 * rows]))
         return self._parts(both, 2)
 
-    def _start(
-        self,
-        given: Any,
-        index: int,
-        shape: tuple[int, int],
-        attributes: Mapping[str, Any],
-        dtype: str,
-    ) -> Any:
-        if given is None:
-            return relax.const(np.zeros(shape, dtype), dtype)
-        return self._of(given, index, axis=1 if attributes.get("layout", 0) else 0)
-
     def _parts(self, tensor: Any, count: int, axis: int = -1) -> list[Any]:
         """Equal parts along an axis, the last one if it is not given."""
         if count == 1:
             return [tensor]
-        split = self._emit(relax.op.split(tensor, count, axis=axis))
-        return [self._emit(relax.TupleGetItem(split, part)) for part in range(count)]
+        return results_of_call(self._builder, relax.op.split(tensor, count, axis=axis), count)
 
-    def _run(
-        self, operator: str, one: _Direction, attributes: Mapping[str, Any], backwards: bool
-    ) -> tuple[list[Any], Any, Any]:
+    def _run(self, node: Node, one: _Direction, backwards: bool) -> tuple[list[Any], Any, Any]:
         """States after all steps, in the order of the inputs, and the last state and cell."""
         states: list[Any] = [None] * len(one.projected)
         state, cell = one.state, one.cell
         order = range(len(states))
         for step in reversed(order) if backwards else order:
-            if operator == "LSTM":
+            if node.operator == "LSTM":
                 state, cell = self._lstm(one, one.projected[step], state, cell)
-            elif operator == "GRU":
-                before = bool(attributes.get("linear_before_reset", 0))
+            elif node.operator == "GRU":
+                before = bool(node.get("linear_before_reset", 0))
                 state = self._gru(one, one.projected[step], state, before)
             else:
                 total = relax.op.add(one.projected[step], self._of_state(one, state))
@@ -224,18 +197,17 @@ class Unroller:
         return relax.Tuple([y, *last])
 
 
-def _direction_names(direction: bytes | str) -> list[str]:
-    text = direction.decode() if isinstance(direction, bytes) else direction
-    if text not in ("forward", "reverse", "bidirectional"):
+def _direction_names(direction: str) -> list[str]:
+    if direction not in ("forward", "reverse", "bidirectional"):
         raise errors.WorkloadError("the direction is unknown")
-    return ["forward", "reverse"] if text == "bidirectional" else [text]
+    return ["forward", "reverse"] if direction == "bidirectional" else [direction]
 
 
 def _functions(
-    operator: str, given: Sequence[bytes | str] | None, index: int, count: int
+    operator: str, given: Sequence[bytes] | None, index: int, count: int
 ) -> list[Callable[[Any], Any]]:
     """The activations of a direction."""
-    names = [each.decode() if isinstance(each, bytes) else each for each in given or ()]
+    names = [each.decode() for each in given or ()]
     default = _DEFAULTS[operator]
     names = names or default * count
     if len(names) != len(default) * count:

@@ -25,7 +25,6 @@ from felix.tir.rounding import accumulator
 OPERATORS = frozenset({"Resize", "Upsample"})
 #: Axes that TVM resizes begin behind the batch and the channels of tensors of these ranks.
 _TVM_FIRST_AXIS, _TVM_RANKS = 2, (3, 4, 5)
-_WIDE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _CROP = "tf_crop_and_resize"
 #: How operators before opset 11 round one: up where the axis shrinks.
 _OUTWARD = "outward"
@@ -85,9 +84,9 @@ def convert(node: Node) -> Any:
         )
     dtype = dtype_of(x)
     if method.mode != "nearest":
-        if dtype not in _WIDE:
+        if "float" not in dtype:
             raise errors.WorkloadError("only floats can be interpolated")
-        x = node.cast(x, _WIDE[dtype])
+        x = node.cast(x, accumulator(dtype))
     for axis in axes:
         if (axis.extent, axis.scale) != (axis.size, 1.0) or method.coordinates == _CROP:
             x = _along(node, x, axis, method)

@@ -73,25 +73,27 @@ def schema(operator: str, opset: int) -> defs.OpSchema | None:
 
     Conversions go by an operator's name alone, whatever its domain.
     """
-    return _at(operator, opset) or _at(operator, defs.onnx_opset_version())
+    return at(operator, opset) or at(operator, defs.onnx_opset_version())
 
 
-def _at(operator: str, opset: int) -> defs.OpSchema | None:
+def at(operator: str, opset: int, domain: str = "") -> defs.OpSchema | None:
+    """ONNX's schema of an operator at a version; None where it has none."""
     try:
-        return defs.get_schema(operator, max(1, min(opset, defs.onnx_opset_version())))
+        return defs.get_schema(operator, max(1, opset), domain)
     except defs.SchemaError:
         return None
 
 
 def _own(node: Any, opset: int) -> defs.OpSchema | None:
     """ONNX's schema of a node of ONNX's; None where it has none at that version."""
-    domain = "" if node.domain in _DOMAINS else node.domain
-    try:
-        found = defs.get_schema(node.op_type, max(1, opset), domain)
-    except defs.SchemaError:
-        return None
-    is_gone = found.deprecated and node.op_type not in _DEPRECATED
+    found = at(node.op_type, opset, "" if node.domain in _DOMAINS else node.domain)
+    is_gone = found is not None and found.deprecated and node.op_type not in _DEPRECATED
     return None if is_gone else found
+
+
+def described(name: str, operator: str) -> str:
+    """A node, in a message."""
+    return f"{names.quoted(name)} (operator {names.quoted(operator)})"
 
 
 def nodes(graph: Any) -> Iterator[Any]:
@@ -106,6 +108,12 @@ def graphs_of(node: Any) -> list[Any]:
     """The graphs among the attributes of a NodeProto."""
     lists = ((*each.graphs, *([each.g] if each.HasField("g") else [])) for each in node.attribute)
     return list(itertools.chain.from_iterable(lists))
+
+
+def inputs(graph: Any) -> dict[str, Any]:
+    """The inputs of a GraphProto that are no initializers, by name."""
+    known = {tensor.name for tensor in graph.initializer}
+    return {item.name: item for item in graph.input if item.name not in known}
 
 
 def version(model: Any, domain: str = "") -> int:
