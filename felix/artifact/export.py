@@ -162,21 +162,13 @@ def _text(module: types.ModuleType) -> str:
 
 def _clear(folder: pathlib.Path) -> None:
     """Remove what an earlier export wrote, and nothing else."""
-    names = (
-        "kernel.so",
-        "kernel.ll",
-        "run.py",
-        "calm.py",
-        "oracle.py",
-        "workload.json",
-        "schedule.py",
-        *generated.FILES,
-    )
-    data = ("manifest.json", "records.jsonl", "convergence.csv", "convergence.svg")
-    code = ("kernel.ll", "kernel.s", "kernel.cu", "kernel.ptx", "host.ll")
-    inner = tuple(f"source/{name}" for name in code)
-    tables = tuple(f"database/{name}" for name in metaschedule_files.FILES)
-    for name in (*names, *data, *inner, *tables):
+    own = """
+        kernel.so kernel.ll run.py calm.py oracle.py workload.json schedule.py manifest.json
+        records.jsonl convergence.csv convergence.svg source/kernel.ll source/kernel.s
+        source/kernel.cu source/kernel.ptx source/host.ll
+        """.split()
+    tables = (f"database/{name}" for name in metaschedule_files.FILES)
+    for name in (*own, *generated.FILES, *tables):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -40,6 +40,8 @@ Reference = Callable[[Sequence[Any]], dict[int, Any]]
 
 NO_LIBRARY = "this bundle has no compiled library; see the notes in manifest.json"
 HERE = pathlib.Path(__file__).resolve().parent
+#: A module beside this file, by its name.
+_module = functools.partial(module_of, HERE)
 #: Calls are timed in so many bursts, this far apart, and in this time at most.
 N_BURSTS, PAUSE_S, BUDGET_S = 8, 0.2, 30.0
 #: Arrays of up to so many bytes in all get new places for each burst.
@@ -245,11 +247,6 @@ def _expected(
     arrays = inputs(args, manifest["seed"], positive=made.positive)
     expected = {first: made.outputs} | {name: references[name](arrays) for name in others}
     return arrays, expected, made.rms
-
-
-def _module(name: str) -> Any:
-    """A module beside this file."""
-    return module_of(HERE, name)
 
 
 def _guard(tvm: Any, manifest: dict[str, Any]) -> Callable[[Callable[[], Any]], Any]:

@@ -32,13 +32,12 @@ def rule(rewriter: Rewriter, call: Any) -> Any:
     if dtype not in rounding.HALF or str(narrow.ty.dtype) != dtype:
         return None
     cast = rewriter.value(narrow, "astype")
-    return narrow if cast is None else _rounding(rewriter, cast.args[0], dtype)
-
-
-def _rounding(rewriter: Rewriter, x: Any, dtype: str) -> Any:
+    if cast is None:
+        return narrow
     return rewriter.builder.call_te(
-        lambda tensor: _program(tensor, dtype),
-        x,
+        _program,
+        cast.args[0],
+        dtype,
         primfunc_name_hint="cast",
         primfunc_attrs=torch_forms.attributes("to", 1, dtype),
     )

@@ -66,22 +66,18 @@ def model_tasks(
         try:
             made = task.Task.from_prim_func(members[0][2], full, label, weight, clamp=True)
         except errors.WorkloadError as error:
-            _refuse(label, _reason(error))
+            text = "%s is left untuned: %s"
+            fields = {"action": "skip_task", "task": label}
+            _log.warning(text, label, _reason(error), extra=fields)
             refused.update(dict.fromkeys(functions, _reason(error)))
             continue
         made = made.where_tf32_matters() if allow_tf32 else made
-        tasks[made.key] = _joined(tasks.get(made.key), made, functions)
+        if (earlier := tasks.get(made.key)) is not None:  # equal once their indices are narrowed
+            made = dataclasses.replace(earlier.task, weight=earlier.task.weight + made.weight)
+            functions = earlier.functions + functions
+        tasks[made.key] = ModelTask(made, functions)
     ordered = sorted(tasks.values(), key=lambda t: t.task.flops * t.task.weight, reverse=True)
     return ModelTasks(tuple(ordered), refused)
-
-
-def _joined(earlier: ModelTask | None, made: task.Task, functions: tuple[str, ...]) -> ModelTask:
-    """One entry for programs that are equal once their indices are narrowed."""
-    if earlier is None:
-        return ModelTask(made, functions)
-    first = earlier.task
-    joined = dataclasses.replace(first, weight=first.weight + made.weight)
-    return ModelTask(joined, earlier.functions + functions)
 
 
 def calls(mod: tvm.IRModule) -> Counter[str]:
@@ -94,12 +90,6 @@ def calls(mod: tvm.IRModule) -> Counter[str]:
         str(binding.value.args[0].name_hint)
         for binding in rewriting.bindings(mod["main"])
         if binding.var not in constant and rewriting.operator_name(binding.value) == "call_tir"
-    )
-
-
-def _refuse(name: str, reason: str) -> None:
-    _log.warning(
-        "%s is left untuned: %s", name, reason, extra={"action": "skip_task", "task": name}
     )
 
 

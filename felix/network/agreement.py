@@ -19,14 +19,10 @@ import torch
 
 from felix import errors
 from felix.artifact import run_common
+from felix.frontend.pytorch import comparison
 
-#: By element type, the least precise first.
-TOLERANCES: Mapping[torch.dtype, float] = {
-    torch.bfloat16: 1e-1,
-    torch.float16: 2e-2,
-    torch.float32: 1e-3,
-    torch.float64: 1e-6,
-}
+#: By element type.
+TOLERANCES: Mapping[torch.dtype, float] = comparison.TOLERANCES
 
 
 def tolerance(dtypes: Iterable[torch.dtype], allow_tf32: bool = False) -> float:

@@ -161,21 +161,17 @@ class Executable:
         """
         with self._lock:
             if is_capturing():
-                self._refuse_pool()
+                if self.pool_users:  # a replay would write to memory that is another call's
+                    raise errors.TuningError(
+                        f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot "
+                        f"have the network's calls"
+                    )
             elif self._is_gpu:
                 stream = torch.cuda.current_stream()
                 if self._stream is not None and stream != self._stream:
                     stream.wait_stream(self._stream)
                 self._stream = stream
             yield
-
-    def _refuse_pool(self) -> None:
-        """Where a replay would write to memory that is another call's by then, raise."""
-        if self.pool_users:
-            raise errors.TuningError(
-                f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot have "
-                f"the network's calls"
-            )
 
 
 def is_capturing() -> bool:

@@ -34,18 +34,14 @@ def draft(call: Any) -> Draft | None:
     return None if conversion is None else conversion(call)
 
 
-def _plain(function: str) -> Conversion:
-    return lambda call: (function, list(call.args), {})
+def _plain(function: str, **numbers: str) -> Conversion:
+    """All operands; options that are numbers, by the names of their attributes."""
 
+    def convert(call: Any) -> Draft:
+        options = {name: float(getattr(call.attrs, each)) for name, each in numbers.items()}
+        return function, list(call.args), options
 
-def _leaky_relu(call: Any) -> Draft:
-    return "leaky_relu", list(call.args), {"negative_slope": float(call.attrs.alpha)}
-
-
-def _softplus(call: Any) -> Draft:
-    attrs = call.attrs
-    options = {"beta": float(attrs.beta), "threshold": float(attrs.threshold)}
-    return "softplus", list(call.args), options
+    return convert
 
 
 def _clip(call: Any) -> Draft:
@@ -91,7 +87,7 @@ def _norm(function: str) -> Conversion:
         axes = sorted(int(axis) % rank for axis in call.attrs.axes)
         if axes != list(range(rank - len(axes), rank)):
             return None
-        shape = _shape(call.args[0])[rank - len(axes) :]
+        shape = [int(extent) for extent in call.args[0].ty.shape][rank - len(axes) :]
         options = {"normalized_shape": shape, "eps": float(call.attrs.epsilon)}
         return function, list(call.args), options
 
@@ -231,17 +227,12 @@ def _even(padding: Sequence[Any], n_spatial: int) -> list[int] | None:
     return values[:n_spatial] if values[:n_spatial] == values[n_spatial:] else None
 
 
-def _shape(value: Any) -> list[int]:
-    return [int(extent) for extent in value.ty.shape]
-
-
 def _known_shape(value: Any) -> list[int] | None:
     """The shape; None where data decide it."""
-    extents = [] if value.ty.shape is None else list(value.ty.shape)
-    is_known = value.ty.shape is not None and all(
-        isinstance(extent, tvm.tirx.IntImm) for extent in extents
-    )
-    return [int(extent) for extent in extents] if is_known else None
+    extents = None if value.ty.shape is None else list(value.ty.shape)
+    if extents is None or not all(isinstance(each, tvm.tirx.IntImm) for each in extents):
+        return None
+    return [int(extent) for extent in extents]
 
 
 #: By the operator's name without "relax.".
@@ -249,8 +240,8 @@ CONVERSIONS: Mapping[str, Conversion] = {
     **{name: _plain(name) for name in _SAME},
     **{name: _plain(function) for name, function in _ACTIVATIONS.items()},
     "nn.gelu_tanh": lambda call: ("gelu", list(call.args), {"approximate": "tanh"}),
-    "nn.leakyrelu": _leaky_relu,
-    "nn.softplus": _softplus,
+    "nn.leakyrelu": _plain("leaky_relu", negative_slope="alpha"),
+    "nn.softplus": _plain("softplus", beta="beta", threshold="threshold"),
     "clip": _clip,
     "astype": _plain("to"),
     "sum": _reduction("sum"),

@@ -408,13 +408,3 @@ def _loop_text(loop: tvm_schedule.Loop) -> str:
     kind = loop.thread if loop.thread is not None else loop.kind
     step = "" if loop.unroll_step is None else f"/unroll{loop.unroll_step}"
     return f"{kind}:{loop.extent}{step}"
-
-
-def merge(reports: Sequence[Report]) -> dict[str, int]:
-    """Counts over several reports."""
-    return {
-        "checked": sum(r.checked for r in reports),
-        "mismatches": sum(len(r.mismatches) for r in reports),
-        "loose": sum(len(r.loose) for r in reports),
-        "invalid": sum(r.invalid for r in reports),
-    }

@@ -221,7 +221,7 @@ def _allocations(module: tvm.IRModule, known: Collection[str]) -> dict[str, Allo
         elif isinstance(node, s_stmt.SBlockRealize):
             for buffer in node.block.alloc_buffers:
                 shape = tuple(int(x) for x in buffer.shape)
-                size = max(1, (tvm.DataType(str(buffer.dtype)).bits + 7) // 8)
+                size = grammar.element_bytes(str(buffer.dtype))
                 entries[buffer] = Allocated(str(buffer.scope()), shape, size, loops, tree)
             visit(node.block.body, loops, tree)
         elif isinstance(node, tirx.BufferStore):

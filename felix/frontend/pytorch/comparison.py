@@ -49,12 +49,10 @@ CONFIRMED = frozenset({
 })  # fmt: skip
 #: Those of which the first result is.
 FIRST_CONFIRMED = frozenset(
-    {
-        "_native_batch_norm_legit_no_training.default",
-        "max_pool2d_with_indices.default",
-        "max_pool3d_with_indices.default",
-        "native_group_norm.default",
-    }
+    """
+    _native_batch_norm_legit_no_training.default max_pool2d_with_indices.default
+    max_pool3d_with_indices.default native_group_norm.default
+    """.split()
 )
 #: Those of them that take tensors without elements.
 _OF_EMPTY = frozenset(
@@ -93,7 +91,8 @@ _OF_NONFINITE = frozenset(
     """.split()
 )
 _NONFINITE = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+#: By element type, relative; others are equal.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 _HALF = (torch.float16, torch.bfloat16)
 #: How large floats are that are drawn; those of 16 bits of all these sizes.
 _SIZES = (1.0, 1e3, 1e-4)
@@ -110,13 +109,13 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
         conversions: makes those of an importer.
     """
     read = read_results(node)
-    values = [each.meta.get("val") for each in node.all_input_nodes]
+    values: list[Any] = [each.meta.get("val") for each in node.all_input_nodes]
     values += [each for number, each in enumerate(results(node)) if number in read]
     is_confirmed = name in CONFIRMED or (name in FIRST_CONFIRMED and read <= {0})
     is_usual = all(getattr(each, "dtype", None) in _USUAL for each in values)
     if any(isinstance(each, torch.Tensor) and 0 in each.shape for each in values):
         return is_confirmed and name in _OF_EMPTY  # TVM's programs of others may end the process
-    if name in _OF_FLOATS and _is_whole(values):
+    if name in _OF_FLOATS and not any(each.dtype.is_floating_point for each in values):
         return False
     if is_confirmed and is_usual:
         return True
@@ -129,7 +128,9 @@ def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
 def _is_same_drawn(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
     """Whether both give the same for drawn operands; not so where PyTorch takes none."""
     cases = []
-    sizes = _SIZES if _is_narrow(node) else _SIZES[:1]
+    # what is large squared may be too large for 16 bits
+    is_narrow = any(each.meta["val"].dtype in _HALF for each in node.all_input_nodes)
+    sizes = _SIZES if is_narrow else _SIZES[:1]
     for size, has_nonfinite in itertools.product(sizes, (False, True)):
         if has_nonfinite and (name not in _OF_NONFINITE or size != 1.0):
             continue
@@ -148,15 +149,6 @@ def _is_same_drawn(node: torch.fx.Node, name: str, conversions: Conversions) -> 
         return all(_is_same(node, convert(given), expected) for given, expected in cases)
     except export.EXPORT_ERRORS:
         return False
-
-
-def _is_whole(values: Sequence[Any]) -> bool:
-    return not any(each.dtype.is_floating_point for each in values)
-
-
-def _is_narrow(node: torch.fx.Node) -> bool:
-    """Whether a float of 16 bits is among the operands: what is large squared may be too large."""
-    return any(each.meta["val"].dtype in _HALF for each in node.all_input_nodes)
 
 
 def _is_same(
@@ -313,7 +305,7 @@ def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:
     """
     if result.shape != expected.shape:
         return False
-    tolerance = _TOLERANCES.get(expected.dtype, 0.0)
+    tolerance = TOLERANCES.get(expected.dtype, 0.0)
     if not tolerance:
         return bool((result.to(expected.dtype) == expected).all())
     wide, wanted = result.double(), expected.double()

@@ -40,19 +40,9 @@ _MUTATIONS = {
 #: What errors of importing begin with.
 MESSAGE = "the PyTorch model cannot be imported: "
 #: Element types of tensors in programs.
-DTYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
+DTYPES: frozenset[torch.dtype] = frozenset(
+    getattr(torch, name)
+    for name in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 )
 #: TVM's words for operators that it does not convert.
 _UNSUPPORTED = re.compile(r"Unsupported function types \[(.*)\]")

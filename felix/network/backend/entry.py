@@ -52,11 +52,10 @@ class Backend:
         if chosen.target is not None:
             target.parse(chosen.target)
         self._n_graphs += 1
-        if tracing.computes_gradients(graph):
+        reason = "it computes gradients" if tracing.computes_gradients(graph) else None
+        if reason is not None:
             warnings.warn(_TRAINING, stacklevel=1)
-            compiled = graphs.CompiledGraph(graph, chosen, self._n_graphs, "it computes gradients")
-        else:
-            compiled = graphs.CompiledGraph(graph, chosen, self._n_graphs)
+        compiled = graphs.CompiledGraph(graph, chosen, self._n_graphs, reason)
         self._graphs.add(compiled)
         return compiled
 

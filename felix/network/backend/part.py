@@ -27,6 +27,7 @@ from felix.network.passes import prepacking
 from felix.task import Task
 from felix.tir import grammar
 from felix.torch_calls.form import TorchForm
+from felix.tuning import results
 
 #: Turns in which a part is timed, and calls in a turn, each of Felix and PyTorch.
 TURNS, REPEATS = 3, 10
@@ -147,7 +148,7 @@ class Part(Runner):
         ]
         felix_us, pytorch_us = (min(turn[name] for turn in turns) for name in calls)
         self._note(felix_us=felix_us, pytorch_us=pytorch_us)
-        if felix_us > (1 + shipping.TIE) * pytorch_us:
+        if felix_us > (1 + results.TIE) * pytorch_us:
             self._leave(f"it takes {pytorch_us:.1f} us, Felix's network {felix_us:.1f} us")
 
     def _leave(self, reason: str) -> None:

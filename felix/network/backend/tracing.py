@@ -65,17 +65,13 @@ def trace(
         compiler: gets the functional graph. Its first placeholders are the graph's own tensors,
             then those of the inputs.
     """
-
-    def inference(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Any:
-        return _boxed(compiler(functional))
-
     with importer.whole_operators():
         return aot_autograd.aot_module_simplified(
             graph,
             list(args),
             fw_compiler=lambda functional, fakes: _boxed(lambda each: functional(*each)),
             bw_compiler=lambda functional, fakes: _boxed(lambda each: functional(*each)),
-            inference_compiler=inference,  # type: ignore[arg-type]
+            inference_compiler=lambda functional, fakes: _boxed(compiler(functional)),
             keep_inference_input_mutations=True,
         )
 

@@ -2,8 +2,8 @@
 
 Contenders are Felix's best program, the program as TVM schedules it by default, and PyTorch's
 own operators. All are timed on this machine with cold caches; where PyTorch has operators for a
-group, side by side (`contest`), and those whose results are wrong are left out. Within `TIE` of
-each other they are equally fast, and Felix's ships.
+group, side by side (`contest`), and those whose results are wrong are left out. Within
+`results.TIE` of each other they are equally fast, and Felix's ships.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from typing import Any
 from felix.database.outcome import KnownResult
 from felix.network import groups
 from felix.tuning import results
-
-#: Relative difference below which two measurements are no reason to choose.
-TIE = results.TIE
 
 
 class Contender(enum.StrEnum):
@@ -125,7 +122,7 @@ def fastest(latencies_us: Mapping[Contender, float]) -> Contender:
     """The fastest contender, Felix's if it is among the fastest; TVM's if nothing was measured."""
     if not latencies_us:
         return Contender.TVM
-    limit_us = (1.0 + TIE) * min(latencies_us.values())
+    limit_us = (1.0 + results.TIE) * min(latencies_us.values())
     return next(name for name in Contender if latencies_us.get(name, limit_us + 1) <= limit_us)
 
 

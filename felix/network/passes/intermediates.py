@@ -24,6 +24,7 @@ from tvm_ffi import structural
 
 from felix.frontend.rewriting import tensor_type
 from felix.network import groups
+from felix.tir import grammar
 
 # Programs as the statements of their root block.
 
@@ -51,12 +52,9 @@ def uses(statement: Any) -> tuple[set[Any], set[Any]]:
 
 def allocates(statement: Any, scopes: Sequence[str]) -> bool:
     """Whether a statement allocates a buffer in one of these scopes."""
-    found: list[Any] = []
-    rules = (
-        (s_stmt.SBlock, lambda node: found.extend(node.alloc_buffers)),
-        (tirx.AllocBuffer, lambda node: found.append(node.buffer)),
-    )
-    structural.structural_walk(statement, rules)
+    blocks = grammar.nodes(statement, s_stmt.SBlock)
+    found = [buffer for block in blocks for buffer in block.alloc_buffers]
+    found += [each.buffer for each in grammar.nodes(statement, tirx.AllocBuffer)]
     return any(buffer.scope() in scopes for buffer in found)
 
 
