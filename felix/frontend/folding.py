@@ -26,7 +26,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from felix.frontend import casts, imported, norms, numerics, ordering
+from felix.frontend import casts, imported, layers, norms, numerics, ordering
 from felix.frontend.rewriting import Rewriter, bindings, operator_name
 
 _RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
@@ -199,9 +199,7 @@ class _Folding:
         dtype = _numpy(str(result.ty.dtype))
         term = self.add((bias * scale + shift).astype(dtype).reshape(shape), f"{name}.bias")
         result = rewriter.emit(relax.op.add(result, term))
-        target = str(x.ty.dtype)
-        is_same = str(result.ty.dtype) == target
-        return result if is_same else rewriter.emit(relax.op.astype(result, target))
+        return layers.cast(rewriter.emit, result, str(x.ty.dtype))
 
     def _elementwise(
         self, rewriter: Rewriter, x: Any, scale: np.ndarray, shift: np.ndarray, axis: int
@@ -209,13 +207,13 @@ class _Folding:
         dtype, rank = str(x.ty.dtype), len(x.ty.shape)
         wide = "float64" if dtype == "float64" else "float32"
         shape = [-1 if i == axis % rank else 1 for i in range(rank)]
-        y = x if dtype == wide else rewriter.emit(relax.op.astype(x, wide))
+        y = layers.cast(rewriter.emit, x, wide)
         factor, term = (
             self.add(tensor.astype(wide).reshape(shape), "batch_norm") for tensor in (scale, shift)
         )
         y = rewriter.emit(relax.op.multiply(y, factor))
         y = rewriter.emit(relax.op.add(y, term))
-        return y if dtype == wide else rewriter.emit(relax.op.astype(y, dtype))
+        return layers.cast(rewriter.emit, y, dtype)
 
 
 def _numpy(dtype: str) -> Any:

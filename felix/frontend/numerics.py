@@ -16,7 +16,6 @@ from tvm_ffi import structural
 from felix.frontend import norms, ordering, torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
 from felix.tir import grammar, rounding
-from felix.torch_calls.form import TorchCall, TorchForm
 
 # Functions whose results near 0 must not be lost, as programs of their own.
 #
@@ -91,18 +90,15 @@ def legalizations() -> Mapping[str, torch_forms.Lowering]:
 
 
 def _call(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
-    options: dict[str, Any] = {
-        "operator": f"{function}.default",
-        "arguments": [{"tensor": 0}],
-        "keywords": {},
-        "result": None,
-    }
-    form = TorchForm(1, [TorchCall("aten", [0], options, str(x.ty.dtype))])
+    operator = {"operator": f"{function}.default", "arguments": [{"tensor": 0}]}
+    dtype = str(x.ty.dtype)
     return builder.call_te(
         lambda tensor: _program(function, _FORMULAS[function], tensor),
         x,
         primfunc_name_hint=function,
-        primfunc_attrs={torch_forms.ATTRIBUTE: form.to_json()},
+        primfunc_attrs=torch_forms.attributes(
+            "aten", 1, dtype, **operator, keywords={}, result=None
+        ),
     )
 
 

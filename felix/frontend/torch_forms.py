@@ -44,9 +44,9 @@ def legalizations(
     return {**own, **{name: _annotating(way, variables) for name, way in ways.items()}}
 
 
-def attributes(function: str, n_operands: int, dtype: str) -> dict[str, str]:
+def attributes(function: str, n_operands: int, dtype: str, **options: Any) -> dict[str, str]:
     """Attributes of a program that a function of PyTorch computes from its operands in order."""
-    call = TorchCall(function, list(range(n_operands)), {}, dtype)
+    call = TorchCall(function, list(range(n_operands)), options, dtype)
     return {ATTRIBUTE: TorchForm(n_operands, [call]).to_json()}
 
 

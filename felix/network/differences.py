@@ -90,17 +90,12 @@ def _onnx_steps(
     given = dict(zip((spec.name for spec in specs), inputs, strict=True))
     shapes = {spec.name: spec.shape for spec in specs if spec.shape is not None}
 
-    def step(content: Callable[[], bytes]) -> Callable[[], bool]:
-        def differs() -> bool:
-            read = imported.read(content(), (), given, full, shapes, values=values)
-            if read.expected is None:
-                return False
-            outputs = assembly.untuned_outputs(read)
-            return not agreement.agree(outputs, read.expected, read.tolerance)
+    def differs(content: Callable[[], bytes]) -> bool:
+        read = imported.read(content(), (), given, full, shapes, values=values)
+        return read.expected is not None and _is_off(read, read.expected)
 
-        return differs
-
-    return [(words, step(content)) for words, content in prefixes.of(network.file)]
+    of_file = prefixes.of(network.file)
+    return [(words, functools.partial(differs, content)) for words, content in of_file]
 
 
 def _cut_off(whole: Any, node: torch.fx.Node) -> torch.nn.Module:
@@ -123,7 +118,11 @@ def _cut_off(whole: Any, node: torch.fx.Node) -> torch.nn.Module:
 def _differs(network: imported.Network, cut: torch.nn.Module, args: Any, kwargs: Any) -> bool:
     read = imported.read(cut, args, kwargs, network.target)
     assert read.expected is not None  # a module's own
-    return not agreement.agree(assembly.untuned_outputs(read), read.expected, read.tolerance)
+    return _is_off(read, read.expected)
+
+
+def _is_off(read: imported.Network, expected: Sequence[torch.Tensor]) -> bool:
+    return not agreement.agree(assembly.untuned_outputs(read), expected, read.tolerance)
 
 
 def _in_words(node: torch.fx.Node) -> str:

@@ -60,8 +60,8 @@ class Network:
     lowered: tvm.IRModule
     target: tvm.target.Target
     examples: tuple[torch.Tensor, ...]
-    expected: tuple[torch.Tensor, ...] | None
-    call_model: Callable[[], Any] | None
+    expected: tuple[torch.Tensor, ...] | None = None
+    call_model: Callable[[], Any] | None = None
     model: torch.nn.Module | None = None
     file: str | pathlib.Path | bytes | None = None
     values: Mapping[str, Any] | None = None
@@ -262,8 +262,6 @@ def _of_onnx(
         lowered=frontend.lowered(read, full, grouping),
         target=full,
         examples=_copies(examples),
-        expected=None,
-        call_model=None,
     )
 
 

@@ -227,7 +227,7 @@ class _Comparison:
         self.stages = tvm_schedule.stages(module)
         self.allocated = tvm_schedule.allocated(module)
         self.buffer_labels = tvm_schedule.labels_of(module)
-        pipelined = tvm_schedule.is_pipelined(self.stages)
+        pipelined = any(lp.pipelined for stage in self.stages for lp in stage.loops)
         self.versions = tvm_schedule.versions(module, self.allocated) if pipelined else {}
         self.mismatches: list[Mismatch] = []
         self.loose: list[Loose] = []

@@ -32,7 +32,6 @@ import tvm
 from numpy.typing import NDArray
 from tvm import sym, tirx
 from tvm.ir.expr import Call
-from tvm_ffi import structural
 
 from felix.errors import UnsupportedSchedule
 from felix.tir import grammar, numeric
@@ -91,7 +90,7 @@ def _bounds(pieces: Sequence[Piece]) -> list[tuple[Sums, Sums]]:
     """
     outer: dict[Any, int] = {}
     for piece in pieces:
-        outer |= piece.outer_extents
+        outer |= {v: n for v, n in piece.extents.items() if v not in piece.inner}
     groups = _groups(pieces)
     parts = [[_part(piece, group, outer) for group in groups] for piece in pieces]
     rows = _outer_sums(pieces, parts)
@@ -237,11 +236,6 @@ class Piece:
         """Of each column, all but an index."""
         return np.arange(len(self.columns)) >= int(self.has_index)
 
-    @property
-    def outer_extents(self) -> dict[Any, int]:
-        """Extents of the outer loops alone."""
-        return {v: extent for v, extent in self.extents.items() if v not in self.inner}
-
 
 def pieces_of(module: tvm.IRModule, label: str, dimension: int) -> Iterator[list[Piece]]:
     """The pieces of each access to one dimension of a buffer, that of its index first."""
@@ -261,16 +255,10 @@ def pieces_of(module: tvm.IRModule, label: str, dimension: int) -> Iterator[list
 
 def indices(stage: tvm_schedule.Stage, buffer: Any, dimension: int) -> list[Any]:
     """Index expressions, in the block's iterators, of the stage's accesses to the buffer."""
-    found = [
-        store.indices[dimension]
-        for store in (*stage.stores, *stage.inits)
-        if store.buffer.same_as(buffer)
-    ]
-    for value in stage.values:
-        for load in filter(grammar.is_load, grammar.expressions(value)):
-            if load.source.same_as(buffer):
-                found.append(load.indices[dimension])
-    return found
+    stores = [each for each in (*stage.stores, *stage.inits) if each.buffer.same_as(buffer)]
+    parts = (part for value in stage.values for part in grammar.expressions(value))
+    loads = [each for each in filter(grammar.is_load, parts) if each.source.same_as(buffer)]
+    return [each.indices[dimension] for each in (*stores, *loads)]
 
 
 def _pieces(stage: tvm_schedule.Stage, index: Any, inner: set[Any]) -> list[Piece]:
@@ -281,7 +269,7 @@ def _pieces(stage: tvm_schedule.Stage, index: Any, inner: set[Any]) -> list[Piec
     analyzer = sym.Analyzer()
     for variable, extent in extents.items():
         analyzer.bind(variable, tvm.ir.Range(0, extent))
-    bound = structural.structural_map(index, (tirx.Var, lambda v: bindings.get(v, v)))
+    bound = grammar.substituted(index, bindings)
     sums = [analyzer.simplify(each) for each in (bound, *_conditions(realize.predicate))]
     used = [tvm_schedule.variables(each) for each in sums]
     pieces = []
@@ -331,12 +319,8 @@ def connected(owned: Sequence[Sequence[Any]]) -> list[list[int]]:
     """Numbers of sequences that have items in common, directly or not; each list ascends."""
     components: list[tuple[list[int], set[Any]]] = []
     for number, items in enumerate(owned):
-        numbers, joined = [number], set(items)
-        apart = []
-        for component in components:
-            if component[1] & joined:
-                numbers, joined = component[0] + numbers, component[1] | joined
-            else:
-                apart.append(component)
-        components = [*apart, (numbers, joined)]
+        met = [each for each in components if each[1].intersection(items)]
+        numbers = [number, *(other for each in met for other in each[0])]
+        joined = set(items).union(*(each[1] for each in met))
+        components = [*(each for each in components if each not in met), (numbers, joined)]
     return sorted(sorted(numbers) for numbers, _ in components)

@@ -192,11 +192,6 @@ def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str
     }
 
 
-def is_pipelined(stages: Sequence[Stage]) -> bool:
-    """Whether a loop carries a software pipeline annotation."""
-    return any(lp.pipelined for stage in stages for lp in stage.loops)
-
-
 def _placing() -> list[tvm.transform.Pass]:
     """TVM's passes up to where buffers have their places."""
     return [

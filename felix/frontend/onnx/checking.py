@@ -22,7 +22,7 @@ def check_rules(node: Node) -> None:
     Raises:
         WorkloadError: it does not.
     """
-    shapes = [_extents(each) for each in node.given]
+    shapes = [schemas.shape_of(_onnx_type(each)) for each in node.given]
     if (wrong := rules.broken(node.operator, shapes, node.attributes.data)) is not None:
         raise errors.WorkloadError(wrong)
 
@@ -33,7 +33,7 @@ def expected(node: Node, proto: Any) -> dict[str, Any]:
     Raises:
         WorkloadError: ONNX does not define it for its operands and attributes.
     """
-    types = [None if each is None else _onnx_type(each) for each in node.given]
+    types = list(map(_onnx_type, node.given))
     values = {i: constants.small(each, node.tables) for i, each in enumerate(node.given)}
     known = {i: value for i, value in values.items() if value is not None}
     try:
@@ -44,12 +44,8 @@ def expected(node: Node, proto: Any) -> dict[str, Any]:
         ) from error
 
 
-def _extents(value: Any) -> list[int] | None:
-    """The extents of a value; None of one that is left out, or open."""
-    return None if value is None else schemas.shape_of(_onnx_type(value))
-
-
 def _onnx_type(value: Any) -> Any:
+    """The TypeProto of a value; None of one that is left out, or of none."""
     if isinstance(value, relax.ShapeExpr):
         return schemas.type_of("int64", [len(value)])
     kind = getattr(value, "ty", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -25,26 +26,20 @@ def of(model: str | pathlib.Path | bytes) -> list[tuple[str, Callable[[], bytes]
     except (ValueError, OSError, protobuf.DecodeError, onnx.shape_inference.InferenceError):
         return []
     types = {item.name: item for item in (*inferred.value_info, *inferred.output)}
-    made = []
+    made: list[tuple[str, Callable[[], bytes]]] = []
     for number, node in enumerate(proto.graph.node):
         outputs = [types[name] for name in node.output if name in types]
         if outputs:
             words = f"{node.op_type} ({node.name or node.output[0]})"
-            made.append((words, _cut(proto, number + 1, outputs)))
+            made.append((words, functools.partial(_cut, proto, number + 1, outputs)))
     return made
 
 
-def _cut(
-    proto: onnx.ModelProto, count: int, outputs: list[onnx.ValueInfoProto]
-) -> Callable[[], bytes]:
-    """The bytes of the first nodes of a model, made when they are asked for."""
-
-    def made() -> bytes:
-        cut = onnx.ModelProto()
-        cut.CopyFrom(proto)
-        del cut.graph.node[count:], cut.graph.output[:]
-        cut.graph.output.extend(outputs)
-        content: bytes = cut.SerializeToString()
-        return content
-
-    return made
+def _cut(proto: onnx.ModelProto, count: int, outputs: list[onnx.ValueInfoProto]) -> bytes:
+    """The bytes of the first nodes of a model."""
+    cut = onnx.ModelProto()
+    cut.CopyFrom(proto)
+    del cut.graph.node[count:], cut.graph.output[:]
+    cut.graph.output.extend(outputs)
+    content: bytes = cut.SerializeToString()
+    return content

@@ -95,16 +95,13 @@ class _Planner:
 
     def groups(self) -> list[list[Call]]:
         for call in self.calls:
-            group = self._anchored(call) if call.is_elementwise else None
-            if group is None:
-                group = []
+            group = (self._anchored(call) if call.is_elementwise else None) or []
             group.append(call)
             self.group_of[call.var] = group
             is_sum = call.n_reductions > 0 and not call.is_contraction
             if call.is_simple or (is_sum and call.pattern != OPAQUE):
                 self._take_producers(group)
-        unique = {id(group): group for group in self.group_of.values()}
-        return list(unique.values())
+        return list({id(group): group for group in self.group_of.values()}.values())
 
     def _anchored(self, call: Call) -> list[Call] | None:
         """The group of a reduction that an elementwise call follows in."""
@@ -149,9 +146,7 @@ class _Planner:
         if len(group) + len(other) > MAX_CALLS or not all(call.is_simple for call in other):
             return False
         anchor = next((call for call in group if call.n_reductions), None)
-        if anchor is None:
-            return True
-        return all(_takes(anchor, call) for call in other)
+        return anchor is None or all(_takes(anchor, call) for call in other)
 
 
 def _takes(anchor: Call, call: Call) -> bool:

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from felix import errors
-from felix.frontend import torch_forms
+from felix.frontend import layers, torch_forms
 from felix.frontend.rewriting import Rewriter, operator_name
 
 # Attention as two products and a softmax, before operators are lowered.
@@ -86,11 +86,9 @@ def _expanded(rewriter: Rewriter, call: Any) -> Any:
             primfunc_name_hint="softmax",
             primfunc_attrs=torch_forms.attributes("masked_softmax", 1, wide),
         )
-    if dtype != wide:
-        weights = emit(relax.op.astype(weights, dtype))
+    weights = layers.cast(emit, weights, dtype)
     result = emit(relax.op.matmul(weights, value, out_dtype=wide))
-    if dtype != wide:
-        result = emit(relax.op.astype(result, dtype))
+    result = layers.cast(emit, result, dtype)
     return emit(relax.op.permute_dims(result, _SWAP_HEADS_AND_ROWS))
 
 
@@ -174,7 +172,8 @@ def _swaps_last_two(call: Any) -> bool:
 
 def _product(left: te.Tensor, right: te.Tensor, dtype: str) -> te.Tensor:
     k = te.reduce_axis((0, left.shape[-1]), name="k")
-    lead = _broadcast([int(e) for e in left.shape[:-2]], [int(e) for e in right.shape[:-2]])
+    outer = ([int(extent) for extent in each.shape[:-2]] for each in (left, right))
+    lead = [tirx.IntImm("int64", extent) for extent in np.broadcast_shapes(*map(tuple, outer))]
     shape = [*lead, left.shape[-2], right.shape[-2]]
 
     def element(*indices: Any) -> Any:
@@ -184,12 +183,6 @@ def _product(left: te.Tensor, right: te.Tensor, dtype: str) -> te.Tensor:
         return te.sum(a * b, axis=k)
 
     return te.compute(shape, element, name="NT_matmul")
-
-
-def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[Any]:
-    rank = max(len(left), len(right))
-    padded = [[1] * (rank - len(extents)) + list(extents) for extents in (left, right)]
-    return [tvm.tirx.IntImm("int64", max(pair)) for pair in zip(*padded, strict=True)]
 
 
 def _outer_indices(tensor: te.Tensor, outer: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -203,7 +202,8 @@ def _name(node: torch.fx.Node) -> str:
 def _conversions(importer: Any) -> dict[str, conversion.Converter]:
     """The usual conversions of an importer: TVM's, and ours in place of some."""
     importer.retrieve_args = functools.partial(_retrieved, importer)
-    own = {name: _alone(convert) for name, convert in importer.create_convert_map().items()}
+    names = importer.create_convert_map()
+    own = {name: functools.partial(conversion.by_tvm, name) for name in names}
     return {**own, **operators.CONVERSIONS}
 
 
@@ -213,11 +213,6 @@ def _retrieved(importer: Any, node: Any) -> Any:
         return importer._retrieve_args(node.args)
     values = [importer._retrieve_args(each) for each in node.args.given()]
     return reading.ByPosition(values, node.args.unread)
-
-
-def _alone(convert: Callable[[torch.fx.Node], Any]) -> conversion.Converter:
-    """A conversion of TVM's importer, as ours are called."""
-    return lambda node, importer: convert(node)
 
 
 def _is_pure(node: torch.fx.Node) -> bool:

@@ -218,9 +218,10 @@ class Contest:
             wrong = check.wrong(mains)
             is_needed = Contender.FELIX in wrong or set(mains) <= set(wrong)
             if is_needed and Contender.TVM not in mains:
-                mains[Contender.TVM] = executable.loaded(
-                    self._default(group, outcome), task.target
-                )
+                # TVM's program, which was not hopeful until others were wrong
+                (mod,) = _network_of(self._network, group, outcome, [Contender.TVM]).values()
+                default = executable.compile_network(mod, self._network.target)
+                mains[Contender.TVM] = executable.loaded(default, task.target)
                 wrong |= check.wrong({Contender.TVM: mains[Contender.TVM]})
             excluded.check_left(f"of the group {group.name}", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
@@ -228,11 +229,6 @@ class Contest:
         return Compared(
             latencies_us=latencies_us, without_pytorch=wrong.get(Contender.PYTORCH), wrong=wrong
         )
-
-    def _default(self, group: groups.Group, outcome: KnownResult | None) -> relax.VMExecutable:
-        """TVM's program of a group, which was not hopeful until others were wrong."""
-        mod = _network_of(self._network, group, outcome, [Contender.TVM])[Contender.TVM]
-        return executable.compile_network(mod, self._network.target)
 
 
 def _text(group: groups.Group, outcome: KnownResult | None) -> str:

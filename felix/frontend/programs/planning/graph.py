@@ -202,7 +202,7 @@ def projected(
     graph: Graph, candidate: PossibleGroup, machine: Hardware, schedules: Schedules | None = None
 ) -> Cost:
     """The projection of a candidate, with what is known of its program."""
-    if _is_view(graph, candidate):
+    if all(graph.operators[number].role is Role.VIEW for number in candidate.members):
         return Cost(0.0, 0.0, 0.0)
     n_kernels = 1 if schedules is None or schedules.n_kernels is None else schedules.n_kernels
     busy = _busy(graph, candidate, machine)
@@ -241,7 +241,3 @@ def _busy(graph: Graph, candidate: PossibleGroup, machine: Hardware) -> float:
     rows = [graph.operators[number].n_rows for number in candidate.members]
     n_rows = max(rows, default=0)
     return min(1.0, n_rows / machine.cores) if n_rows else 1.0
-
-
-def _is_view(graph: Graph, candidate: PossibleGroup) -> bool:
-    return all(graph.operators[number].role is Role.VIEW for number in candidate.members)

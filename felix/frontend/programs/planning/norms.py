@@ -175,8 +175,12 @@ def _rewriting(
         values |= dict(zip(form.weights.outputs, weights, strict=True))
         (name,) = form.rows.outputs
         new = []
-        rows = _known(shared, site.normed, form.rows.func)
-        if rows is None:
+        known = (
+            call
+            for normed, other, call in shared
+            if normed == site.normed and tvm_ffi.structural_equal(other, form.rows.func)
+        )
+        if (rows := next(known, None)) is None:
             rows = rewriting.called(
                 builder,
                 form.rows.func,
@@ -199,16 +203,6 @@ def _rewriting(
         return rewriting.Added(new, [stand_in])
 
     return add
-
-
-def _known(
-    shared: Sequence[tuple[int, tirx.PrimFunc, groups.Call]], normed: int, func: tirx.PrimFunc
-) -> groups.Call | None:
-    """The call that gives these statistics of a norm already."""
-    for value, other, call in shared:
-        if value == normed and tvm_ffi.structural_equal(other, func):
-            return call
-    return None
 
 
 # What PyTorch computes in place of a product that a norm is folded into.

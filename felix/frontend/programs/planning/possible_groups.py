@@ -118,14 +118,14 @@ def _is_schedulable(graph: Graph, members: frozenset[int]) -> bool:
 
 def _elements_fit(graph: Graph, members: frozenset[int], anchors: Sequence[int]) -> bool:
     """Whether what is behind a reduction of rows has no elements but those of its rows."""
-    for number in _behind(graph, members, min(anchors)):
-        operator = graph.operators[number]
-        if operator.role is Role.VIEW or operator.shape is None:
-            return False
-        anchor = graph.operators[min(anchors)]
-        if operator.role is not Role.ROWS and operator.shape != anchor.shape:
-            return False
-    return True
+    shape = graph.operators[min(anchors)].shape
+    behind = [graph.operators[number] for number in _behind(graph, members, min(anchors))]
+    return all(
+        each.role is not Role.VIEW
+        and each.shape is not None
+        and (each.role is Role.ROWS or each.shape == shape)
+        for each in behind
+    )
 
 
 def _is_around_contraction(graph: Graph, members: frozenset[int], anchor: int) -> bool:
