@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
