@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from server.tuner import tuner
 from server.tuner.cluster import link
 from server.tuner.process import engine_process
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: In the data folder; `felix.cli.remote.connection` reads it.
 KEY_FILE = "admin-key"
@@ -68,7 +67,8 @@ class TunerProcess:
                 _log.error(
                     "the tuner ended with status %d and is started again",
                     status,
-                    extra={"action": "tuner_died", "status": status},
+                    action="tuner_died",
+                    status=status,
                 )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import MutableMapping
+from typing import Any
 
 from felix import display
 
@@ -39,6 +41,21 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, without characters that a terminal would act on."""
         return display.escaped(super().formatMessage(record))
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """A module's log: fields of a record are arguments by name, `action` above all."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """What `logging` takes for it."""
+        return msg, {"exc_info": kwargs.pop("exc_info", None), "extra": kwargs}
+
+
+def of(name: str) -> Log:
+    """The log of this name, a module's."""
+    return Log(logging.getLogger(name))
 
 
 def configure(as_json: bool) -> None:

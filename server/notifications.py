@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +24,7 @@ from anyio import abc
 from sqlalchemy import orm
 
 from felix import version
-from server import errors
+from server import errors, logs
 from server.database import database
 from server.store import webhooks
 
@@ -197,7 +196,7 @@ def _reason(error: Exception) -> str:
     return "the connection broke"
 
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 T = TypeVar("T")
 
@@ -250,7 +249,7 @@ class Deliverer:
                         await self._write(lambda tx: webhooks.forget_old(tx, KEEP_S))
                         forget_at_s = loop.time() + _FORGET_EVERY_S
                 except sa.exc.SQLAlchemyError as error:
-                    _log.warning("cannot deliver: %s", error, extra={"action": "deliver_failed"})
+                    _log.warning("cannot deliver: %s", error, action="deliver_failed")
                 with anyio.move_on_after(self._every_s):
                     await self._sent.wait()
 
@@ -271,12 +270,10 @@ class Deliverer:
             wait_s = retry_after_s(due.attempts)
             await self._write(lambda tx: webhooks.note(tx, due, reply, wait_s))
         except sa.exc.SQLAlchemyError as error:  # its lease expires, and it is sent again
-            _log.warning("cannot note a delivery: %s", error, extra={"action": "deliver_failed"})
+            _log.warning("cannot note a delivery: %s", error, action="deliver_failed")
         else:
             if not reply.is_accepted and wait_s is None:
-                _log.warning(
-                    "notification %d was never accepted", due.id, extra={"action": "deliver_dead"}
-                )
+                _log.warning("notification %d was never accepted", due.id, action="deliver_dead")
         finally:
             self._n_sending -= 1
             self._sent.set()

@@ -8,7 +8,6 @@ stored, compressed, so this takes as long as copying the file.
 from __future__ import annotations
 
 import json
-import logging
 import pathlib
 import struct
 import tempfile
@@ -19,10 +18,10 @@ from typing import IO, Any
 
 from sqlalchemy import orm
 
-from server import errors
+from server import errors, logs
 from server.store import artifacts, blobs, rows
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 _MANIFEST = "manifest.json"
 
@@ -75,7 +74,8 @@ def make(
                 "the artifact of job %d is damaged: %s",
                 source.job_id,
                 error,
-                extra={"action": "reuse", "job_id": source.job_id},
+                action="reuse",
+                job_id=source.job_id,
             )
             return None
         stored = store.put(copy)

@@ -7,7 +7,6 @@ database, so that another tuner on another machine can go on.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +19,12 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from felix.database import records
 from felix.runner import protocol
-from server import errors, states
+from server import errors, logs, states
 from server.database import database
 from server.store import artifacts, blobs, jobs, leases, progress, reuse, rows, trials
 from server.tuner import heartbeat, job_access
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 T = TypeVar("T")
 
 #: Between two tries to reach the database.
@@ -140,9 +139,7 @@ class ClaimedJob(job_access.JobAccess):
                 with self._db.write() as tx:
                     return verb(tx)
             except sa.exc.OperationalError as error:
-                _log.warning(
-                    "cannot write to the database: %s", error, extra={"action": "write_failed"}
-                )
+                _log.warning("cannot write to the database: %s", error, action="write_failed")
                 if self._monitor.instruction is states.Instruction.LEASE_LOST:
                     raise errors.LeaseLost("the database was out of reach for too long") from error
                 time.sleep(RETRY_S)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import threading
 import time
@@ -19,11 +18,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from server import states
+from server import logs, states
 from server.database import database
 from server.store import leases, tuners, turns
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: Share of the lease after which a tuner that could not renew it gives up.
 SAFE_SHARE = 0.9
@@ -146,7 +145,7 @@ class Heartbeat:
                 wait_s = self._beat_s
             except sa.exc.SQLAlchemyError as error:
                 wait_s = min(1.0, self._beat_s)
-                _log.warning("a heartbeat failed: %s", error, extra={"action": "beat_failed"})
+                _log.warning("a heartbeat failed: %s", error, action="beat_failed")
 
     def _beat(self) -> None:
         with self._beating:

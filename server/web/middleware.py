@@ -12,11 +12,11 @@ from typing import Any
 import fastapi
 from starlette import datastructures, exceptions, responses, types
 
-from server import errors
+from server import errors, logs
 from server.web import auth, dependencies, problems
 from server.web import metrics as web_metrics
 
-_log = logging.getLogger("server.access")
+_log = logs.of("server.access")
 
 #: Where the dashboard's pages live.
 PAGES = "/dashboard"
@@ -123,13 +123,11 @@ class Envelope:
             scope["method"],
             path,
             status,
-            extra={
-                "action": "request",
-                "status": status,
-                "ms": round(1e3 * duration_s, 1),
-                "key": scope.get("felix_key_id"),
-                "request": scope["felix_request_id"],
-            },
+            action="request",
+            status=status,
+            ms=round(1e3 * duration_s, 1),
+            key=scope.get("felix_key_id"),
+            request=scope["felix_request_id"],
         )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import http
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +23,9 @@ from starlette import exceptions as starlette_exceptions
 from starlette import responses
 
 from felix import errors as engine_errors
-from server import errors
+from server import errors, logs
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -139,9 +138,19 @@ def install(app: fastapi.FastAPI) -> None:
 
 async def of_expected(request: fastapi.Request, error: Exception) -> Problem:
     """The response to an error that is one of `EXPECTED`."""
-    if isinstance(error, engine_errors.FelixError):
-        return await _on_felix(request, error)
-    return await _on_database(request, error)
+    if not isinstance(error, engine_errors.FelixError):
+        _log.error("the database does not answer: %s", error, action="database_error")
+        detail = "the database does not answer: try again"
+        again = {"Retry-After": str(RETRY_AFTER_S)}
+        return problem(request, 503, "unavailable", detail, again)
+    status, headers = status_of(error), {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in (429, 503):
+        headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
+    if status >= 500:
+        _log.error("%s", error, action="service_error")
+    return problem(request, status, _slug(type(error).__name__), str(error), headers)
 
 
 def of_error(request: fastapi.Request, error: BaseException) -> Problem:
@@ -151,21 +160,11 @@ def of_error(request: fastapi.Request, error: BaseException) -> Problem:
         request.method,
         _printable(request.url.path),
         exc_info=error,
-        extra={"action": "unhandled", "request": request.scope.get("felix_request_id", "")},
+        action="unhandled",
+        request=request.scope.get("felix_request_id", ""),
     )
     detail = "the service made a mistake; its log has the details under this request_id"
     return problem(request, 500, "internal-error", detail)
-
-
-async def _on_felix(request: fastapi.Request, error: engine_errors.FelixError) -> Problem:
-    status, headers = status_of(error), {}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if status in (429, 503):
-        headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
-    if status >= 500:
-        _log.error("%s", error, extra={"action": "service_error"})
-    return problem(request, status, _slug(type(error).__name__), str(error), headers)
 
 
 async def _on_invalid(request: fastapi.Request, error: Exception) -> Problem:
@@ -183,13 +182,6 @@ async def _on_http(request: fastapi.Request, error: Exception) -> Problem:
     else:
         detail = str(error.detail or phrase)
     return problem(request, error.status_code, slug, detail, error.headers)
-
-
-async def _on_database(request: fastapi.Request, error: Exception) -> Problem:
-    _log.error("the database does not answer: %s", error, extra={"action": "database_error"})
-    detail = "the database does not answer: try again"
-    headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return problem(request, 503, "unavailable", detail, headers)
 
 
 def _slug(name: str) -> str:

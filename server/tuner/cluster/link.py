@@ -6,7 +6,6 @@ It loads no TVM. Nodes are judged by what the database says, which the tuner alo
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import subprocess
@@ -20,11 +19,12 @@ import sqlalchemy as sa
 
 from felix import errors
 from felix.processes import child
+from server import logs
 from server.database import database
 from server.store import keys, tuners
 from server.tuner.cluster import calls
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: How long it may take to join the cluster, in seconds.
 START_S = 120.0
@@ -141,7 +141,7 @@ class RelayProcess:
         try:
             self._calls = self._start()
         except errors.MeasureError as error:
-            _log.warning("no link to the cluster: %s", error, extra={"action": "cluster_gone"})
+            _log.warning("no link to the cluster: %s", error, action="cluster_gone")
             self._closed.wait(AGAIN_S)
 
 
@@ -164,20 +164,13 @@ class Admission:
             with self._db.read() as tx:
                 judged = tuners.judge(tx, stated)
         except sa.exc.SQLAlchemyError as error:
-            _log.warning(
-                "keys of nodes cannot be looked at: %s",
-                error,
-                extra={"action": "admission_failed"},
-            )
+            _log.warning("keys of nodes cannot be looked at: %s", error, action="admission_failed")
             return self._refusals
         refusals = {each.name: each.refusal for each in judged}
         for name, refusal in refusals.items():
             if refusal is not None and refusal != self._refusals.get(name):
                 _log.warning(
-                    "node %s may not measure: it %s",
-                    name,
-                    refusal,
-                    extra={"action": "node_refused"},
+                    "node %s may not measure: it %s", name, refusal, action="node_refused"
                 )
         self._refusals = refusals
         self._note_use(judged)

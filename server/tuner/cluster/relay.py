@@ -17,7 +17,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import logging
 import os
 import signal
 import socket
@@ -37,7 +36,7 @@ from server import logs
 from server.parsing import devices
 from server.tuner.cluster import calls
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: What an engine may ask of a node.
 METHODS = frozenset({"build", "reference", "open", "prepare", "run", "interrupt"})
@@ -195,9 +194,7 @@ class Relay:
                 self.look()
             except errors.MeasureError as error:
                 _log.warning(
-                    "the cluster does not say who is there: %s",
-                    error,
-                    extra={"action": "cluster_silent"},
+                    "the cluster does not say who is there: %s", error, action="cluster_silent"
                 )
 
 

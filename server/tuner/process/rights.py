@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import glob
 import importlib.util
-import logging
 import os
 import pathlib
 import sys
@@ -22,6 +21,7 @@ from felix import errors, files
 from felix.measure import rights
 from felix.processes import confine, fork_loop, policy
 from server import errors as service_errors
+from server import logs
 
 #: Of one engine: pipes of its pools and their workers, and a driver opens devices many times.
 OPEN_FILES = 4096
@@ -129,7 +129,7 @@ def _loaded_libraries() -> Iterator[str]:
     yield from {each[5] for each in fields if len(each) == 6 and each[5].startswith("/")}
 
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,11 +173,7 @@ def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) ->
     outcome = confine.decide(lambda is_confined: attempt(confined if is_confined else anyhow))
     reason = outcome.reason
     if reason is not None and not outcome.is_in_the_way:
-        _log.error(
-            "the GPU cannot be used, confined or not: %s",
-            reason,
-            extra={"action": "device_broken"},
-        )
+        _log.error("the GPU cannot be used, confined or not: %s", reason, action="device_broken")
     if not outcome.is_in_the_way:
         return confined
     if chosen is policy.ConfineGpu.ON:
@@ -208,8 +204,6 @@ def described(devices: Sequence[Mapping[str, Any]], start: Start) -> list[dict[s
 
 def _unconfined(run_workers: policy.ConfineGpu, reason: str) -> Start:
     _log.warning(
-        "engines are not confined beside the NVIDIA GPU: %s",
-        reason,
-        extra={"action": "confinement_missing"},
+        "engines are not confined beside the NVIDIA GPU: %s", reason, action="confinement_missing"
     )
     return Start(False, run_workers, reason)
