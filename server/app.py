@@ -22,9 +22,9 @@ from server import settings as settings_module
 from server.api import document
 from server.api import events as event_routes
 from server.dashboard import routers as dashboard
-from server.database import database, schema
+from server.database import database, models, schema
 from server.parsing import parser
-from server.store import blobs, events
+from server.store import blobs, statements
 from server.web import dependencies, middleware, problems
 from server.web import metrics as web_metrics
 
@@ -91,7 +91,7 @@ def _services(settings: settings_module.Settings) -> dependencies.Services:
 
     def last_seqs(job_ids: Collection[int]) -> Mapping[int, int]:
         with db.read() as tx:
-            return events.lasts(tx, job_ids)
+            return statements.by_number(tx, models.Job.id, models.Job.last_seq, job_ids)
 
     ttl_s = settings.cache_ttl_s
     responses = cache.ResponseCache(ttl_s)

@@ -7,7 +7,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, NewType, TypeVar
 
@@ -15,10 +14,10 @@ import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 
-from server import errors
-from server.database import database, visibility
+from server import errors, logs
+from server.database import database, models, visibility
 from server.store import events as store_events
-from server.store import jobs, rows
+from server.store import rows, statements
 
 T = TypeVar("T")
 
@@ -114,7 +113,7 @@ class VisibleJobs:
 
     def _read(self, sees: visibility.Visibility, job_ids: Sequence[int]) -> dict[int, str]:
         with self._db.read(sees) as tx:
-            return jobs.projects_of(tx, job_ids)
+            return statements.by_number(tx, models.Job.id, models.Job.project, job_ids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -246,7 +245,7 @@ class RecentEvents:
         return before.with_new(EncodedEvent(e.seq, e.type, self._encode(e)) for e in new)
 
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: The newest sequence number of each job that exists.
 LastSeqs = Callable[[Collection[int]], Mapping[int, int]]
@@ -264,12 +263,13 @@ class Notifier:
         self._last_seqs, self._every_s = last_seqs, every_s
         #: by job: a waiting stream, and the newest event that it has sent
         self._waiting: dict[int, dict[asyncio.Future[bool], int]] = {}
-        self._closed = False
+        #: whether streams should end
+        self.is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def newer(self, job_id: int, seq: int, timeout_s: float) -> bool:
         """Whether within the time the job has events after `seq`, or is gone."""
-        if self._closed:
+        if self.is_closed:
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, {})[future] = seq
@@ -279,11 +279,6 @@ class Notifier:
             return False
         finally:
             self._forget(job_id, future)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether streams should end."""
-        return self._closed
 
     async def run(self) -> None:
         """Query until cancelled."""
@@ -295,7 +290,7 @@ class Notifier:
 
     def close(self) -> None:
         """Wake all streams: the application ends."""
-        self._closed = True
+        self.is_closed = True
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
@@ -310,7 +305,7 @@ class Notifier:
         try:
             newest = await anyio.to_thread.run_sync(self._last_seqs, list(self._waiting))
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("cannot read new events: %s", error, extra={"action": "notify_failed"})
+            _log.warning("cannot read new events: %s", error, action="notify_failed")
             return
         for job_id, futures in self._waiting.items():
             last = newest.get(job_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -149,8 +148,6 @@ def refuse_long(caller: auth.Caller, body: request_bodies.NewJob) -> None:
 def _idempotency(
     key: str | None, body: pydantic.BaseModel, content_sha256: str
 ) -> jobs.IdempotencyKey | None:
-    if key is None:
-        return None
     content = body.model_dump(mode="json")
     if content["reuse"]:  # the default: requests hash as they did before there was a choice
         del content["reuse"]
@@ -159,8 +156,7 @@ def _idempotency(
             content.pop(name, None)
     if content.get("network") is None:
         content.pop("network", None)
-    text = json.dumps([content, content_sha256], sort_keys=True)
-    return jobs.IdempotencyKey(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
+    return jobs.IdempotencyKey.of(key, [content, content_sha256])
 
 
 def _without_parsing(caller: auth.Caller, submission: Submission) -> jobs.Made | None:

@@ -10,30 +10,22 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlalchemy import orm
+
 from felix.search import strategies
 from server import errors, notifications, states, submission
-from server.store import jobs, projects, requests, rows, webhooks
-from server.web import auth, request_bodies
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchItem:
-    """A job that was asked for: the job, or the problem that refused it.
-
-    A job that was deleted meanwhile has its number alone.
-    """
-
-    job_id: int | None
-    state: states.State | None
-    problem: Mapping[str, Any] | None
+from server.database import models
+from server.store import jobs, projects, requests, rows, statements, webhooks
+from server.web import auth, request_bodies, response_bodies
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch and what became of it."""
+    """A batch and what became of it: of each job that was asked for the job, or the problem that
+    refused it. A job that was deleted meanwhile has its number alone."""
 
     row: rows.Batch
-    items: tuple[BatchItem, ...]
+    items: list[response_bodies.BatchItem]
 
     @property
     def n_refused(self) -> int:
@@ -73,37 +65,30 @@ def batch(caller: auth.Caller, batch_id: int) -> Batch:
     """
     with caller.read() as tx:
         row = requests.get_batch(tx, batch_id, _key_id(caller))
-        return _batches_of([row], jobs.states_of(tx, _job_ids([row])))[0]
+        return _batches_of(tx, [row])[0]
 
 
 def page_of_batches(caller: auth.Caller, limit: int, after: int | None = None) -> list[Batch]:
     """Batches, newest first; `after` is the last number of the page before."""
     with caller.read() as tx:
-        listed = requests.page_of_batches(tx, _key_id(caller), limit, after)
-        return _batches_of(listed, jobs.states_of(tx, _job_ids(listed)))
+        return _batches_of(tx, requests.page_of_batches(tx, _key_id(caller), limit, after))
 
 
 def _key_id(caller: auth.Caller) -> int | None:
     return None if caller.key.can_admin else caller.key.id
 
 
-def _job_ids(listed: Sequence[rows.Batch]) -> list[int]:
-    return [item["job_id"] for row in listed for item in row.items if "job_id" in item]
+def _batches_of(tx: orm.Session, listed: Sequence[rows.Batch]) -> list[Batch]:
+    job_ids = [item["job_id"] for row in listed for item in row.items if "job_id" in item]
+    by_job = statements.by_number(tx, models.Job.id, models.Job.state, job_ids)
 
-
-def _batches_of(listed: Sequence[rows.Batch], by_job: Mapping[int, states.State]) -> list[Batch]:
-    return [
-        Batch(
-            row,
-            tuple(
-                BatchItem(
-                    item.get("job_id"), by_job.get(item.get("job_id", 0)), item.get("problem")
-                )
-                for item in row.items
-            ),
+    def read(item: Mapping[str, Any]) -> response_bodies.BatchItem:
+        job_id = item.get("job_id")
+        return response_bodies.BatchItem(
+            job_id=job_id, state=by_job.get(job_id or 0), problem=item.get("problem")
         )
-        for row in listed
-    ]
+
+    return [Batch(row, list(map(read, row.items))) for row in listed]
 
 
 def create_project(caller: auth.Caller, body: request_bodies.NewProject) -> rows.Project:
@@ -112,9 +97,8 @@ def create_project(caller: auth.Caller, body: request_bodies.NewProject) -> rows
     Raises:
         Conflict: there is one of that name.
     """
-    limits = projects.Limits(**body.model_dump(exclude={"name"}))
     with caller.write() as tx:
-        project = projects.create(tx, body.name, limits)
+        project = projects.create(tx, **body.model_dump())
         caller.audit(tx, "project.create", f"project {project.name}")
     return project
 
@@ -128,7 +112,7 @@ def limit_project(
         NotFound
     """
     with caller.write() as tx:
-        project = projects.change(tx, name, projects.Limits(**body.model_dump()))
+        project = projects.change(tx, name, **body.model_dump())
         caller.audit(tx, "project.change", f"project {name}", **body.model_dump())
     return project
 
@@ -241,23 +225,3 @@ def delete_webhook(caller: auth.Caller, webhook_id: int) -> None:
     with caller.write() as tx:
         webhooks.delete(tx, webhook_id)
         caller.audit(tx, "webhook.delete", f"webhook {webhook_id}")
-
-
-def test_webhook(caller: auth.Caller, webhook_id: int) -> rows.Delivery:
-    """Send a notification that reports nothing.
-
-    Raises:
-        NotFound
-    """
-    with caller.write() as tx:
-        return webhooks.send_test(tx, webhook_id)
-
-
-def retry_delivery(caller: auth.Caller, webhook_id: int, delivery_id: int) -> rows.Delivery:
-    """Send a notification again, with all its tries.
-
-    Raises:
-        NotFound
-    """
-    with caller.write() as tx:
-        return webhooks.retry(tx, webhook_id, delivery_id)

@@ -6,33 +6,29 @@ reaped are skipped by the others, a job's row is locked while its files are remo
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
 from felix import errors as engine_errors
+from server import logs, states
 from server.database import database
 from server.store import artifacts, blobs, leases
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 
-def reap(db: database.Database, max_attempts: int) -> list[leases.Reaped]:
-    """End expired leases, once."""
+def reap(db: database.Database, max_attempts: int) -> dict[int, states.State]:
+    """End expired leases, once; see `leases.reap`."""
     with db.read() as tx:  # mostly there is none, and no need of a write lock
         if not leases.any_expired(tx):
-            return []
+            return {}
     with db.write() as tx:
         reaped = leases.reap(tx, max_attempts)
-    for each in reaped:
-        _log.warning(
-            "the lease of job %d expired; it is %s now",
-            each.job_id,
-            each.state,
-            extra={"action": "reap", "job": each.job_id, "state": str(each.state)},
-        )
+    for job_id, state in reaped.items():
+        text = "the lease of job %d expired; it is %s now"
+        _log.warning(text, job_id, state, action="reap", job=job_id, state=str(state))
     return reaped
 
 
@@ -57,7 +53,8 @@ def clean(db: database.Database, store: blobs.BlobStore, default_days: int | Non
             "%d files of job %d are removed",
             len(removed),
             job_id,
-            extra={"action": "files_removed", "job": job_id},
+            action="files_removed",
+            job=job_id,
         )
     return job_ids
 
@@ -87,5 +84,5 @@ class Loop:
             try:
                 self._work()
             except (sa.exc.SQLAlchemyError, engine_errors.FelixError) as error:
-                failed = {"action": f"{self._verb}_failed"}
-                _log.warning("cannot %s: %s", self._verb, error, extra=failed)
+                action = f"{self._verb}_failed"
+                _log.warning("cannot %s: %s", self._verb, error, action=action)

@@ -7,7 +7,6 @@ repeated are: those that read, and those with an idempotency key.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import secrets
@@ -179,22 +178,15 @@ PATIENCE_S = 120.0
 RETRY_S = 0.5
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Message:
-    """One event of a stream."""
-
-    event: str
-    data: str
-
-
-def parse(lines: Iterable[str]) -> Iterator[Message]:
-    """The messages of a stream's lines; comments and messages without data are left out."""
+def parse(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Event and data of the messages in a stream's lines; comments and messages without data are
+    left out."""
     event = "message"
     data: list[str] = []
     for line in lines:
         if not line:
             if data:
-                yield Message(event, "\n".join(data))
+                yield event, "\n".join(data)
             event, data = "message", []
             continue
         field, _, value = line.partition(":")
@@ -215,11 +207,11 @@ def follow(http: Http, job_id: int, after_seq: int) -> Iterator[rows.Event]:
     while True:
         try:
             with http.stream(path, after_seq=seq) as response:
-                for message in parse(response.iter_lines()):
+                for kind, data in parse(response.iter_lines()):
                     last_message_s = time.monotonic()
-                    if message.event == "end":
+                    if kind == "end":
                         return
-                    event = rows.of(rows.Event, json.loads(message.data))
+                    event = rows.of(rows.Event, json.loads(data))
                     seq = event.seq
                     yield event
         except httpx.TransportError as error:

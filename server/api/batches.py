@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -38,7 +37,8 @@ async def submit(
     With an `Idempotency-Key` the whole batch is made once: a repeated request goes on where an
     interrupted one stopped, and then responds with the same batch.
     """
-    idempotency = _idempotency(idempotency_key, body)
+    content = body.model_dump(mode="json")
+    idempotency = store_jobs.IdempotencyKey.of(idempotency_key, content)
     if idempotency is not None:
         with caller.read() as tx:
             earlier = requests.made_before(tx, caller.key.id, idempotency)
@@ -97,20 +97,8 @@ async def _submit(
 
 
 def _body(batch: teams.Batch) -> response_bodies.Batch:
-    items = [response_bodies.BatchItem.model_validate(item) for item in batch.items]
     row = batch.row
-    return response_bodies.Batch(id=row.id, created_at=row.created_at, items=items)
-
-
-def _idempotency(
-    key: str | None, body: request_bodies.NewBatch
-) -> store_jobs.IdempotencyKey | None:
-    if key is None:
-        return None
-    text = json.dumps(body.model_dump(mode="json"), sort_keys=True)
-    return store_jobs.IdempotencyKey(
-        key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest()
-    )
+    return response_bodies.Batch(id=row.id, created_at=row.created_at, items=batch.items)
 
 
 def _item_key(idempotency: store_jobs.IdempotencyKey | None, number: int) -> str | None:
@@ -141,8 +129,9 @@ def save(
 def every_template(caller: auth.Submitter) -> response_bodies.Listed[response_bodies.Template]:
     """The templates of this key, by name."""
     with caller.read() as tx:
-        saved = requests.templates(tx, caller.key.id)
-    return response_bodies.listed(response_bodies.Template, saved)
+        return response_bodies.listed(
+            response_bodies.Template, requests.templates(tx, caller.key.id)
+        )
 
 
 @templates_router.delete("/{name}", status_code=204)

@@ -137,9 +137,7 @@ def _ready(services: dependencies.Services) -> bytes:
     return ready.model_dump_json().encode()
 
 
-@health_router.get(
-    "/metrics", response_class=fastapi.Response, responses={200: {"content": {"text/plain": {}}}}
-)
+@health_router.get("/metrics", **responding.file_of("text/plain", fastapi.Response))
 def metrics(request: fastapi.Request, caller: auth.Reader) -> fastapi.Response:
     """Counts and times, in Prometheus' text format; jobs are counted that the key sees."""
     application_metrics = request.app.state.metrics

@@ -16,6 +16,7 @@ from starlette import responses
 
 from server import actions, errors, states, submission
 from server.api import jobs as job_routes
+from server.api import responding
 from server.parsing import databases
 from server.store import artifacts, events, job_lists, jobs, rows
 from server.web import auth, request_bodies, response_bodies, uploads
@@ -36,11 +37,7 @@ def every(
     return response_bodies.listed(response_bodies.Artifact, files)
 
 
-@artifacts_router.get(
-    "/{name}",
-    response_class=responses.StreamingResponse,
-    responses={200: {"content": {"application/octet-stream": {}}}},
-)
+@artifacts_router.get("/{name}", **responding.file_of("application/octet-stream"))
 def download(job_id: request_bodies.Id, name: _Name, caller: auth.Reader) -> fastapi.Response:
     """The content; `ETag` and `Repr-Digest` are its sha256."""
     with caller.read() as tx:
@@ -93,11 +90,7 @@ async def import_database(
     return job_routes.made_body(caller, response, made)
 
 
-@databases_router.get(
-    "/v1/database",
-    response_class=responses.Response,
-    responses={200: {"content": {"application/zip": {}}}},
-)
+@databases_router.get("/v1/database", **responding.file_of("application/zip", fastapi.Response))
 async def export_database(
     caller: auth.Reader,
     job: Annotated[list[_Job] | None, fastapi.Query(max_length=MAX_JOBS)] = None,
@@ -187,15 +180,8 @@ log_router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 #: Events of one transaction.
 LOG_BATCH = 500
 
-#: Of which there is one for each candidate or round: only with `all`.
-_FREQUENT = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
 
-
-@log_router.get(
-    "/log",
-    response_class=responses.StreamingResponse,
-    responses={200: {"content": {"text/plain": {}}}},
-)
+@log_router.get("/log", **responding.file_of("text/plain"))
 def log(
     job_id: request_bodies.Id,
     caller: auth.Reader,
@@ -206,7 +192,7 @@ def log(
     """The log of a job as text, oldest first; where the time went at its end."""
     with caller.read() as tx:
         job = jobs.get(tx, job_id)
-    kinds = tuple(kind for kind in events.Type if all_ or kind not in _FREQUENT)
+    kinds = tuple(kind for kind in events.Type if all_ or kind not in events.FREQUENT)
     return responses.StreamingResponse(
         _lines(caller, job, kinds), media_type="text/plain; charset=utf-8"
     )

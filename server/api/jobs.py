@@ -106,11 +106,10 @@ def find(
 @router.get("/{job_id}", response_model=response_bodies.Job)
 async def get(job_id: request_bodies.Id, caller: auth.Reader) -> fastapi.Response:
     """A job."""
-
-    def read(tx: orm.Session) -> response_bodies.Job:
-        return job_body(tx, jobs.get(tx, job_id), caller.services.settings.stale_s)
-
-    return await responding.respond(caller, "job", (job_id,), read)
+    stale_s = caller.services.settings.stale_s
+    return await responding.respond(
+        caller, "job", (job_id,), lambda tx: job_body(tx, jobs.get(tx, job_id), stale_s)
+    )
 
 
 @router.get("/{job_id}/similar")
@@ -119,8 +118,7 @@ def similar(
 ) -> response_bodies.Listed[response_bodies.SimilarJob]:
     """Other jobs of the same operator or with a program of this one, the newest twenty."""
     with caller.read() as tx:
-        others = reuse.similar(tx, job_id)
-    return response_bodies.listed(response_bodies.SimilarJob, others)
+        return response_bodies.listed(response_bodies.SimilarJob, reuse.similar(tx, job_id))
 
 
 @router.patch("/{job_id}")
@@ -183,17 +181,15 @@ async def estimate(
 def job_body(tx: orm.Session, job: rows.Job, stale_s: float) -> response_bodies.Job:
     """A job as a response: with its network, and while it is queued with its estimate."""
     body = response_bodies.Job.model_validate(job)
+    more: dict[str, response_bodies.ResponseBody] = {}
     network = networks.of_job(tx, job.id, jobs.tasks(tx, job.id)) if job.kind == "onnx" else None
     if network is not None:
-        of_job = response_bodies.Network.model_validate(network)
-        body = body.model_copy(update={"network": of_job})
-    if job.state is not states.State.QUEUED:
-        return body
-    names = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")
-    work = queue.Work(job_id=job.id, **{name: getattr(job, name) for name in names})
-    made = queue.estimate(tx, work, stale_s)
-    estimated = response_bodies.Estimate.model_validate(made)
-    return body.model_copy(update={"estimate": estimated})
+        more["network"] = response_bodies.Network.model_validate(network)
+    if job.state is states.State.QUEUED:
+        work = queue.Work(job_id=job.id, **{name: getattr(job, name) for name in queue.OF_JOB})
+        estimated = queue.estimate(tx, work, stale_s)
+        more["estimate"] = response_bodies.Estimate.model_validate(estimated)
+    return body.model_copy(update=more)
 
 
 def made_body(
@@ -221,11 +217,7 @@ COLUMNS = (
 CSV_BATCH = 500
 
 
-@listing_router.get(
-    "/v1/jobs.csv",
-    response_class=responses.StreamingResponse,
-    responses={200: {"content": {"text/csv": {}}}},
-)
+@listing_router.get("/v1/jobs.csv", **responding.file_of("text/csv"))
 def as_csv(caller: auth.Reader, chosen: Chosen) -> fastapi.Response:
     """The jobs that `GET /v1/jobs` lists, all of them, newest first."""
     return responses.StreamingResponse(

@@ -35,8 +35,7 @@ def me(caller: auth.Anyone) -> response_bodies.Me:
 def every(caller: auth.Admin) -> response_bodies.Listed[response_bodies.Key]:
     """All keys, revoked ones included."""
     with caller.read() as tx:
-        all_keys = keys.every(tx)
-    return response_bodies.listed(response_bodies.Key, all_keys)
+        return response_bodies.listed(response_bodies.Key, keys.every(tx))
 
 
 @router.post("/keys", status_code=201)

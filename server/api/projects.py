@@ -19,8 +19,7 @@ _Name = Annotated[str, fastapi.Path(max_length=64, examples=["default"])]
 def every(caller: auth.Reader) -> response_bodies.Listed[response_bodies.Project]:
     """The projects that the key sees: its own; an admin all."""
     with caller.read() as tx:
-        visible = projects.every(tx)
-    return response_bodies.listed(response_bodies.Project, visible)
+        return response_bodies.listed(response_bodies.Project, projects.every(tx))
 
 
 @router.post("", status_code=201)
@@ -59,8 +58,7 @@ _State = Literal["pending", "delivered", "dead"]
 def every_webhook(caller: auth.Manager) -> response_bodies.Listed[response_bodies.Webhook]:
     """The webhooks of the key's project; an admin sees all."""
     with caller.read() as tx:
-        visible = webhooks.every(tx)
-    return response_bodies.listed(response_bodies.Webhook, visible)
+        return response_bodies.listed(response_bodies.Webhook, webhooks.every(tx))
 
 
 @webhooks_router.post("", status_code=201, name="create")
@@ -81,7 +79,8 @@ def delete(webhook_id: _Id, caller: auth.Manager) -> None:
 @webhooks_router.post("/{webhook_id}/test", status_code=202)
 def send_test(webhook_id: _Id, caller: auth.Manager) -> response_bodies.Delivery:
     """Send a notification of the type `test`; the list of deliveries says what came of it."""
-    return response_bodies.Delivery.model_validate(teams.test_webhook(caller, webhook_id))
+    with caller.write() as tx:
+        return response_bodies.Delivery.model_validate(webhooks.send_test(tx, webhook_id))
 
 
 @webhooks_router.get("/{webhook_id}/deliveries")
@@ -102,5 +101,6 @@ def deliveries(
 @webhooks_router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202)
 def retry(webhook_id: _Id, delivery_id: _Id, caller: auth.Manager) -> response_bodies.Delivery:
     """Send a notification again, with all its tries."""
-    sent = teams.retry_delivery(caller, webhook_id, delivery_id)
+    with caller.write() as tx:
+        sent = webhooks.retry(tx, webhook_id, delivery_id)
     return response_bodies.Delivery.model_validate(sent)

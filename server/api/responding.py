@@ -7,16 +7,26 @@ import datetime
 import functools
 import io
 from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import anyio.to_thread
 import fastapi
 import pydantic
 from sqlalchemy import orm
+from starlette import responses
 
 from server import cache
 from server.web import auth
 
 JSON = "application/json"
+
+
+def file_of(
+    media_type: str, response_class: type[fastapi.Response] = responses.StreamingResponse
+) -> dict[str, Any]:
+    """For a route's declaration: it responds with a file of this type."""
+    content: dict[str, Any] = {media_type: {}}
+    return {"response_class": response_class, "responses": {200: {"content": content}}}
 
 
 async def respond(

@@ -37,8 +37,7 @@ def code(
 ) -> response_bodies.Code:
     """TVMScript, generated source and assembly of a task's best schedule."""
     with caller.read() as tx:
-        schedule, source = jobs.code(tx, job_id, number)
-        assembly = jobs.assembly(tx, job_id, number)
+        schedule, source, assembly = jobs.code(tx, job_id, number)
     return response_bodies.Code(schedule=schedule, source=source, assembly=assembly)
 
 
@@ -100,22 +99,14 @@ def get(
         return decisions.body(jobs.tasks(tx, job_id), trial)
 
 
-@trials_router.get(
-    "/trials.csv",
-    response_class=responses.StreamingResponse,
-    responses={200: {"content": {"text/csv": {}}}},
-)
+@trials_router.get("/trials.csv", **responding.file_of("text/csv"))
 def as_csv(job_id: request_bodies.Id, caller: auth.Reader, chosen: _Filter) -> fastapi.Response:
     """All trials as CSV, streamed."""
     head = responding.csv_text([COLUMNS])
     return _stream(caller, job_id, chosen, "csv", "text/csv; charset=utf-8", head, _csv)
 
 
-@trials_router.get(
-    "/trials.jsonl",
-    response_class=responses.StreamingResponse,
-    responses={200: {"content": {"application/jsonl": {}}}},
-)
+@trials_router.get("/trials.jsonl", **responding.file_of("application/jsonl"))
 def as_jsonl(job_id: request_bodies.Id, caller: auth.Reader, chosen: _Filter) -> fastapi.Response:
     """All trials as JSON lines, streamed."""
     return _stream(caller, job_id, chosen, "jsonl", "application/jsonl", "", _json_lines)
@@ -205,11 +196,9 @@ async def curve(
     job_id: request_bodies.Id, caller: auth.Reader, task: request_bodies.TaskFilter = None
 ) -> fastapi.Response:
     """Best so far of a job or one of its tasks, against trials and elapsed seconds."""
-
-    def read(tx: orm.Session) -> response_bodies.Curve:
-        return _curves(tx, [job_id], task)[0]
-
-    return await responding.respond(caller, ("curve", task), (job_id,), read)
+    return await responding.respond(
+        caller, ("curve", task), (job_id,), lambda tx: _curves(tx, [job_id], task)[0]
+    )
 
 
 @curves_router.get("/v1/jobs/{job_id}/network/curve", response_model=response_bodies.Curve)
@@ -238,11 +227,12 @@ async def curves(
 ) -> fastapi.Response:
     """The curves of several jobs, to lay over one another: `?job=3&job=7`."""
     job_ids = tuple(dict.fromkeys(job))
-
-    def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Curve]:
-        return response_bodies.Listed(items=_curves(tx, job_ids, task))
-
-    return await responding.respond(caller, ("curves", task), job_ids, read)
+    return await responding.respond(
+        caller,
+        ("curves", task),
+        job_ids,
+        lambda tx: response_bodies.Listed(items=_curves(tx, job_ids, task)),
+    )
 
 
 @curves_router.get("/v1/jobs/{job_id}/predicted")

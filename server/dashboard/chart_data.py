@@ -30,7 +30,7 @@ def convergence(
         "seq": job.last_seq,
         "n_trials": job.n_trials,
         "unscheduled_us": _digits(job.unscheduled_us),
-        "total": _curve(plot_points.curve(tx, job.id)),
+        "total": _curve(plot_points.curves(tx, [job.id])[job.id]),
         "network": None if network is None else _network(tx, job, network),
         "tasks": [
             {

@@ -1,4 +1,7 @@
-"""Numbers in words for people, code with colours. Unknown values are a dash."""
+"""Numbers in words for people, code with colours. Unknown values are a dash.
+
+Templates have these functions as filters.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Templates, scripts and styles, the viewer, and errors as pages.
 
-    router = fastapi.APIRouter(route_class=render.Page)
+    router = render.router()
 
     @router.get("/dashboard/x")
     def x(viewer: render.Viewer) -> fastapi.Response:
@@ -22,6 +22,7 @@ import gzip
 import hashlib
 import http
 import importlib.util
+import inspect
 import pathlib
 import urllib.parse
 from collections.abc import Callable, Coroutine
@@ -123,22 +124,7 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-for _filter in (
-    formats.latency,
-    formats.duration,
-    formats.ratio,
-    formats.number,
-    formats.count,
-    formats.flops,
-    formats.size,
-    formats.memory,
-    formats.percent,
-    formats.ago,
-    formats.moment,
-    formats.compact,
-    formats.label,
-):
-    _ENVIRONMENT.filters[_filter.__name__] = _filter
+_ENVIRONMENT.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 _ENVIRONMENT.filters["isolated"] = display.isolated
 _ENVIRONMENT.globals.update(asset=asset_address, version=version.__version__, State=states.State)
 
@@ -292,3 +278,8 @@ class Page(routing.APIRoute):
                 return error_page(request, 503, "the database does not answer")
 
         return handle
+
+
+def router(address: str = "") -> fastapi.APIRouter:
+    """Of pages under an address; they are no part of the API."""
+    return fastapi.APIRouter(prefix=address, route_class=Page, include_in_schema=False)

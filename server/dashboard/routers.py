@@ -18,7 +18,7 @@ from server.dashboard.pages import (
     submit,
 )
 
-_rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+_rest = render.router()
 
 
 @_rest.get("/")

@@ -23,9 +23,6 @@ NOTE = "left_out.txt"
 #: Bytes of one database's text.
 MAX_BYTES = 64 << 20
 
-#: Time stamp of all files in a zip: equal contents make equal zips.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Database:
@@ -102,16 +99,17 @@ def merge(databases: Iterable[Database]) -> Database:
 
 
 def pack(database: Database, note: str = "") -> bytes:
-    """A zip of the two files, and of a note in words, if there is one."""
+    """A zip of the two files, and of a note in words, if there is one.
+
+    Files have no time stamp: equal contents make equal zips.
+    """
     out = io.BytesIO()
     texts = [(WORKLOADS, database.workloads), (RECORDS, database.records)]
     if note:
         texts.append((NOTE, note))
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in texts:
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, text)
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 
 

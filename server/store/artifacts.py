@@ -52,21 +52,27 @@ def attach(tx: orm.Session, job_id: int, new: NewArtifact) -> rows.Artifact:
     return rows.Artifact.of(row)
 
 
-def store_code(
-    tx: orm.Session, fence: leases.Fence, task: int, schedule: str, source: str, assembly: str = ""
-) -> None:
-    """Store TVMScript and generated code of a task's best schedule, for viewers.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The best schedule of a task: TVMScript, generated source, assembly (of a GPU PTX)."""
 
-    Args:
-        assembly: empty where there is none.
+    task: int
+    schedule: str
+    source: str
+    #: empty where there is none
+    assembly: str = ""
+
+
+def store_code(tx: orm.Session, fence: leases.Fence, code: Code) -> None:
+    """Store TVMScript and generated code of a task's best schedule, for viewers.
 
     Raises:
         LeaseLost
     """
     leases.lock_job(tx, fence)
-    where = (models.Task.job_id == fence.job_id, models.Task.number == task)
-    code = {"schedule": schedule, "source": source, "assembly": assembly or None}
-    statements.update(tx, models.Task, *where, **code)
+    where = (models.Task.job_id == fence.job_id, models.Task.number == code.task)
+    texts = {"schedule": code.schedule, "source": code.source, "assembly": code.assembly or None}
+    statements.update(tx, models.Task, *where, **texts)
 
 
 def of_job(tx: orm.Session, job_id: int) -> list[rows.Artifact]:

@@ -15,7 +15,7 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from felix import files
 from server import errors, folders
@@ -96,8 +96,8 @@ class LocalStore(BlobStore):
         """See `BlobStore.put`."""
         try:
             folders.make_folder(self.folder)
-            with files.temporary(self.folder, mode=0o600) as (to, part):
-                stored = _copy(path, to)
+            with files.temporary(self.folder, mode=0o600) as (to, part), open(path, "rb") as file:
+                stored = copy(file, to)
                 to.flush()
                 os.fsync(to.fileno())
                 place = self._place(stored.sha256)
@@ -150,7 +150,8 @@ class S3Store(BlobStore):
 
     def put(self, path: pathlib.Path) -> Stored:
         """See `BlobStore.put`."""
-        stored = _hash(path)
+        with open(path, "rb") as file, open(os.devnull, "wb") as nowhere:
+            stored = copy(file, nowhere)
         with self._errors("store"):
             self._client.upload_file(str(path), self.bucket, self._name(stored.sha256))
         return stored
@@ -206,16 +207,11 @@ def _chunks(file: Any) -> Iterator[bytes]:
             yield chunk
 
 
-def _copy(path: pathlib.Path, to: Any) -> Stored:
+def copy(file: IO[bytes], to: Any) -> Stored:
+    """Write the rest of a file to another one; what it is."""
     digest, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-            to.write(chunk)
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+        size += len(chunk)
+        to.write(chunk)
     return Stored(digest.hexdigest(), size)
-
-
-def _hash(path: pathlib.Path) -> Stored:
-    with open(os.devnull, "wb") as nowhere:
-        return _copy(path, nowhere)

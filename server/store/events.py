@@ -8,7 +8,7 @@ that reads what comes `after` the last one it has misses nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -55,6 +55,10 @@ class Type(enum.StrEnum):
     REMOVED = "removed"
     #: Something a person should know: message.
     WARNING = "warning"
+
+
+#: Of which there is one for each candidate or round; plots and tables show the same.
+FREQUENT = frozenset({Type.TRIAL, Type.ROUND, Type.CHECKPOINT})
 
 
 def append(
@@ -105,12 +109,6 @@ def after(
         query = query.where(models.Event.type.in_([str(kind) for kind in kinds]))
     newer = tx.scalars(query.order_by(models.Event.seq).limit(limit))
     return [rows.Event.of(event) for event in newer]
-
-
-def lasts(tx: orm.Session, job_ids: Collection[int]) -> dict[int, int]:
-    """The newest sequence number of each of these jobs that exists."""
-    query = sa.select(models.Job.id, models.Job.last_seq).where(models.Job.id.in_(job_ids))
-    return {int(job_id): int(seq) for job_id, seq in tx.execute(query)}
 
 
 def last(tx: orm.Session, job_id: int) -> int | None:

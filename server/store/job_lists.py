@@ -12,8 +12,6 @@ import dataclasses
 import enum
 import json
 import math
-import types
-from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import sqlalchemy as sa
@@ -145,12 +143,6 @@ class Sort(enum.StrEnum):
         return float if self in (Sort.LATENCY, Sort.SPEEDUP) else int
 
 
-#: States in the order of a table: what works, what waits, what ended.
-_STATE_RANKS: Mapping[states.State, int] = types.MappingProxyType(
-    {state: rank for rank, state in enumerate(states.State)}
-)
-
-
 def page(
     tx: orm.Session,
     chosen: Filter | None = None,
@@ -198,10 +190,11 @@ def counts(tx: orm.Session) -> dict[states.State, int]:
 def _sorted_by(sort: Sort) -> sa.ColumnElement[Any]:
     job = models.Job
     owner = sa.select(sa.func.lower(models.Key.name)).where(models.Key.id == job.key_id)
+    ranks = ((job.state == state, rank) for rank, state in enumerate(states.State))
     expressions: dict[Sort, sa.ColumnElement[Any]] = {
         Sort.NUMBER: job.id.expression,
         Sort.NAME: sa.func.lower(job.name),
-        Sort.STATE: sa.case(*((job.state == state, rank) for state, rank in _STATE_RANKS.items())),
+        Sort.STATE: sa.case(*ranks),
         Sort.OWNER: owner.scalar_subquery(),
         Sort.PRIORITY: job.priority.expression,
         Sort.TRIALS: job.n_trials.expression,
@@ -215,14 +208,9 @@ def _filtered(query: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
     job = models.Job
     if chosen.states:
         query = query.where(job.state.in_(chosen.states))
-    for column, value in (
-        (job.kind, chosen.kind),
-        (job.op, chosen.op),
-        (job.key_id, chosen.key_id),
-        (job.project, chosen.project),
-    ):
-        if value is not None:
-            query = query.where(column == value)
+    for name in ("kind", "op", "key_id", "project"):
+        if (value := getattr(chosen, name)) is not None:
+            query = query.where(getattr(job, name) == value)
     if chosen.target_key is not None:
         query = query.where(jobs.is_for(chosen.target_key))
     if chosen.program is not None:
@@ -233,10 +221,7 @@ def _filtered(query: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
         tagged = sa.select(models.JobTag.job_id).where(models.JobTag.tag == tag)
         query = query.where(job.id.in_(tagged))
     if chosen.text:
-        query = query.where(
-            sa.or_(
-                job.name.icontains(chosen.text, autoescape=True),
-                job.op.icontains(chosen.text, autoescape=True),
-            )
-        )
+        texts = (job.name, job.op)
+        has_text = (text.icontains(chosen.text, autoescape=True) for text in texts)
+        query = query.where(sa.or_(*has_text))
     return query

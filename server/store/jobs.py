@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
-from typing import Any
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -56,6 +58,14 @@ class IdempotencyKey:
 
     key: str
     request_sha256: str
+
+    @classmethod
+    def of(cls, key: str | None, content: Any) -> Self | None:
+        """That of a request with this content, as JSON has it; None without a key."""
+        if key is None:
+            return None
+        text = json.dumps(content, sort_keys=True)
+        return cls(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,44 +179,26 @@ def some(tx: orm.Session, job_ids: Sequence[int]) -> list[rows.Job]:
     return as_rows(tx, [by_id[job_id] for job_id in job_ids if job_id in by_id])
 
 
-def projects_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, str]:
-    """The project of each of these jobs that exists."""
-    query = sa.select(models.Job.id, models.Job.project).where(models.Job.id.in_(job_ids))
-    return {number: project for number, project in tx.execute(query)}
-
-
-def states_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, states.State]:
-    """The state of each of these jobs that exists."""
-    query = sa.select(models.Job.id, models.Job.state).where(models.Job.id.in_(job_ids))
-    return {number: state for number, state in tx.execute(query)}
-
-
 def tasks(tx: orm.Session, job_id: int) -> list[rows.Task]:
     """The tasks of a job, in order."""
     query = sa.select(models.Task).where(models.Task.job_id == job_id)
     return [rows.Task.of(task) for task in tx.scalars(query.order_by(models.Task.number))]
 
 
-def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | None]:
-    """TVMScript and generated source of a task's best schedule; None before the artifact.
+def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | None, str | None]:
+    """TVMScript, generated source and assembly (of a GPU PTX) of a task's best schedule; None
+    before the artifact.
 
     Raises:
         NotFound: there is no such task.
     """
-    task_code = tx.execute(
-        sa.select(models.Task.schedule, models.Task.source).where(
-            models.Task.job_id == job_id, models.Task.number == number
-        )
-    ).one_or_none()
-    if task_code is None:
+    task = models.Task
+    query = sa.select(task.schedule, task.source, task.assembly)
+    found = tx.execute(query.where(task.job_id == job_id, task.number == number)).one_or_none()
+    if found is None:
         raise errors.NotFound(f"job {job_id} has no task {number}")
-    return task_code[0], task_code[1]
-
-
-def assembly(tx: orm.Session, job_id: int, number: int) -> str | None:
-    """Assembly (of a GPU PTX) of a task's best schedule; None before the artifact."""
-    where = (models.Task.job_id == job_id, models.Task.number == number)
-    return tx.scalar(sa.select(models.Task.assembly).where(*where))
+    schedule, source, assembly = found
+    return schedule, source, assembly
 
 
 def programs(tx: orm.Session, job_id: int) -> list[str]:

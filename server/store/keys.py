@@ -110,11 +110,8 @@ def every(tx: orm.Session) -> list[rows.Key]:
 
 def names(tx: orm.Session, key_ids: Iterable[int | None]) -> dict[int, str]:
     """The names of keys, by number."""
-    key = models.Key
     ids = {key_id for key_id in key_ids if key_id is not None}
-    return {
-        row[0]: row[1] for row in tx.execute(sa.select(key.id, key.name).where(key.id.in_(ids)))
-    }
+    return statements.by_number(tx, models.Key.id, models.Key.name, ids)
 
 
 def get(tx: orm.Session, key_id: int) -> rows.Key:

@@ -38,14 +38,6 @@ class Claim:
     fence: Fence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reaped:
-    """A job whose lease expired, and what became of it."""
-
-    job_id: int
-    state: states.State
-
-
 def claim(
     tx: orm.Session, worker_id: int, target_keys: Collection[str], lease_s: float
 ) -> Claim | None:
@@ -180,8 +172,12 @@ def any_expired(tx: orm.Session) -> bool:
     return tx.scalar(expired.limit(1)) is not None
 
 
-def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
-    """Take jobs away from tuners that stopped renewing; each with its event, in `tx`."""
+def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> dict[int, states.State]:
+    """Take jobs away from tuners that stopped renewing; each with its event, in `tx`.
+
+    Returns:
+        What became of each job whose lease expired, by its number.
+    """
     query = (
         sa.select(models.Job)
         .where(models.Job.lease_expires_at < columns.db_now())
@@ -189,7 +185,7 @@ def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
-    reaped = []
+    reaped: dict[int, states.State] = {}
     for job in tx.scalars(query.execution_options(populate_existing=True)).all():
         failure = {
             "error": "lease_expired",
@@ -199,9 +195,9 @@ def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
         if job.attempts >= max_attempts and job.state != _S.CANCELLING:
             error_columns = {name: failure[name] for name in ("error", "message")}
             events.change_state(tx, job, _S.FAILED, failure, reason="failed", **error_columns)
-            reaped.append(Reaped(job.id, _S.FAILED))
+            reaped[job.id] = _S.FAILED
         else:
-            reaped.append(Reaped(job.id, _end_lease(tx, job, {}, failure)))
+            reaped[job.id] = _end_lease(tx, job, {}, failure)
     return reaped
 
 

@@ -56,19 +56,10 @@ def points(
     return [cast(Point, tuple(row)) for row in selected]
 
 
-def curve(tx: orm.Session, job_id: int, task: int | None = None) -> list[rows.CurvePoint]:
-    """Best so far of a job (or one task): where it fell, and where it is now.
-
-    Raises:
-        NotFound: there is no such job.
-    """
-    return curves(tx, [job_id], task)[job_id]
-
-
 def curves(
     tx: orm.Session, job_ids: Sequence[int], task: int | None = None
 ) -> dict[int, list[rows.CurvePoint]]:
-    """`curve` of several jobs.
+    """Best so far of jobs (or one task of each): where it fell, and where it is now.
 
     Raises:
         NotFound: one of them does not exist.
@@ -91,7 +82,7 @@ def curves(
 
 
 def task_curves(tx: orm.Session, job_id: int) -> dict[int, list[rows.CurvePoint]]:
-    """`curve` of each task of a job that has a latency, by the task's number.
+    """As `curves`, of each task of a job that has a latency, by the task's number.
 
     Raises:
         NotFound: there is no such job.

@@ -16,14 +16,8 @@ from server.store import rows, statements
 DEFAULT = fields.DEFAULT_PROJECT
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a project may have; None is the service's limit, or none."""
-
-    max_running_jobs: int | None = None
-    max_trials: int | None = None
-    max_bytes: int | None = None
-    retention_days: int | None = None
+#: What a project may have; None is the service's limit, or none.
+LIMITS = ("max_running_jobs", "max_trials", "max_bytes", "retention_days")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,17 +28,15 @@ class Usage:
     n_bytes: int
 
 
-def create(tx: orm.Session, name: str, limits: Limits | None = None) -> rows.Project:
-    """Make a project.
+def create(tx: orm.Session, name: str, **limits: int | None) -> rows.Project:
+    """Make a project with some `LIMITS`.
 
     Raises:
         Conflict: there is one of that name.
     """
     if tx.get(models.Project, name) is not None:
         raise errors.Conflict(f"there is a project {name!r}: take another name")
-    row = models.Project(
-        name=name, created_at=columns.db_now(), **dataclasses.asdict(limits or Limits())
-    )
+    row = models.Project(name=name, created_at=columns.db_now(), **limits)
     tx.add(row)
     try:
         tx.flush()
@@ -70,29 +62,25 @@ def get(tx: orm.Session, name: str) -> rows.Project:
     return rows.Project.of(statements.get(tx, models.Project, name, missing))
 
 
-def change(tx: orm.Session, name: str, limits: Limits) -> rows.Project:
-    """Replace the limits of a project.
+def change(tx: orm.Session, name: str, **limits: int | None) -> rows.Project:
+    """Replace all `LIMITS` of a project.
 
     Raises:
         NotFound
     """
     get(tx, name)
-    values = dataclasses.asdict(limits)
+    values = dict.fromkeys(LIMITS) | limits
     statements.update(tx, models.Project, models.Project.name == name, **values)
     return get(tx, name)
 
 
 def usage(tx: orm.Session, name: str) -> Usage:
     """What a project has now; a content that several of its jobs have counts once."""
-    return _usages(tx, [name])[name]
+    return usages(tx, [name])[name]
 
 
-def usages(tx: orm.Session) -> dict[str, Usage]:
-    """`usage` of every project, by name."""
-    return _usages(tx, [project.name for project in every(tx)])
-
-
-def _usages(tx: orm.Session, names: Sequence[str]) -> dict[str, Usage]:
+def usages(tx: orm.Session, names: Sequence[str]) -> dict[str, Usage]:
+    """`usage` of several projects, by name."""
     artifact, job = models.Artifact, models.Job
     active = (job.project.in_(names), job.state.in_(states.ACTIVE))
     counted = sa.select(job.project, sa.func.count()).where(*active).group_by(job.project)

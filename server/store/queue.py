@@ -28,6 +28,9 @@ from server.store import tuners as store_tuners
 #: All projects wait for the same tuners; an estimate says nothing else of their jobs.
 _OF_ALL = {visibility.UNRESTRICTED: True}
 
+#: What `Work` has of a job, under the same names.
+OF_JOB = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")
+
 #: Recent jobs that the rate is taken from.
 RECENT_JOBS = 20
 
@@ -106,14 +109,13 @@ def _rate(tx: orm.Session, target_key: str) -> tuple[float | None, int]:
 def _others(tx: orm.Session, work: Work) -> tuple[Sequence[Work], Sequence[Work]]:
     """The jobs that are worked on and those that are claimed before this one."""
     job = models.Job
-    names = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")
     active = states.CLAIMABLE | states.LEASED
     query = sa.select(
-        job.id, job.lease_token.is_not(None), *(getattr(job, name) for name in names)
+        job.id, job.lease_token.is_not(None), *(getattr(job, name) for name in OF_JOB)
     ).where(job.state.in_(active), job.id != (work.job_id or 0))
     running, waiting = [], []
     for job_id, is_leased, *values in tx.execute(query, execution_options=_OF_ALL):
-        other = Work(job_id=job_id, **dict(zip(names, values, strict=True)))
+        other = Work(job_id=job_id, **dict(zip(OF_JOB, values, strict=True)))
         if not _compete(work.target_key, other.target_key):
             continue
         if is_leased:

@@ -197,7 +197,7 @@ class CurvePoint:
     best_us: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Predicted:
     """The latency of a trial as the cost model predicted it, and as it was measured."""
 

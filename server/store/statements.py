@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from server import errors
 from server.database import models
 
 M = TypeVar("M", bound=models.Base)
+V = TypeVar("V")
 
 
 def get(tx: orm.Session, kind: type[M], key: Any, missing: str) -> M:
@@ -45,6 +47,18 @@ def delete(tx: orm.Session, kind: type[models.Base], *where: sa.ColumnElement[bo
     """Remove rows; what the transaction has loaded of them stays as it was."""
     statement = sa.delete(kind).where(*where)
     tx.execute(statement.execution_options(synchronize_session=False))
+
+
+def by_number(
+    tx: orm.Session,
+    number: orm.InstrumentedAttribute[int],
+    value: orm.InstrumentedAttribute[V],
+    numbers: Collection[int],
+) -> dict[int, V]:
+    """A column of the rows of these numbers that there are, by number."""
+    return {
+        key: each for key, each in tx.execute(sa.select(number, value).where(number.in_(numbers)))
+    }
 
 
 def count(tx: orm.Session, kind: type[models.Base], *where: sa.ColumnElement[bool]) -> int:

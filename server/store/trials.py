@@ -333,14 +333,11 @@ def _credit(tx: orm.Session, worker_id: int | None, new: models.Trial) -> None:
 def _filtered(job_id: int, chosen: Filter) -> sa.Select[models.Trial]:
     trial = models.Trial
     query = sa.select(trial).where(trial.job_id == job_id)
-    if chosen.task is not None:
-        query = query.where(trial.task == chosen.task)
+    for name in ("task", "error", "round"):
+        if (value := getattr(chosen, name)) is not None:
+            query = query.where(getattr(trial, name) == value)
     if chosen.ok is not None:
         query = query.where(trial.error.is_(None) if chosen.ok else trial.error.is_not(None))
-    if chosen.error is not None:
-        query = query.where(trial.error == chosen.error)
-    if chosen.round is not None:
-        query = query.where(trial.round == chosen.round)
     if chosen.best_only:
         query = query.where(trial.is_best.is_(True))
     return query

@@ -30,7 +30,7 @@ from felix.network.contenders import contest, shipping
 from felix.tuning import results
 from server.parsing import grouping
 from server.store import artifacts, networks, rows
-from server.tuner import artifact_run_script, engine, job_access
+from server.tuner import artifact_run_script, job_access
 
 #: Code for viewers is cut after so many characters.
 MAX_CODE = 1 << 20
@@ -41,16 +41,13 @@ SOURCES = ("source/kernel.cu", "source/kernel.ll")
 #: The assembly of a task, whichever there is: the CPU's, or PTX of a GPU.
 ASSEMBLIES = ("source/kernel.s", "source/kernel.ptx")
 
-#: Time stamp of all files in the zip: equal contents make equal zips.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-
 
 def write(
     result: results.NetworkResult,
     job: rows.Job,
     path: pathlib.Path,
     begin_step: Callable[[str], None],
-) -> list[engine.Code]:
+) -> list[artifacts.Code]:
     """Write the zip to `path`; the code of each task that has a schedule.
 
     Args:
@@ -147,8 +144,8 @@ def _unscheduled(result: results.NetworkResult) -> float | None:
     return total
 
 
-def _code(number: int, folder: pathlib.Path) -> engine.Code:
-    return engine.Code(
+def _code(number: int, folder: pathlib.Path) -> artifacts.Code:
+    return artifacts.Code(
         task=number,
         schedule=_first_text(folder, ("schedule.py",)),  # a generated kernel has none
         source=_first_text(folder, SOURCES),
@@ -168,15 +165,14 @@ def _text(path: pathlib.Path) -> str:
 
 
 def write_zip(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """Write a folder as a zip file."""
+    """Write a folder as a zip file; no file has a time stamp: equal contents make equal zips."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
                 name = file.relative_to(folder.parent).as_posix()
-                info = zipfile.ZipInfo(name, _EPOCH)
-                info.compress_type = zipfile.ZIP_DEFLATED
+                info = zipfile.ZipInfo(name)
                 info.external_attr = (0o755 if file.suffix == ".so" else 0o644) << 16
-                archive.writestr(info, file.read_bytes())
+                archive.writestr(info, file.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def write_network(

@@ -7,21 +7,11 @@ import pathlib
 from typing import Any, Protocol, TypeVar
 
 from felix.measure import readings
-from server.store import networks, tuners
+from server.store import artifacts, networks, tuners
 from server.tuner import claimed_job, job_access
 
 #: What an engine gets of a job.
 J = TypeVar("J", bound=job_access.JobAccess, contravariant=True)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """The best schedule of a task: TVMScript, generated source, assembly (of a GPU PTX)."""
-
-    task: int
-    schedule: str
-    source: str
-    assembly: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +48,7 @@ class JobEngine(Protocol[J]):
         """
         ...
 
-    def export(self, claimed: J, outcome: Outcome, path: pathlib.Path) -> list[Code]:
+    def export(self, claimed: J, outcome: Outcome, path: pathlib.Path) -> list[artifacts.Code]:
         """Write the artifact, a zip file, to `path`.
 
         Raises:

@@ -6,6 +6,7 @@ trial of a job comes seconds after its claim.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -20,11 +21,11 @@ from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
+from server.store import artifacts as store_artifacts
 from server.store import networks, reuse
 from server.tuner import artifacts, engine, job_access, places, run_records
 
 if TYPE_CHECKING:
-    from felix.database import session
     from felix.space.sketch import Sketch
     from felix.space.trace_sketch import TraceSketch
 
@@ -72,12 +73,6 @@ class FelixEngine(engine.RemoteEngine):
             "versions": self.versions(),
         }
         record_event = run_records.EventRecorder(claimed, [task.key for task in tasks], about)
-
-        def open_session(
-            run_tasks: Sequence[Task], identity: session.Identity
-        ) -> run_records.DatabaseSession:
-            return run_records.DatabaseSession(claimed, run_tasks, identity, claimed.warn)
-
         job = claimed.job
         earlier = EarlierJobs(claimed, tasks)
         job_options = {name: job.options[name] for name in JOB_OPTIONS if name in job.options}
@@ -89,7 +84,7 @@ class FelixEngine(engine.RemoteEngine):
             strategy=job.strategy,
             options=options.TuneOptions(
                 pool=self._places.pool,
-                journal=open_session,
+                journal=functools.partial(run_records.DatabaseSession, claimed),
                 should_stop=lambda: (
                     record_event.has_begun
                     and (claimed.should_stop() or self._places.lost is not None)
@@ -109,7 +104,7 @@ class FelixEngine(engine.RemoteEngine):
 
     def export(
         self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
-    ) -> list[engine.Code]:
+    ) -> list[store_artifacts.Code]:
         """See `engine.Engine`."""
         result: results.NetworkResult = outcome.result
         return artifacts.write(result, claimed.job, path, claimed.begin_step)

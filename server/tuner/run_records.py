@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import events, tensorfile
@@ -114,15 +114,10 @@ class DatabaseSession:
         claimed: the job.
         tasks: in the order of the job's tasks.
         identity: of this run; equal to that of the checkpoint, or the checkpoint is left aside.
-        warn: called with a message if it is.
     """
 
     def __init__(
-        self,
-        claimed: job_access.JobAccess,
-        tasks: Sequence[Task],
-        identity: session.Identity,
-        warn: Callable[[str], None],
+        self, claimed: job_access.JobAccess, tasks: Sequence[Task], identity: session.Identity
     ) -> None:
         self._claimed = claimed
         self._numbers = {task.key: number for number, task in enumerate(tasks)}
@@ -136,7 +131,9 @@ class DatabaseSession:
                 self.state = checkpoint.state["run"]
                 self.tensors = _read(checkpoint.tensors)
             else:
-                warn("the checkpoint is of other versions: going on from the records alone")
+                claimed.warn(
+                    "the checkpoint is of other versions: going on from the records alone"
+                )
 
     def append(self, trial: _Trial) -> None:
         """Write one trial; it is safe when this returns.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import os
 import pathlib
 import socket
@@ -24,12 +23,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from felix import errors as engine_errors
-from server import errors, settings, states, upkeep
+from server import errors, logs, settings, states, upkeep
 from server.database import database
 from server.store import artifacts, blobs, leases, networks, rows, tuners
 from server.tuner import claimed_job, engine, heartbeat
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: Why a job goes back into the queue by itself.
 YIELDED = "another key's job had waited for its turn"
@@ -79,10 +78,7 @@ class Tuner:
         self._reaping = upkeep.Loop("reap", reap, service_settings.reap_s)
         keys = ", ".join(self._target_keys()) or "nothing"
         _log.info(
-            "tuner %d is ready for %s",
-            self.worker_id,
-            keys,
-            extra={"action": "ready", "worker": self.worker_id},
+            "tuner %d is ready for %s", self.worker_id, keys, action="ready", worker=self.worker_id
         )
 
     def run(self) -> None:
@@ -101,7 +97,7 @@ class Tuner:
                 if claim is not None:
                     tuners.count_job(tx, self.worker_id)
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("cannot claim a job: %s", error, extra={"action": "claim_failed"})
+            _log.warning("cannot claim a job: %s", error, action="claim_failed")
             return False
         if claim is None:
             return False
@@ -137,20 +133,16 @@ class Tuner:
     def _work(self, claimed: claimed_job.ClaimedJob) -> None:
         job = claimed.job
         log_fields: dict[str, Any] = {"job": job.id, "worker": self.worker_id}
-        _log.info("job %d: begin", job.id, extra={"action": "begin", **log_fields})
+        _log.info("job %d: begin", job.id, action="begin", **log_fields)
         try:
             state = self._attempt(claimed)
         except errors.LeaseLost:
-            _log.warning(
-                "job %d: lease lost", job.id, extra={"action": "lease_lost", **log_fields}
-            )
+            _log.warning("job %d: lease lost", job.id, action="lease_lost", **log_fields)
             return
         except sa.exc.SQLAlchemyError as error:  # the lease will expire
-            _log.error("job %d: %s", job.id, error, extra={"action": "store_failed", **log_fields})
+            _log.error("job %d: %s", job.id, error, action="store_failed", **log_fields)
             return
-        _log.info(
-            "job %d: %s", job.id, state, extra={"action": "end", "state": state, **log_fields}
-        )
+        _log.info("job %d: %s", job.id, state, action="end", state=state, **log_fields)
 
     def _attempt(self, claimed: claimed_job.ClaimedJob) -> states.State:
         """Run the job and end it; its state then.
@@ -196,10 +188,7 @@ class Tuner:
     def _put_back(self, claimed: claimed_job.ClaimedJob, why: str) -> states.State:
         """Let the job wait for a device; that is no failed attempt."""
         _log.warning(
-            "job %d waits: %s",
-            claimed.job.id,
-            why,
-            extra={"action": "no_device", "job": claimed.job.id},
+            "job %d waits: %s", claimed.job.id, why, action="no_device", job=claimed.job.id
         )
         payload = {"no_device": True, "message": why}
         return claimed.write(lambda tx: leases.release(tx, claimed.fence, payload))
@@ -213,9 +202,7 @@ class Tuner:
 
             def write(tx: Any) -> None:
                 for code in codes:
-                    artifacts.store_code(
-                        tx, claimed.fence, code.task, code.schedule, code.source, code.assembly
-                    )
+                    artifacts.store_code(tx, claimed.fence, code)
                 artifacts.keep_content(tx, self._store, new.sha256, path)
                 artifacts.add(tx, claimed.fence, new)
 
@@ -235,7 +222,8 @@ class Tuner:
                     "job %d: no network: %s",
                     claimed.job.id,
                     failure,
-                    extra={"action": "network_failed", "job": claimed.job.id},
+                    action="network_failed",
+                    job=claimed.job.id,
                 )
                 claimed.write(lambda tx: networks.fail(tx, claimed.fence, failure))
                 return
@@ -267,7 +255,9 @@ class Tuner:
             decision.error,
             decision.message,
             exc_info=error,
-            extra={"action": "failed", "job": claimed.job.id, "error": decision.error},
+            action="failed",
+            job=claimed.job.id,
+            error=decision.error,
         )
         return claimed.write(
             lambda tx: leases.fail(

@@ -67,11 +67,7 @@ class Caller:
     @property
     def sees(self) -> visibility.Visibility:
         """Whose rows it sees: its project's; an admin everything."""
-        return (
-            visibility.EVERYTHING
-            if self.key.can_admin
-            else visibility.Visibility(self.key.project)
-        )
+        return visibility.Visibility(None if self.key.can_admin else self.key.project)
 
     def read(self) -> contextlib.AbstractContextManager[orm.Session]:
         """A transaction that only reads what the caller sees."""

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import anyio
@@ -20,6 +19,8 @@ from server.store import blobs, rows
 
 #: Addresses remembered; the oldest are forgotten first.
 MAX_ADDRESSES = 10_000
+#: Failed logins within so many seconds before an address has to wait.
+MAX_FAILURES, WINDOW_S = 10, 60.0
 
 
 class Throttled(errors.ServiceError):
@@ -35,17 +36,9 @@ class Throttle:
     Keys have 256 random bits, so this does not guard them; it keeps a broken client or a scanner
     from costing anything. Counts live in the process: several API servers allow several times as
     much.
-
-    Args:
-        limit: failures within the window before an address has to wait.
-        window_s: length of the window.
-        clock: seconds that only grow.
     """
 
-    def __init__(
-        self, limit: int = 10, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._limit, self._window_s, self._clock = limit, window_s, clock
+    def __init__(self) -> None:
         self._failures: collections.OrderedDict[str, list[float]] = collections.OrderedDict()
         self._lock = threading.Lock()
 
@@ -56,19 +49,19 @@ class Throttle:
             Throttled
         """
         with self._lock:
-            if len(self._recent(address)) >= self._limit:
+            if len(self._recent(address)) >= MAX_FAILURES:
                 raise Throttled()
 
     def failed(self, address: str) -> None:
         """Count a failure."""
         with self._lock:
-            self._failures[address] = [*self._recent(address), self._clock()]
+            self._failures[address] = [*self._recent(address), time.monotonic()]
             self._failures.move_to_end(address)
             while len(self._failures) > MAX_ADDRESSES:
                 self._failures.popitem(last=False)
 
     def _recent(self, address: str) -> list[float]:
-        since = self._clock() - self._window_s
+        since = time.monotonic() - WINDOW_S
         return [at for at in self._failures.get(address, []) if at > since]
 
 

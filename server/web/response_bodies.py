@@ -14,6 +14,7 @@ import pydantic
 
 from felix.client import rows
 from server import states
+from server.store import rows as store_rows
 
 T = TypeVar("T")
 Time = datetime.datetime
@@ -209,14 +210,8 @@ class Curve(ResponseBody, rows.Curve):
     points: list[CurvePoint]  # type: ignore[assignment]
 
 
-class PredictedPoint(ResponseBody):
+class PredictedPoint(ResponseBody, store_rows.Predicted):
     """The latency of a trial as the cost model predicted it, and as it was measured."""
-
-    trial: int
-    task: int
-    round: int
-    predicted_us: float
-    latency_us: float
 
 
 class Predicted(ResponseBody):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import pathlib
 import tempfile
 from collections.abc import AsyncIterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import anyio.to_thread
 import fastapi
@@ -16,6 +15,7 @@ import pydantic
 from starlette import datastructures, formparsers
 
 from server import errors
+from server.store import blobs
 from server.web import problems, request_bodies
 
 #: Multipart heads and the field `job` may take as much on top of the file.
@@ -84,10 +84,12 @@ async def stored(
         raise too_large(limit_bytes)
     name = _name(file.filename or "")
     with tempfile.NamedTemporaryFile(prefix="felix-upload-") as copy:
-        sha256, size = await anyio.to_thread.run_sync(_copy, file.file, copy)
-        if size == 0:
+        await file.seek(0)
+        content = await anyio.to_thread.run_sync(blobs.copy, file.file, copy)
+        copy.flush()
+        if content.size_bytes == 0:
             raise errors.InvalidRequest("the file is empty")
-        yield Upload(body, name, pathlib.Path(copy.name), sha256, size)
+        yield Upload(body, name, pathlib.Path(copy.name), content.sha256, content.size_bytes)
 
 
 def refuse_announced(request: fastapi.Request, limit_bytes: int) -> None:
@@ -140,14 +142,3 @@ def _name(text: str) -> str:
         return pydantic.TypeAdapter(request_bodies.FileName).validate_python(text)
     except pydantic.ValidationError as error:
         raise problems.malformed(error, "file", "filename") from error
-
-
-def _copy(source: BinaryIO, to: Any) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
-    source.seek(0)
-    while chunk := source.read(1 << 20):
-        digest.update(chunk)
-        size += len(chunk)
-        to.write(chunk)
-    to.flush()
-    return digest.hexdigest(), size

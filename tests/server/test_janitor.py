@@ -39,7 +39,7 @@ def files(db: database.Database, job: rows.Job) -> list[str]:
 
 
 def limit(db: database.Database, **limits: Any) -> None:
-    service_fakes.write(db, projects.change, projects.DEFAULT, projects.Limits(**limits))
+    service_fakes.write(db, projects.change, projects.DEFAULT, **limits)
 
 
 def stored(store: blobs.LocalStore) -> int:

@@ -84,7 +84,8 @@ def finished(
     new = service_fakes.artifact(service_fakes.put(store, CONTENT), "job.zip")
     with db.write() as tx:
         artifacts.add(tx, claim.fence, new)
-        artifacts.store_code(tx, claim.fence, 0, "def main(): ...", "; llvm")
+        code = artifacts.Code(task=0, schedule="def main(): ...", source="; llvm")
+        artifacts.store_code(tx, claim.fence, code)
         leases.succeed(tx, claim.fence, "trials")
     return service_fakes.read(db, jobs.get, claim.job.id)
 

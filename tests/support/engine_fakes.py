@@ -16,7 +16,7 @@ from typing import Any
 from felix import errors
 from felix.measure import readings
 from felix.processes import policy
-from server.store import networks, progress
+from server.store import artifacts, networks, progress
 from server.tuner import engine, job_access
 from tests.support import service_fakes
 
@@ -74,14 +74,14 @@ class Engine:
 
     def export(
         self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
-    ) -> list[engine.Code]:
+    ) -> list[artifacts.Code]:
         """See `engine.Engine`."""
         claimed.begin_step("making the artifact")
         if claimed.job.options.get("act") == "unresponsive export":
             path.with_name(BEGUN).touch()
             be_unresponsive()
         path.write_bytes(f"artifact of job {claimed.job.id}".encode())
-        return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
+        return [artifacts.Code(task=0, schedule="def main(): ...", source="; llvm")]
 
     def build_network(
         self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path

@@ -368,9 +368,9 @@ class Engine(InItsTuner):
 
     def export(
         self, at: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
-    ) -> list[engine.Code]:
+    ) -> list[artifacts.Code]:
         path.write_bytes(f"artifact of job {at.job.id}".encode())
-        return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
+        return [artifacts.Code(task=0, schedule="def main(): ...", source="; llvm")]
 
     def build_network(
         self, at: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path

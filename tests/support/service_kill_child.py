@@ -19,7 +19,7 @@ from typing import Any
 from felix.processes import policy
 from server import settings
 from server.database import database
-from server.store import blobs, trials
+from server.store import artifacts, blobs, trials
 from server.tuner import claimed_job, engine, felix_engine, places, tuner
 from tests.support import service_fakes, tuning_fakes
 
@@ -52,7 +52,7 @@ class FakeDeviceEngine(service_fakes.InItsTuner, felix_engine.FelixEngine):
 
     def export(
         self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
-    ) -> list[engine.Code]:
+    ) -> list[artifacts.Code]:
         """A small file instead of a compiled kernel."""
         path.write_text(f"{outcome.result.latency_us}")
         return []

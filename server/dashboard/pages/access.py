@@ -17,9 +17,7 @@ from server.dashboard import job_form, render
 from server.store import keys, projects, rows
 from server.web import auth, dependencies, request_bodies
 
-login_router = fastapi.APIRouter(
-    prefix="/dashboard", route_class=render.Page, include_in_schema=False
-)
+login_router = render.router("/dashboard")
 
 HOME = "/dashboard"
 
@@ -130,7 +128,7 @@ def inside(address: str) -> str:
     return address if ours and "\\" not in address and address.isprintable() else HOME
 
 
-router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
+router = render.router("/dashboard")
 
 KEYS = "/dashboard/keys"
 AUDIT_LIMIT = 100

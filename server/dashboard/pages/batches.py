@@ -15,9 +15,7 @@ from server.dashboard.pages import jobs as jobs_page
 from server.store import jobs, keys, requests
 from server.web import request_bodies
 
-batches_router = fastapi.APIRouter(
-    prefix="/dashboard/batches", route_class=render.Page, include_in_schema=False
-)
+batches_router = render.router("/dashboard/batches")
 
 #: Batches of a page.
 LIMIT = 25
@@ -58,9 +56,7 @@ def one(batch_id: request_bodies.Id, viewer: render.Submitter) -> fastapi.Respon
     )
 
 
-templates_router = fastapi.APIRouter(
-    prefix="/dashboard/templates", route_class=render.Page, include_in_schema=False
-)
+templates_router = render.router("/dashboard/templates")
 
 TEMPLATES = "/dashboard/templates"
 

@@ -31,9 +31,7 @@ from server.store import (
 from server.store import tuners as store_tuners
 from server.web import auth, decisions, request_bodies
 
-router = fastapi.APIRouter(
-    prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
-)
+router = render.router("/dashboard/jobs/{job_id}")
 
 TRIALS_LIMIT = 100
 LOG_LIMIT = 200
@@ -191,8 +189,7 @@ def code_page(
     with viewer.read() as tx:
         head = _head(tx, viewer, job_id)
         number = _existing(head["tasks"], task)
-        schedule, source = jobs.code(tx, job_id, number)
-        assembly = jobs.assembly(tx, job_id, number)
+        schedule, source, assembly = jobs.code(tx, job_id, number)
     language = formats.language_of(source or "", head["job"].target)
     is_gpu = language == "cuda"
     listings = [
@@ -221,7 +218,7 @@ def log_page(
     before: request_bodies.After = None,
 ) -> fastapi.Response:
     """Events, newest first; without `all`, those that a person reads."""
-    kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _FREQUENT)
+    kinds = () if all_ else tuple(kind for kind in events.Type if kind not in events.FREQUENT)
     with viewer.read() as tx:
         head = _head(tx, viewer, job_id)
         newest = newest_events(tx, job_id, before, kinds)
@@ -246,10 +243,6 @@ def act(
     viewer.need("submit")
     actions.move_job(viewer, job_id, actions.Action(verb))
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
-
-
-#: Events of which there are many; the plots and tables show the same.
-_FREQUENT = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
 
 
 def newest_events(

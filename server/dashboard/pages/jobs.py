@@ -16,7 +16,7 @@ from server.store import job_lists, keys, rows
 from server.store import tuners as store_tuners
 from server.web import auth
 
-router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+router = render.router()
 
 #: Jobs of a page.
 LIMIT = 50

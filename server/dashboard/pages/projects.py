@@ -15,9 +15,7 @@ from server.dashboard.pages import access
 from server.store import keys, projects, rows, webhooks
 from server.web import request_bodies
 
-router = fastapi.APIRouter(
-    prefix="/dashboard/projects", route_class=render.Page, include_in_schema=False
-)
+router = render.router("/dashboard/projects")
 
 PROJECTS = "/dashboard/projects"
 #: Bytes of the unit in which forms have sizes.
@@ -75,7 +73,7 @@ def change(name: _Name, viewer: render.Admin, form: access.Form) -> fastapi.Resp
 def _list(viewer: render.LoggedIn, filled: access.Filled) -> fastapi.Response:
     with viewer.read() as tx:
         visible = projects.every(tx)
-        usages = projects.usages(tx)
+        usages = projects.usages(tx, [project.name for project in visible])
         members = keys.every(tx) if viewer.can("admin") else []
     n_keys = {
         project.name: sum(
@@ -128,9 +126,7 @@ def _texts_of(project: rows.Project) -> dict[str, str]:
     return texts
 
 
-webhooks_router = fastapi.APIRouter(
-    prefix="/dashboard/webhooks", route_class=render.Page, include_in_schema=False
-)
+webhooks_router = render.router("/dashboard/webhooks")
 
 WEBHOOKS = "/dashboard/webhooks"
 DELIVERIES_LIMIT = 50
@@ -197,7 +193,8 @@ def send_test(
     webhook_id: request_bodies.Id, viewer: render.Submitter, _: access.Form
 ) -> fastapi.Response:
     """Send a notification that reports nothing."""
-    teams.test_webhook(viewer, webhook_id)
+    with viewer.write() as tx:
+        webhooks.send_test(tx, webhook_id)
     return responses.RedirectResponse(f"{WEBHOOKS}/{webhook_id}", 303)
 
 
@@ -218,7 +215,8 @@ def retry(
     _: access.Form,
 ) -> fastapi.Response:
     """Send a notification again."""
-    teams.retry_delivery(viewer, webhook_id, delivery_id)
+    with viewer.write() as tx:
+        webhooks.retry(tx, webhook_id, delivery_id)
     return responses.RedirectResponse(f"{WEBHOOKS}/{webhook_id}", 303)
 
 

@@ -19,7 +19,7 @@ import markupsafe
 from server.dashboard import formats, render
 from server.store import tuners as store_tuners
 
-router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+router = render.router()
 
 _METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -193,7 +193,7 @@ def _example(value: Any) -> Any:
     return formats.marked(json.dumps(value, indent=2, ensure_ascii=False), "json")
 
 
-devices_router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+devices_router = render.router()
 
 #: What is shown of `felix.target.Hardware`, with its unit.
 FACTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {

@@ -16,7 +16,7 @@ from server.dashboard.pages import access
 from server.store import job_lists, jobs, rows
 from server.web import auth, request_bodies
 
-router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+router = render.router()
 
 #: Jobs of a selection at most: those of a batch, and more than those of a page of the table.
 MAX_SELECTED = request_bodies.MAX_BATCH
@@ -94,7 +94,7 @@ def _refusal(viewer: auth.Caller, verb: str, number: int) -> str:
     return ""
 
 
-compare_router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+compare_router = render.router()
 
 _NUMBERS = re.compile(r"[0-9]{1,9}")
 
@@ -136,9 +136,7 @@ def numbers_of(texts: list[str]) -> list[int]:
     return [number for number in dict.fromkeys(numbers) if number > 0]
 
 
-changes_router = fastapi.APIRouter(
-    prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
-)
+changes_router = render.router("/dashboard/jobs/{job_id}")
 
 
 @changes_router.post("/change")

@@ -30,9 +30,7 @@ from server.store import jobs, requests
 from server.store import tuners as store_tuners
 from server.web import auth, request_bodies, uploads
 
-router = fastapi.APIRouter(
-    prefix="/dashboard/submit", route_class=render.Page, include_in_schema=False
-)
+router = render.router("/dashboard/submit")
 
 FIRST = "gemm"
 OPERATOR, FILE, TEMPLATE = "operator", "file", "template"

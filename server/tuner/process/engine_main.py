@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import pathlib
 import time
 from collections.abc import Callable
@@ -12,11 +11,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from felix.measure import readings
+from server import logs
 from server.store import rows
 from server.tuner import engine, job_access
 from server.tuner.process import messages
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 
 #: How often an engine without a job says how its devices are, in seconds.
 IDLE_S = 2.0
@@ -44,41 +44,29 @@ class _Requests:
     def serve(self, request: tuple[Any, ...]) -> None:
         """Do what is asked for and say how it ended."""
         try:
-            match request:
-                case ("run", job):
-                    self._run(job)
-                case ("export", job, path):
-                    self._export(job, path)
-                case ("network", job, path):
-                    self._build_network(job, path)
-                case ("stop" | "yield",):
-                    pass  # for a run that had just ended
+            if request not in (("stop",), ("yield",)):  # they are for a run that had just ended
+                messages.send(self._connection, *self._do(*request))
         except (BrokenPipeError, EOFError):
             raise
         except Exception as error:  # the edge of this process
             if not isinstance(error, Refused):
-                _log.exception("the engine failed", extra={"action": "engine_failed"})
+                _log.exception("the engine failed", action="engine_failed")
             name = messages.name_of(error)
             messages.send(self._connection, messages.Verb.FAILED, name, str(error))
 
-    def _run(self, job: rows.Job) -> None:
-        self._outcome = None
-        outcome = self._engine.run(RemoteJob(self._connection, job, self._engine.conditions))
-        self._outcome = outcome
-        messages.send(self._connection, messages.Verb.ENDED, outcome.reason, outcome.failure)
-
-    def _export(self, job: rows.Job, path: pathlib.Path) -> None:
-        assert self._outcome is not None
+    def _do(self, verb: str, job: rows.Job, *path: pathlib.Path) -> tuple[Any, ...]:
+        """Do it; the last message to the tuner."""
         claimed = RemoteJob(self._connection, job, self._engine.conditions)
-        codes = self._engine.export(claimed, self._outcome, path)
-        plain = [[code.task, code.schedule, code.source, code.assembly] for code in codes]
-        messages.send(self._connection, messages.Verb.EXPORTED, plain)
-
-    def _build_network(self, job: rows.Job, path: pathlib.Path) -> None:
+        if verb == "run":
+            self._outcome = None
+            self._outcome = outcome = self._engine.run(claimed)
+            return messages.Verb.ENDED, outcome.reason, outcome.failure
         assert self._outcome is not None
-        claimed = RemoteJob(self._connection, job, self._engine.conditions)
-        built = self._engine.build_network(claimed, self._outcome, path)
-        messages.send(self._connection, messages.Verb.BUILT, dataclasses.asdict(built))
+        if verb == "export":
+            codes = self._engine.export(claimed, self._outcome, *path)
+            return messages.Verb.EXPORTED, [dataclasses.asdict(code) for code in codes]
+        built = self._engine.build_network(claimed, self._outcome, *path)
+        return messages.Verb.BUILT, dataclasses.asdict(built)
 
 
 def _next(connection: Connection, served: engine.RemoteEngine) -> tuple[Any, ...] | None:

@@ -11,22 +11,21 @@ passes a limit (`limits`), is killed, and the next one becomes warm in the backg
 
 from __future__ import annotations
 
-import logging
 import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 from felix.measure import readings, rights
-from server import errors, settings, states
-from server.store import networks, tuners
+from server import errors, logs, settings, states
+from server.store import artifacts, networks, tuners
 from server.tuner import claimed_job, engine, reports
 from server.tuner.cluster import link
 from server.tuner.process import engine_child, messages
 from server.tuner.process import limits as job_limits
 from server.tuner.process import rights as process_rights
 
-_log = logging.getLogger(__name__)
+_log = logs.of(__name__)
 _Verb = messages.Verb
 
 #: The last message of an engine by what it writes.
@@ -102,7 +101,7 @@ class EngineProcess(engine.Engine):
         try:
             self._is_ready = self._take_ready(0.0) or self._is_ready
         except engine_child.EngineDied as error:
-            _log.error("%s: another one begins", error, extra={"action": "engine_died"})
+            _log.error("%s: another one begins", error, action="engine_died")
             self._replace()
         return self._is_ready
 
@@ -117,16 +116,13 @@ class EngineProcess(engine.Engine):
 
     def export(
         self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
-    ) -> list[engine.Code]:
+    ) -> list[artifacts.Code]:
         """See `engine.Engine`; the engine writes in its folder, from which the file is taken."""
         made = self._child.folder / path.name
         exported = self._converse(claimed, ("export", claimed.job, made))
         messages.copy_untrusted(made, path)
         (codes,) = exported.arguments
-        return [
-            engine.Code(task=task, schedule=schedule, source=source, assembly=assembly)
-            for task, schedule, source, assembly in codes
-        ]
+        return [artifacts.Code(**fields) for fields in codes]
 
     def build_network(
         self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path

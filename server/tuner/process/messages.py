@@ -41,7 +41,7 @@ class Verb(enum.StrEnum):
     STEP = "step"
     #: reason, failure
     ENDED = "ended"
-    #: [task, schedule, source, assembly] of each task
+    #: `artifacts.Code` of each task as JSON
     EXPORTED = "exported"
     #: class, message
     FAILED = "failed"

@@ -45,9 +45,9 @@ def test_each_task_has_its_curve_from_its_first_trial_on(pages: Pages) -> None:
     db = pages.service.db
     claim = api_rows.running(db, pages.key_id, n_tasks=3, n_trials=5)
     with db.read() as tx:
-        assert plot_points.curve(tx, claim.job.id) == []
+        assert plot_points.curves(tx, [claim.job.id])[claim.job.id] == []
         by_task = plot_points.task_curves(tx, claim.job.id)
-        assert by_task == {0: plot_points.curve(tx, claim.job.id, 0)}
+        assert by_task == {0: plot_points.curves(tx, [claim.job.id], 0)[claim.job.id]}
     data = data_of(pages.get(f"/dashboard/jobs/{claim.job.id}"))
     assert data["total"]["trial"] == []
     assert data["tasks"][0]["trial"] == [1, 2, 3, 5] and data["tasks"][1]["trial"] == []
@@ -58,8 +58,8 @@ def test_each_task_has_its_curve_from_its_first_trial_on(pages: Pages) -> None:
     with db.read() as tx:
         by_task = plot_points.task_curves(tx, claim.job.id)
         for task in range(3):
-            assert by_task[task] == plot_points.curve(tx, claim.job.id, task)
-        total = plot_points.curve(tx, claim.job.id)
+            assert by_task[task] == plot_points.curves(tx, [claim.job.id], task)[claim.job.id]
+        total = plot_points.curves(tx, [claim.job.id])[claim.job.id]
     weighted = sum((task + 1) * by_task[task][-1].best_us for task in range(3))
     assert total[-1].best_us == pytest.approx(weighted)
 

@@ -132,7 +132,8 @@ def test_ptx_stands_beside_cuda_code(pages: Pages) -> None:
     claim = api_rows.running(pages.service.db, pages.key_id, n_trials=1)
     source, ptx = 'extern "C" __global__ void main_kernel() {}', ".visible .entry main_kernel()\n"
     with pages.service.db.write() as tx:
-        artifacts.store_code(tx, claim.fence, 0, growing.SCHEDULE, source, ptx)
+        code = artifacts.Code(task=0, schedule=growing.SCHEDULE, source=source, assembly=ptx)
+        artifacts.store_code(tx, claim.fence, code)
     page = pages.get(f"/dashboard/jobs/{claim.job.id}/code")
     assert "Generated code (CUDA) 1 line PTX 1 line" in words(page)
     assert '<h2 id="h-assembly">PTX</h2>' in page and '<span class="kr">.entry</span>' in page

@@ -16,7 +16,7 @@ from tests.support import api_rows, service_fakes
 def test_a_key_sees_its_own_project_and_changes_nothing(pages: Pages) -> None:
     with pages.service.db.write() as tx:
         projects.create(tx, "secret-team")
-        projects.change(tx, "default", projects.Limits(max_running_jobs=4, max_bytes=10**9))
+        projects.change(tx, "default", max_running_jobs=4, max_bytes=10**9)
     api_rows.finished(pages.service.db, pages.service.blobs)
     api_rows.queued(pages.service.db)
     for scope in ("read", "submit"):

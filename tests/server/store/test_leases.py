@@ -83,7 +83,7 @@ def test_what_becomes_of_a_job_let_go(
         if order is not None:
             order(tx, job.id)
         if how == "reap":
-            assert leases.reap(tx, max_attempts=5) == [leases.Reaped(job.id, state)]
+            assert leases.reap(tx, max_attempts=5) == {job.id: state}
         else:
             assert leases.release(tx, fence) is state
     after = service_fakes.get(db, job.id)
@@ -143,13 +143,12 @@ def test_a_job_whose_tuners_die_fails_in_the_end(db: database.Database) -> None:
     job = service_fakes.create(db)
     for attempt in range(1, 4):
         service_fakes.claim(db, lease_s=-1)
-        assert upkeep.reap(db, max_attempts=3) == [
-            leases.Reaped(job.id, State.QUEUED if attempt < 3 else State.FAILED)
-        ]
+        state = State.QUEUED if attempt < 3 else State.FAILED
+        assert upkeep.reap(db, max_attempts=3) == {job.id: state}
     after = service_fakes.get(db, job.id)
     assert (after.error, after.attempts) == ("lease_expired", 3)
     assert after.message is not None and "attempt 3" in after.message
-    assert upkeep.reap(db, max_attempts=3) == []
+    assert upkeep.reap(db, max_attempts=3) == {}
     fresh = service_fakes.write(db, control.retry, job.id)
     assert (fresh.state, fresh.attempts, fresh.error) == (State.QUEUED, 0, None)
 

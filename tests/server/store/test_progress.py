@@ -34,10 +34,10 @@ def test_trials_make_the_curve(db: database.Database) -> None:
     assert after.measured_s == pytest.approx(6 * 0.25)
     assert after.gflops == pytest.approx(1e6 / 20.0 / 1e3)
     with db.read() as tx:
-        points = plot_points.curve(tx, job.id)
+        points = plot_points.curves(tx, [job.id])[job.id]
         assert [(p.trial, p.best_us) for p in points] == [(1, 50.0), (4, 20.0), (6, 20.0)]
         assert [p.elapsed_s for p in points] == [1.0, 4.0, 6.0]
-        assert plot_points.curve(tx, job.id, task=0) == points
+        assert plot_points.curves(tx, [job.id], 0)[job.id] == points
         assert [t.best_us for t in trials.page(tx, job.id).trials] == [50, 50, 50, 20, 20, 20]
         pairs = plot_points.predicted(tx, job.id)
         assert [(p.trial, p.latency_us) for p in pairs] == [
@@ -58,9 +58,9 @@ def test_the_curve_of_several_tasks_is_their_weighted_sum(db: database.Database)
     for number, (task, latency_us) in enumerate([(0, 10.0), (1, 30.0), (1, 20.0), (0, 5.0)]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us, task=task))
     with db.read() as tx:
-        points = plot_points.curve(tx, job.id)
+        points = plot_points.curves(tx, [job.id])[job.id]
         assert [(p.trial, p.best_us) for p in points] == [(2, 70.0), (3, 50.0), (4, 45.0)]
-        of_task = [(p.trial, p.best_us) for p in plot_points.curve(tx, job.id, task=1)]
+        of_task = [(p.trial, p.best_us) for p in plot_points.curves(tx, [job.id], 1)[job.id]]
         assert of_task == [(2, 30.0), (3, 20.0), (4, 20.0)]
         both = plot_points.curves(tx, [job.id])
         assert both == {job.id: points}
@@ -82,7 +82,7 @@ def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
         trials.remeasure(tx, fence, service_fakes.new_trial(2, None, record="failed again"))
     assert service_fakes.get(db, job.id).best_us == 25.0
     with db.read() as tx:
-        assert plot_points.curve(tx, job.id)[-1].best_us == 25.0
+        assert plot_points.curves(tx, [job.id])[job.id][-1].best_us == 25.0
         assert trials.records(tx, job.id)[3:] == ["again", "failed again"]
         assert trials.get(tx, job.id, 2).final_us == 25.0
         (task,) = jobs.tasks(tx, job.id)
@@ -177,11 +177,13 @@ def test_artifacts_replace_each_other_by_name(db: database.Database) -> None:
     with db.write() as tx:
         artifacts.add(tx, fence, new)
         artifacts.add(tx, fence, dataclasses.replace(new, sha256="1" * 64))
-        artifacts.store_code(tx, fence, 0, "schedule", "source")
+        artifacts.store_code(
+            tx, fence, artifacts.Code(task=0, schedule="schedule", source="source")
+        )
     with db.read() as tx:
         assert [a.sha256 for a in artifacts.of_job(tx, job.id)] == ["1" * 64]
         assert artifacts.get(tx, job.id, "a.zip").size_bytes == 5
-        assert jobs.code(tx, job.id, 0) == ("schedule", "source")
+        assert jobs.code(tx, job.id, 0) == ("schedule", "source", None)
         with pytest.raises(errors.NotFound):
             artifacts.get(tx, job.id, "b.zip")
     other = service_fakes.create(db)
@@ -210,7 +212,7 @@ def test_the_unscheduled_program_is_the_best_where_it_ships(db: database.Databas
     with db.read() as tx:
         first, second = jobs.tasks(tx, job.id)
         chosen = events.after(tx, job.id, kinds=[events.Type.CHOSEN])
-        assert plot_points.curve(tx, job.id)[-1].best_us == after.best_us
+        assert plot_points.curves(tx, [job.id])[job.id][-1].best_us == after.best_us
         assert len(service_fakes.trials_of(tx, job.id)) == 2
     assert (first.ships_unscheduled, first.best_us, first.speedup) == (True, 5.0, 1.0)
     assert (second.ships_unscheduled, second.best_us, second.speedup) == (False, 10.0, 8.0)

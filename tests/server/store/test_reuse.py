@@ -94,7 +94,9 @@ def measured(
 def _bundle(tx: Any, claim: leases.Claim, job_id: int) -> None:
     stored = service_fakes.put(STORE, service_fakes.bundle(job_id))
     artifacts.add(tx, claim.fence, service_fakes.artifact(stored, "a.zip"))
-    artifacts.store_code(tx, claim.fence, 0, "schedule", "source")
+    artifacts.store_code(
+        tx, claim.fence, artifacts.Code(task=0, schedule="schedule", source="source")
+    )
 
 
 def submit(
@@ -138,7 +140,7 @@ def test_a_known_job_is_answered_at_once(db: database.Database) -> None:
     assert job.finished_at is not None and job.versions == VERSIONS
     with db.read() as tx:
         (bundle,), (original,) = artifacts.of_job(tx, job.id), artifacts.of_job(tx, first.id)
-        assert jobs.code(tx, job.id, 0) == ("schedule", "source")
+        assert jobs.code(tx, job.id, 0) == ("schedule", "source", None)
         kinds = [event.type for event in events.after(tx, job.id)]
     assert bundle.sha256 != original.sha256 and bundle.name == f"felix-job-{job.id}.zip"
     assert kinds == ["state", "artifact", "reused", "state", "state"]

@@ -26,7 +26,7 @@ def test_a_new_job_is_queued_with_its_tasks(db: database.Database) -> None:
     with db.read() as tx:
         assert [t.name for t in jobs.tasks(tx, job.id)] == ["task-0", "task-1"]
         assert jobs.programs(tx, job.id) == ["program 0", "program 1"]
-        assert jobs.code(tx, job.id, 1) == (None, None)
+        assert jobs.code(tx, job.id, 1) == (None, None, None)
         with pytest.raises(errors.NotFound):
             jobs.code(tx, job.id, 2)
         with pytest.raises(errors.NotFound):

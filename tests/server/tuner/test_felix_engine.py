@@ -35,7 +35,6 @@ from server.store import (
     tuners,
 )
 from server.tuner import artifacts as tuner_artifacts
-from server.tuner import engine
 from tests.support import run_py, service_fakes, tuning_fakes
 from tests.support.waiting import until
 
@@ -184,7 +183,7 @@ def check_job(place: Place, job_id: int, before: list[rows.Trial]) -> None:
     with place.db.read() as tx:
         job, stored = jobs.get(tx, job_id), service_fakes.trials_of(tx, job_id)
         log, rounds = events.after(tx, job_id), progress.rounds(tx, job_id)
-        (schedule, source), assembly = jobs.code(tx, job_id, 0), jobs.assembly(tx, job_id, 0)
+        schedule, source, assembly = jobs.code(tx, job_id, 0)
         (task,) = jobs.tasks(tx, job_id)
     assert (job.state, job.n_trials) == (states.State.SUCCEEDED, 14)
     assert [vars(row) | {"final_us": None, "final_error": None} for row in stored[:6]] == [
@@ -327,6 +326,6 @@ def test_the_code_of_a_gpu_s_task_is_cuda_and_ptx(tmp_path: pathlib.Path) -> Non
     assert (code.task, code.schedule, code.source, code.assembly) == (1, "main", "cu", "ptx")
     (tmp_path / "schedule.py").unlink()  # a generated kernel has none
     (tmp_path / "source" / "kernel.ptx").unlink()
-    assert tuner_artifacts._code(3, tmp_path) == engine.Code(
+    assert tuner_artifacts._code(3, tmp_path) == artifacts.Code(
         task=3, schedule="", source="cu", assembly=""
     )

@@ -76,7 +76,7 @@ def test_a_run_tells_everything(db: database.Database) -> None:
         (task,) = jobs.tasks(tx, job.id)
         kinds = {event.type for event in events.after(tx, job.id)}
         assert [r.round for r in progress.rounds(tx, job.id)] == [0, 1, 2]
-        curve = plot_points.curve(tx, job.id)
+        curve = plot_points.curves(tx, [job.id])[job.id]
     assert (task.n_sketches, task.n_trials, task.best_us) == (2, 24, best_us)
     assert task.task_key is not None
     assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds

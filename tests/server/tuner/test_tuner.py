@@ -29,7 +29,7 @@ def test_a_job_goes_through(at: Bench) -> None:
     assert after.finished_at >= after.started_at >= after.created_at
     with at.db.read() as tx:
         (bundle,) = artifacts.of_job(tx, job.id)
-        assert jobs.code(tx, job.id, 0) == ("def main(): ...", "; llvm")
+        assert jobs.code(tx, job.id, 0) == ("def main(): ...", "; llvm", None)
         (worker,) = tuners.every(tx, 60)
     assert b"".join(at.store.read(bundle.sha256)) == f"artifact of job {job.id}".encode()
     assert (worker.name, worker.n_jobs, worker.n_trials) == ("test tuner", 1, 6)

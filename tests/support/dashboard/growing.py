@@ -175,7 +175,8 @@ def deliver(
     with db.write() as tx:
         artifacts.add(tx, fence, new)
         for task in range(n_tasks):
-            artifacts.store_code(tx, fence, task, SCHEDULE, SOURCE, ASSEMBLY)
+            code = artifacts.Code(task=task, schedule=SCHEDULE, source=SOURCE, assembly=ASSEMBLY)
+            artifacts.store_code(tx, fence, code)
         leases.succeed(tx, fence, "trials")
 
 
@@ -221,9 +222,9 @@ def teams(db: database.Database, key_id: int, job_ids: list[int]) -> None:
     items = [{"job_id": number} for number in job_ids]
     gemm = {"kind": "operator", "name": "gemm", "params": {"m": 512, "n": 512, "k": 512}}
     with db.write() as tx:
-        limits = projects.Limits(max_running_jobs=8, max_bytes=50 * 10**9, retention_days=90)
-        projects.create(tx, "vision", limits)
-        projects.change(tx, "default", projects.Limits(max_running_jobs=40, max_bytes=10**6))
+        limits = {"max_running_jobs": 8, "max_bytes": 50 * 10**9, "retention_days": 90}
+        projects.create(tx, "vision", **limits)
+        projects.change(tx, "default", max_running_jobs=40, max_bytes=10**6)
         keys.create(tx, keys.NewKey(name="vision ci", project="vision", can_submit=True))
         requests.create_batch(tx, key_id, [*items, {"problem": refused}], None)
         for name, more in (

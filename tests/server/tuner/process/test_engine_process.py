@@ -100,7 +100,7 @@ def test_a_job_goes_through(at: Bench) -> None:
     with at.db.read() as tx:
         assert progress.checkpoint(tx, job_id) == progress.Checkpoint(8, {"n": 8}, b"tensors")
         assert trials.records(tx, job_id) == [service_fakes.line(number) for number in range(10)]
-        assert jobs.code(tx, job_id, 0) == ("def main(): ...", "; llvm")
+        assert jobs.code(tx, job_id, 0) == ("def main(): ...", "; llvm", None)
         assert len(artifacts.of_job(tx, job_id)) == 1
 
 
