@@ -6,7 +6,6 @@ Routes of the API and forms of the dashboard call these, so that both refuse and
 from __future__ import annotations
 
 import enum
-import types
 from collections.abc import Callable, Mapping
 
 from sqlalchemy import orm
@@ -29,12 +28,10 @@ class Action(enum.StrEnum):
     RETRY = "retry"
 
 
-_VERBS: Mapping[Action, Callable[[orm.Session, int], rows.Job]] = types.MappingProxyType(
-    {
-        Action(verb.__name__): verb
-        for verb in (control.pause, control.resume, control.cancel, control.stop, control.retry)
-    }
-)
+_VERBS: Mapping[Action, Callable[[orm.Session, int], rows.Job]] = {
+    Action(verb.__name__): verb
+    for verb in (control.pause, control.resume, control.cancel, control.stop, control.retry)
+}
 
 
 def move_job(caller: auth.Caller, job_id: int, action: Action) -> rows.Job:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
+from felix.client import rows
 from felix.processes import child, confine, policy
 from server import errors, folders, logs, settings
 from server.database import database, schema
@@ -141,8 +142,7 @@ def create_key(
     chosen: settings.Settings, name: str, scopes: Collection[str], limits: Mapping[str, Any]
 ) -> tuple[int, str]:
     """Make a key in the database, without the API; its number and text."""
-    of_keys = ("read", "submit", "priority", "worker", "admin")
-    can: dict[str, Any] = {f"can_{scope}": scope in scopes for scope in of_keys}
+    can: dict[str, Any] = {f"can_{scope}": scope in scopes for scope in rows.SCOPES}
     with _database(chosen) as db:
         schema.check(db)
         with db.write() as tx:

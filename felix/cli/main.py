@@ -272,10 +272,6 @@ def _db(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["upgrade"], help="bring it to this version's schema")
 
 
-def _no_options(parser: argparse.ArgumentParser) -> None:
-    """A command without any."""
-
-
 def _connection(parser: argparse.ArgumentParser) -> None:
     """Of what talks to a service that runs somewhere; see `felix.cli.remote.connection`."""
     add = parser.add_argument
@@ -432,7 +428,7 @@ _COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]]
         "measuring.worker_command",
         _worker,
     ),
-    "devices": ("list what this machine can tune for", "commands.devices.run", _no_options),
+    "devices": ("list what this machine can tune for", "commands.devices.run", lambda _: None),
     "serve": ("run the service: API, dashboard and a tuner", "commands.service.run_serve", _serve),
     "tuner": ("work on jobs of the service", "commands.service.run_tuner", _tuner),
     "db": ("look after the service's database", "commands.service.run_db", _db),

@@ -157,7 +157,7 @@ def _sources(
 ) -> list[rows.Artifact]:
     """The files of the jobs that have their databases; jobs that are named must have one."""
     if job_ids is None:
-        selected = list(job_lists.page(tx, chosen, MAX_JOBS).jobs)
+        selected = list(job_lists.page(tx, chosen, MAX_JOBS).items)
     else:
         selected = [jobs.get(tx, number) for number in dict.fromkeys(job_ids)]
     sources, size_bytes = [], 0

@@ -99,7 +99,7 @@ def find(
     with caller.read() as tx:
         page = job_lists.page(tx, chosen, limit, after, oldest_first)
     responding.link(request, response, page.next)
-    items = [response_bodies.Job.model_validate(job) for job in page.jobs]
+    items = [response_bodies.Job.model_validate(job) for job in page.items]
     return response_bodies.Page(items=items, next=page.next)
 
 
@@ -233,7 +233,7 @@ def _lines(caller: auth.Caller, chosen: job_lists.Filter) -> Iterator[str]:
     while True:
         with caller.read() as tx:
             page = job_lists.page(tx, chosen, CSV_BATCH, after)
-        yield responding.csv_text([_cell(job, name) for name in COLUMNS] for job in page.jobs)
+        yield responding.csv_text([_cell(job, name) for name in COLUMNS] for job in page.items)
         after = page.next
         if after is None:
             return

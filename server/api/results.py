@@ -85,7 +85,7 @@ def page(
         selected = trials.page(tx, job_id, chosen, limit, after or 0)
         tasks = jobs.tasks(tx, job_id)
     responding.link(request, response, selected.next)
-    items = [decisions.body(tasks, trial) for trial in selected.trials]
+    items = [decisions.body(tasks, trial) for trial in selected.items]
     return response_bodies.Page(items=items, next=selected.next)
 
 
@@ -140,7 +140,7 @@ def _pages(
         with caller.read() as tx:
             selected = trials.page(tx, job_id, chosen, trials.BATCH, after)
             tasks = jobs.tasks(tx, job_id)
-        yield text(selected.trials, tasks)
+        yield text(selected.items, tasks)
         after = selected.next
 
 

@@ -86,7 +86,32 @@ class Login:
     expires_at: orm.Mapped[datetime.datetime]
 
 
-class Job:
+#: As `felix.tuning.results.TIE`: within this share two programs count as equally fast.
+TIE = 0.03
+
+
+class Tuned:
+    """How fast a task is, or a job: weighted sums over its tasks, NULL while one has none."""
+
+    flops: orm.Mapped[float]
+    best_us: orm.Mapped[float | None]
+    unscheduled_us: orm.Mapped[float | None]
+
+    @property
+    def speedup(self) -> float | None:
+        """Unscheduled over best, 1 for a tie; None while one of them is unknown."""
+        if self.best_us is None or self.unscheduled_us is None:
+            return None
+        ratio = self.unscheduled_us / self.best_us
+        return max(1.0, ratio) if ratio * (1.0 + TIE) >= 1.0 else ratio
+
+    @property
+    def gflops(self) -> float | None:
+        """GFLOP/s of the best schedules."""
+        return None if self.best_us is None else self.flops / self.best_us / 1e3
+
+
+class Job(Tuned):
     """What a user wants tuned, and how far it is."""
 
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
@@ -124,10 +149,6 @@ class Job:
     n_tasks: orm.Mapped[int]
     n_trials: orm.Mapped[int] = orm.mapped_column(default=0)
     n_failed: orm.Mapped[int] = orm.mapped_column(default=0)
-    flops: orm.Mapped[float]
-    #: weighted sums over the tasks; NULL while a task has none
-    best_us: orm.Mapped[float | None]
-    unscheduled_us: orm.Mapped[float | None]
     elapsed_s: orm.Mapped[float] = orm.mapped_column(default=0.0)
     #: seconds that kernels ran
     measured_s: orm.Mapped[float] = orm.mapped_column(default=0.0)
@@ -157,14 +178,13 @@ class Job:
     n_unscheduled: orm.Mapped[int] = orm.mapped_column(default=0, server_default="0")
 
 
-class Task:
+class Task(Tuned):
     """A tensor program of a job."""
 
     job_id: orm.Mapped[int] = owned_by_job(primary_key=True)
     number: orm.Mapped[int] = orm.mapped_column(primary_key=True)
     name: orm.Mapped[str]
     weight: orm.Mapped[float]
-    flops: orm.Mapped[float]
     min_bytes: orm.Mapped[float]
     #: `felix.Task.key` for the resolved target
     task_key: orm.Mapped[str | None]
@@ -174,9 +194,7 @@ class Task:
     n_trials: orm.Mapped[int] = orm.mapped_column(default=0)
     n_failed: orm.Mapped[int] = orm.mapped_column(default=0)
     n_rounds: orm.Mapped[int] = orm.mapped_column(default=0)
-    best_us: orm.Mapped[float | None]
     best_trial: orm.Mapped[int | None]
-    unscheduled_us: orm.Mapped[float | None]
     unscheduled_message: orm.Mapped[str | None]
     #: `felix.Task.program_key`: of the program alone, without the target
     program_key: orm.Mapped[str | None]

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import json
 import math
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -111,18 +111,6 @@ class Filter:
     program: str | None = None
 
 
-#: What the next page begins after.
-After = TypeVar("After", int, Cursor)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Page(Generic[After]):
-    """Some jobs; `next` is the `after` of the next page, None on the last."""
-
-    jobs: tuple[rows.Job, ...]
-    next: After | None
-
-
 class Sort(enum.StrEnum):
     """What a table of jobs is sorted by."""
 
@@ -149,7 +137,7 @@ def page(
     limit: int = 50,
     after: int | None = None,
     oldest_first: bool = False,
-) -> Page[int]:
+) -> rows.Page[rows.Job, int]:
     """Jobs by number, newest first; `after` is the last number of the page before."""
     number = models.Job.id
     query = _filtered(sa.select(models.Job), chosen or Filter())
@@ -158,7 +146,7 @@ def page(
     order = number.asc() if oldest_first else number.desc()
     listed = list(tx.scalars(query.order_by(order).limit(limit + 1)))
     next_after = listed[limit - 1].id if len(listed) > limit else None
-    return Page(tuple(jobs.as_rows(tx, listed[:limit])), next_after)
+    return rows.Page(tuple(jobs.as_rows(tx, listed[:limit])), next_after)
 
 
 def sorted_page(
@@ -168,17 +156,17 @@ def sorted_page(
     descending: bool,
     limit: int,
     after: Cursor | None = None,
-) -> Page[Cursor]:
+) -> rows.Page[rows.Job, Cursor]:
     """Jobs in the order of `sort`; unknown values come last, equal ones newest first."""
     value = _sorted_by(sort)
     query = _filtered(sa.select(models.Job, value), chosen)
     query = ordered(query, value, models.Job.id.expression, descending, after)
     listed = tx.execute(query.limit(limit + 1)).all()
-    listed_rows = jobs.as_rows(tx, [job for job, _ in listed[:limit]])
+    items = tuple(jobs.as_rows(tx, [job for job, _ in listed[:limit]]))
     if len(listed) <= limit:
-        return Page(tuple(listed_rows), None)
+        return rows.Page(items, None)
     last, last_value = listed[limit - 1]
-    return Page(tuple(listed_rows), Cursor(last_value, last.id))
+    return rows.Page(items, Cursor(last_value, last.id))
 
 
 def counts(tx: orm.Session) -> dict[states.State, int]:

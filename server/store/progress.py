@@ -107,18 +107,12 @@ def chosen(
     """
     job = leases.lock_job(tx, fence)
     best_us = unscheduled_us if ships_unscheduled else tuned_us
-    _change_task(
-        tx,
-        job.id,
-        task,
-        best_us=best_us,
-        unscheduled_us=unscheduled_us,
-        ships_unscheduled=ships_unscheduled,
-    )
+    ships = {"unscheduled_us": unscheduled_us, "ships_unscheduled": ships_unscheduled}
+    _change_task(tx, job.id, task, best_us=best_us, **ships)
     job.best_us = trials.weighted(tx, job.id, models.Task.best_us)
     job.unscheduled_us = trials.weighted(tx, job.id, models.Task.unscheduled_us)
-    ships = (models.Task.job_id == job.id, models.Task.ships_unscheduled.is_(True))
-    job.n_unscheduled = statements.count(tx, models.Task, *ships)
+    where = (models.Task.job_id == job.id, models.Task.ships_unscheduled.is_(True))
+    job.n_unscheduled = statements.count(tx, models.Task, *where)
     tx.flush()
     payload = {
         "task": task,

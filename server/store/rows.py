@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from sqlalchemy import orm
 
@@ -11,6 +11,8 @@ from server import states
 from server.database import fields
 
 R = TypeVar("R", bound="Row")
+#: What the next page begins after.
+After = TypeVar("After")
 
 
 class Row:
@@ -57,32 +59,10 @@ class Login(Row, fields.Login):
     """A dashboard login."""
 
 
-#: As `felix.tuning.results.TIE`: within this share two programs count as equally fast.
-TIE = 0.03
-
-
-def _speedup(unscheduled_us: float | None, best_us: float | None) -> float | None:
-    """Unscheduled over best, 1 for a tie; None while one of them is unknown."""
-    if best_us is None or unscheduled_us is None:
-        return None
-    ratio = unscheduled_us / best_us
-    return max(1.0, ratio) if ratio * (1.0 + TIE) >= 1.0 else ratio
-
-
 class Job(Row, fields.Job):
     """A job."""
 
     tags: tuple[str, ...]
-
-    @property
-    def speedup(self) -> float | None:
-        """Unscheduled over best, None while one of them is unknown."""
-        return _speedup(self.unscheduled_us, self.best_us)
-
-    @property
-    def gflops(self) -> float | None:
-        """GFLOP/s of the best schedules together."""
-        return None if self.best_us is None else self.flops / self.best_us / 1e3
 
     @property
     def progress(self) -> float | None:
@@ -99,16 +79,6 @@ class Job(Row, fields.Job):
 
 class Task(Row, fields.Task):
     """A tensor program of a job."""
-
-    @property
-    def gflops(self) -> float | None:
-        """GFLOP/s of the best schedule."""
-        return None if self.best_us is None else self.flops / self.best_us / 1e3
-
-    @property
-    def speedup(self) -> float | None:
-        """Unscheduled over best, None while one of them is unknown."""
-        return _speedup(self.unscheduled_us, self.best_us)
 
 
 class Trial(Row, fields.Trial):
@@ -185,6 +155,14 @@ class Device:
     n_tuners_alive: int
     worker_ids: list[int]
     reports: list[DeviceReport]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Page(Generic[R, After]):
+    """Some rows of a list; `next` is the `after` of the next page, None on the last."""
+
+    items: tuple[R, ...]
+    next: After | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -73,14 +73,6 @@ class Written:
     is_new: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Page:
-    """Some trials; `next` is the `after` of the next page, None on the last."""
-
-    trials: tuple[rows.Trial, ...]
-    next: int | None
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Which trials; None selects all."""
@@ -199,12 +191,12 @@ def copy(tx: orm.Session, job: models.Job, number: int, source: tuple[int, int])
 
 def page(
     tx: orm.Session, job_id: int, chosen: Filter | None = None, limit: int = 100, after: int = 0
-) -> Page:
+) -> rows.Page[rows.Trial, int]:
     """Trials by number; `after` is the last number of the page before."""
     query = _filtered(job_id, chosen or Filter()).where(models.Trial.number > after)
     selected = list(tx.scalars(query.order_by(models.Trial.number).limit(limit + 1)))
     next_after = selected[limit - 1].number if len(selected) > limit else None
-    return Page(tuple(rows.Trial.of(trial) for trial in selected[:limit]), next_after)
+    return rows.Page(tuple(rows.Trial.of(trial) for trial in selected[:limit]), next_after)
 
 
 def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:

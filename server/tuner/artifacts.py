@@ -155,13 +155,11 @@ def _code(number: int, folder: pathlib.Path) -> artifacts.Code:
 
 def _first_text(folder: pathlib.Path, names: Sequence[str]) -> str:
     """The text of the first of these files that there is; empty without one."""
-    path = next((folder / name for name in names if (folder / name).exists()), None)
-    return "" if path is None else _text(path)
-
-
-def _text(path: pathlib.Path) -> str:
-    text = path.read_text()
-    return text if len(text) <= MAX_CODE else text[:MAX_CODE] + "\n... cut here\n"
+    for path in (folder / name for name in names):
+        if path.exists():
+            text = path.read_text()
+            return text if len(text) <= MAX_CODE else text[:MAX_CODE] + "\n... cut here\n"
+    return ""
 
 
 def write_zip(folder: pathlib.Path, path: pathlib.Path) -> None:

@@ -34,18 +34,6 @@ RETRY_S = 0.5
 MAX_INFRASTRUCTURE = 24
 
 
-def _load(tx: orm.Session, job_id: int) -> tuple[list[str], progress.Checkpoint | None]:
-    return trials.records(tx, job_id), progress.checkpoint(tx, job_id)
-
-
-def _add_trial(tx: orm.Session, fence: leases.Fence, task: int, record: str) -> trials.Written:
-    return trials.append(tx, fence, trials.row(task, record))
-
-
-def _add_remeasurement(tx: orm.Session, fence: leases.Fence, task: int, record: str) -> None:
-    trials.remeasure(tx, fence, trials.row(task, record))
-
-
 #: Verbs of `job_access.JobAccess` that read, with what does them for a job's number;
 READS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "programs": jobs.programs,
@@ -53,13 +41,13 @@ READS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "known_schedules": reuse.known_schedules,
     "known_imports": reuse.known_imports,
     "known_similar": reuse.known_similar,
-    "load": _load,
+    "load": lambda tx, job_id: (trials.records(tx, job_id), progress.checkpoint(tx, job_id)),
 })  # fmt: skip
 #: those that write, under the job's fence;
 WRITES: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "begin": leases.begin,
-    "add_trial": _add_trial,
-    "add_remeasurement": _add_remeasurement,
+    "add_trial": lambda tx, fence, *trial: trials.append(tx, fence, trials.row(*trial)),
+    "add_remeasurement": lambda tx, fence, *trial: trials.remeasure(tx, fence, trials.row(*trial)),
     "save": progress.save,
     "started": progress.started,
     "opened": progress.opened,

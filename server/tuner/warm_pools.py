@@ -9,11 +9,11 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from felix import errors, target, workloads
 from felix.builder.cuda import reference
-from felix.measure import local, readings, staged
+from felix.measure import readings, staged
 from felix.measure.measurer import Measurer
 from felix.runner import protocol
 from felix.target import cpu
@@ -39,11 +39,11 @@ class Pools:
     """Pools by target; used by one thread.
 
     Args:
-        make: makes a pool for a task's target; None: one that measures on this machine.
+        make: makes a pool for a task's target.
     """
 
-    def __init__(self, make: Callable[[Task], staged.StagedPool] | None = None) -> None:
-        self._make = make or (lambda task: local.LocalPool(task, None))
+    def __init__(self, make: Callable[[Task], staged.StagedPool]) -> None:
+        self._make = make
         self._pools: dict[str, SharedPool] = {}
 
     @property
@@ -90,12 +90,6 @@ class Pools:
         """End all processes."""
         while self._pools:
             self._pools.popitem()[1].shut()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class SharedPool:

@@ -56,10 +56,6 @@ class Connections:
         #: without a request, the longest-waiting first
         self._waiting: dict[Connection, None] = {}
 
-    def protocol(self) -> Callable[..., Connection]:
-        """What uvicorn calls for a new connection."""
-        return functools.partial(Connection, connections=self)
-
     def add(self, connection: Connection, address: str) -> bool:
         """Count a new connection; False if it is one too many."""
         group = self._group(address)
@@ -242,7 +238,7 @@ def config(
         max_per_address=settings.max_connections_per_address,
         trusted=settings.trusted_proxies,
     )
-    protocol: Any = Connections(limits).protocol()
+    protocol: Any = functools.partial(Connection, connections=Connections(limits))
     return uvicorn.Config(
         app,
         host=settings.host,

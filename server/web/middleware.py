@@ -39,17 +39,12 @@ _HEADERS = {
 _HSTS = "max-age=31536000"
 
 
-def nonce(request: fastapi.Request) -> str:
-    """The nonce of inline scripts on the page of this response."""
-    return str(request.scope["felix_nonce"])
-
-
 class Envelope:
     """ASGI middleware.
 
     The policy for pages under `/dashboard` allows scripts and styles of this service and inline
-    ones that carry the request's nonce (`nonce(request)`); everything else may load nothing. A
-    header that a response sets itself is not replaced.
+    ones that carry the request's nonce (`felix_nonce` of its scope); everything else may load
+    nothing. A header that a response sets itself is not replaced.
 
     Args:
         app: the application.

@@ -58,7 +58,9 @@ async def receive(request: fastapi.Request, limit_bytes: int) -> AsyncIterator[U
         TooLarge: more than `limit_bytes` were announced or came.
         InvalidRequest: not such a form.
     """
-    refuse_announced(request, limit_bytes)
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:18]) > limit_bytes + FORM_BYTES:
+        raise too_large(limit_bytes)  # before any of it is read
     form = await _form(request, limit_bytes)
     try:
         file = form.get("file")
@@ -90,17 +92,6 @@ async def stored(
         if content.size_bytes == 0:
             raise errors.InvalidRequest("the file is empty")
         yield Upload(body, name, pathlib.Path(copy.name), content.sha256, content.size_bytes)
-
-
-def refuse_announced(request: fastapi.Request, limit_bytes: int) -> None:
-    """Refuse a body whose announced length is too large, before any of it is read.
-
-    Raises:
-        TooLarge
-    """
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:18]) > limit_bytes + FORM_BYTES:
-        raise too_large(limit_bytes)
 
 
 def too_large(limit_bytes: int) -> errors.TooLarge:

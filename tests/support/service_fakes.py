@@ -310,7 +310,7 @@ class InItsTuner:
 
 def trials_of(tx: orm.Session, job_id: int) -> list[rows.Trial]:
     """All trials of a job, by number."""
-    return list(trials.page(tx, job_id, limit=10_000).trials)
+    return list(trials.page(tx, job_id, limit=10_000).items)
 
 
 @dataclasses.dataclass

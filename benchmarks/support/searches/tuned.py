@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import statistics
@@ -21,6 +22,7 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
     """Results of a search that finds measuring workers running, as a tuner of the service does."""
     import felix
     from felix import workloads
+    from felix.measure import local
     from felix.tuning import options
     from server.tuner import warm_pools
 
@@ -32,7 +34,7 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
     elif name == "random":
         settings = dataclasses.replace(settings, learn=False)
     task = workloads.parse(request["workload"], target=request["target"])
-    with warm_pools.Pools() as pools:
+    with contextlib.closing(warm_pools.Pools(local.LocalPool)) as pools:
         pools.warm(request["target"])
         start = time.perf_counter()
         result = felix.tune(

@@ -140,7 +140,7 @@ def _running(service: service_process.Service) -> int | None:
     """The job that has the tuner."""
     with service.db.read() as tx:
         page = job_lists.page(tx, job_lists.Filter(states=(states.State.RUNNING,)), limit=1)
-    return page.jobs[0].id if page.jobs else None
+    return page.items[0].id if page.items else None
 
 
 def _ended(service: service_process.Service, job_id: int) -> int:

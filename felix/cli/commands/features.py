@@ -152,12 +152,8 @@ def _table(name: str, sketch: dict[str, Any], with_zeros: bool) -> None:
         rows.add_column("feature", no_wrap=True)
         rows.add_column("unit")
         for row in sketch["rows"]:
-            label = (
-                row["block"]
-                if row["block"] == row["buffer"]
-                else f"{row['block']}:{row['buffer']}"
-            )
-            rows.add_column(label, justify="right")
+            both = dict.fromkeys((row["block"], row["buffer"]))  # one, where they have one name
+            rows.add_column(":".join(both), justify="right")
         for column, feature in enumerate(_table_of(sketch["kind"])):
             cells = [row[column] for row in values]
             if with_zeros or any(cells):

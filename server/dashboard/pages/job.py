@@ -6,7 +6,7 @@ All of them share a head with the state, the figures and what can be done.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any
 
 import fastapi
@@ -41,27 +41,22 @@ SIMILAR_LIMIT = 8
 _S = states.State
 
 #: What can be done in which states: verb, label, states, what it means.
-ACTIONS: tuple[tuple[str, str, frozenset[states.State], str], ...] = (
-    (
-        "pause",
-        "Pause",
-        frozenset({_S.QUEUED, _S.RUNNING}),
-        "Stop tuning for now; everything measured stays",
-    ),
-    ("resume", "Resume", frozenset({_S.PAUSED, _S.PAUSING}), "Go on with it"),
+ACTIONS: tuple[tuple[str, str, Set[states.State], str], ...] = (
+    ("pause", "Pause", {_S.QUEUED, _S.RUNNING}, "Stop tuning for now; everything measured stays"),
+    ("resume", "Resume", {_S.PAUSED, _S.PAUSING}, "Go on with it"),
     (
         "stop",
         "Stop early",
-        frozenset({_S.RUNNING, _S.PAUSING, _S.PAUSED}),
+        {_S.RUNNING, _S.PAUSING, _S.PAUSED},
         "End now, with the artifact of the best schedules so far",
     ),
     (
         "cancel",
         "Cancel",
-        frozenset(set(_S) - states.ENDED - {_S.CANCELLING}),
+        set(_S) - states.ENDED - {_S.CANCELLING},
         "Drop it: what was measured stays readable, there is no artifact",
     ),
-    ("retry", "Retry", frozenset({_S.FAILED, _S.CANCELLED}), "Go on with all it has measured"),
+    ("retry", "Retry", {_S.FAILED, _S.CANCELLED}, "Go on with all it has measured"),
 )
 
 #: Parts of the time a person waits, in words; `felix.tuning.pacing.Breakdown`.
@@ -126,7 +121,7 @@ def trials_page(
         "job/trials.html",
         tab="trials",
         **head,
-        trials=page.trials,
+        trials=page.items,
         next=page.next,
         after=after,
         newest=max(0, head["job"].n_trials - TRIALS_LIMIT),

@@ -116,14 +116,14 @@ def table(
     cursor = None if after is None else job_lists.Cursor.of(after, sort.kind)
     with viewer.read() as tx:
         page = job_lists.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
-        owners = keys.names(tx, (job.key_id for job in page.jobs))
+        owners = keys.names(tx, (job.key_id for job in page.items))
         counts = job_lists.counts(tx)
         tuners = store_tuners.every(tx, viewer.services.settings.stale_s)
     return viewer.page(
         "jobs.html",
-        jobs=page.jobs,
+        jobs=page.items,
         owners=owners,
-        verbs={job.id: " ".join(verbs(viewer, job)) for job in page.jobs},
+        verbs={job.id: " ".join(verbs(viewer, job)) for job in page.items},
         next=page.next,
         after=after,
         filter=filter_,
@@ -131,7 +131,7 @@ def table(
         counts=counts,
         total=sum(counts.values()),
         groups=GROUPS,
-        targets=_targets(tuners, page.jobs, filter_.target),
+        targets=_targets(tuners, page.items, filter_.target),
         n_alive=sum(tuner.is_alive for tuner in tuners),
     )
 

@@ -105,22 +105,17 @@ def compare(
 ) -> fastapi.Response:
     """`?job=3&job=7`, or numbers with commas in one field."""
     numbers = numbers_of(job or [])
-    compared: list[rows.Job] = []
-    missing: list[int] = []
+    chosen = numbers[: request_bodies.MAX_COMPARED]
     with viewer.read() as tx:
-        recent = job_lists.page(tx, limit=40).jobs
-        for number in numbers[: request_bodies.MAX_COMPARED]:
-            try:
-                compared.append(jobs.get(tx, number))
-            except errors.NotFound:
-                missing.append(number)
+        recent = job_lists.page(tx, limit=40).items
+        compared = jobs.some(tx, chosen)
         chart = chart_data.compared(tx, compared)
     bests = [row.best_us for row in compared if row.best_us is not None]
     return viewer.page(
         "compare.html",
         jobs=compared,
         chart=chart,
-        missing=missing,
+        missing=[number for number in chosen if number not in {row.id for row in compared}],
         too_many=len(numbers) > request_bodies.MAX_COMPARED,
         most=request_bodies.MAX_COMPARED,
         best_us=min(bests, default=None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import queue
@@ -135,7 +136,7 @@ def fork(
     with theirs, cluster or contextlib.nullcontext():
         pipes = [theirs] if cluster is None else [theirs, cluster]
         with contextlib.suppress(errors.MeasureError):  # the child is dead, which `take` says
-            pid = server.fork(rights.packed(folder, start), *pipes)
+            pid = server.fork({"folder": str(folder), **dataclasses.asdict(start)}, *pipes)
     return Child(server, pid, ours, folder)
 
 

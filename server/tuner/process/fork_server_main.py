@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pathlib
 import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix.processes import confine, fork_loop
+from felix.processes import confine, fork_loop, policy
 from server import logs
 from server.tuner.process import engine_main, rights
 
@@ -40,12 +41,13 @@ def _make_engine() -> Any:
 
 
 def _work(pipes: Sequence[Connection], settings: dict[str, Any]) -> None:
-    """Become an engine and serve."""
-    folder, start = rights.unpacked(settings)
-    if start.is_confined:
+    """Become an engine, which starts as `settings` (`rights.Start`) say, and serve."""
+    if settings["is_confined"]:
+        folder = pathlib.Path(settings["folder"])
         confine.confine(rights.engine(folder), [each.fileno() for each in pipes])
     pipe, *cluster = pipes
-    engine_main.serve(pipe, functools.partial(_make_engine(), start.run_workers, *cluster))
+    run_workers = policy.ConfineGpu(settings["run_workers"])
+    engine_main.serve(pipe, functools.partial(_make_engine(), run_workers, *cluster))
 
 
 def _ignore(*_: object) -> None:

@@ -142,17 +142,6 @@ class Start:
     reason: str | None = None
 
 
-def packed(folder: pathlib.Path, start: Start) -> dict[str, Any]:
-    """What `unpacked` reads in the process that forks engines."""
-    return {"folder": str(folder), "confined": start.is_confined, "gpu": start.run_workers}
-
-
-def unpacked(settings: Mapping[str, Any]) -> tuple[pathlib.Path, Start]:
-    """The folder of an engine and how it starts."""
-    start = Start(settings["confined"], policy.ConfineGpu(settings["gpu"]))
-    return pathlib.Path(settings["folder"]), start
-
-
 def choose(chosen: policy.ConfineGpu, attempt: Callable[[Start], str | None]) -> Start:
     """How engines start on this machine, which has an NVIDIA GPU.
 

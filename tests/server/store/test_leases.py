@@ -247,7 +247,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
         for job_id in job_ids:
             job = jobs.get(tx, job_id)
             assert (job.state, job.n_trials) == (State.SUCCEEDED, N_TRIALS)
-            numbers = [t.number for t in trials.page(tx, job_id).trials]
+            numbers = [t.number for t in trials.page(tx, job_id).items]
             assert numbers == list(range(1, N_TRIALS + 1))
 
 

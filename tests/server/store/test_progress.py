@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from felix.tuning import results
 from server import errors
-from server.database import database
+from server.database import database, fields
 from server.store import (
     artifacts,
     blobs,
@@ -18,7 +19,6 @@ from server.store import (
     leases,
     plot_points,
     progress,
-    rows,
     trials,
 )
 from tests.support import service_fakes
@@ -38,7 +38,7 @@ def test_trials_make_the_curve(db: database.Database) -> None:
         assert [(p.trial, p.best_us) for p in points] == [(1, 50.0), (4, 20.0), (6, 20.0)]
         assert [p.elapsed_s for p in points] == [1.0, 4.0, 6.0]
         assert plot_points.curves(tx, [job.id], 0)[job.id] == points
-        assert [t.best_us for t in trials.page(tx, job.id).trials] == [50, 50, 50, 20, 20, 20]
+        assert [t.best_us for t in trials.page(tx, job.id).items] == [50, 50, 50, 20, 20, 20]
         pairs = plot_points.predicted(tx, job.id)
         assert [(p.trial, p.latency_us) for p in pairs] == [
             (1, 50.0),
@@ -223,7 +223,9 @@ def test_the_unscheduled_program_is_the_best_where_it_ships(db: database.Databas
     ("unscheduled_us", "speedup"), [(None, None), (50.0, 5.0), (9.8, 1.0), (5.0, 0.5)]
 )
 def test_a_tie_is_no_slowdown(unscheduled_us: float | None, speedup: float | None) -> None:
-    assert rows.TIE == results.TIE
-    assert rows._speedup(unscheduled_us, 10.0) == speedup
+    assert fields.TIE == results.TIE
+    tuned: Any = fields.Tuned()
+    tuned.unscheduled_us, tuned.best_us = unscheduled_us, 10.0
+    assert tuned.speedup == speedup
     if unscheduled_us is not None:
         assert results.speedup(unscheduled_us, 10.0) == speedup

@@ -53,7 +53,7 @@ def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
     with db.write() as tx, pytest.raises(errors.Conflict):
         other = jobs.IdempotencyKey(key="once", request_sha256="b")
         jobs.create(tx, service_fakes.new_job(), key.id, other)
-    assert len(service_fakes.read(db, job_lists.page).jobs) == 1
+    assert len(service_fakes.read(db, job_lists.page).items) == 1
 
 
 def test_pages_and_filters(db: database.Database) -> None:
@@ -69,13 +69,13 @@ def test_pages_and_filters(db: database.Database) -> None:
         first = job_lists.page(tx, limit=3)
         second = job_lists.page(tx, limit=3, after=first.next)
         third = job_lists.page(tx, limit=3, after=second.next)
-        assert [j.id for p in (first, second, third) for j in p.jobs] == [7, 6, 5, 4, 3, 2, 1]
+        assert [j.id for p in (first, second, third) for j in p.items] == [7, 6, 5, 4, 3, 2, 1]
         assert third.next is None
         oldest = job_lists.page(tx, limit=2, oldest_first=True)
-        assert [j.id for j in oldest.jobs] == [1, 2] and oldest.next == 2
+        assert [j.id for j in oldest.items] == [1, 2] and oldest.next == 2
 
         def ids(**fields: object) -> list[int]:
-            return [j.id for j in job_lists.page(tx, job_lists.Filter(**fields)).jobs]  # type: ignore[arg-type]
+            return [j.id for j in job_lists.page(tx, job_lists.Filter(**fields)).items]  # type: ignore[arg-type]
 
         assert ids(op="softmax") == [7, 5, 3, 1]
         assert ids(states=(State.CANCELLED,)) == [3]

@@ -230,7 +230,7 @@ def every_page(
     while True:
         with db.read() as tx:
             page = job_lists.sorted_page(tx, job_lists.Filter(), sort, descending, limit, cursor)
-        listed += page.jobs
+        listed += page.items
         if page.next is None:
             return listed
         cursor = job_lists.Cursor.of(str(page.next), sort.kind)  # as an address has it
@@ -259,18 +259,18 @@ def test_a_page_goes_on_where_the_one_before_ended_though_rows_change(
     with db.read() as tx:
         first = job_lists.sorted_page(tx, job_lists.Filter(), job_lists.Sort.TRIALS, True, 6)
     assert first.next is not None
-    last = first.jobs[-1]
+    last = first.items[-1]
     with db.write() as tx:  # the last row of the page goes, and the first one moves to the end
         control.cancel(tx, last.id) if last.state == "queued" else None
         control.delete(tx, last.id)
-        moved = sa.update(models.Job).where(models.Job.id == first.jobs[0].id)
+        moved = sa.update(models.Job).where(models.Job.id == first.items[0].id)
         tx.execute(moved.values(n_trials=0))
     with db.read() as tx:
         second = job_lists.sorted_page(
             tx, job_lists.Filter(), job_lists.Sort.TRIALS, True, 6, first.next
         )
     expected = [job.id for job in whole[6:12]]
-    assert [job.id for job in second.jobs if job.id != first.jobs[0].id] == expected[:6]
+    assert [job.id for job in second.items if job.id != first.items[0].id] == expected[:6]
 
 
 @pytest.mark.parametrize(

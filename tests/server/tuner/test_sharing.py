@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 
 from felix import errors as engine_errors
 from felix import workloads
+from felix.measure import local
 from felix.runner import protocol
 from felix.target import cpu
 from server import states
@@ -248,7 +249,7 @@ def test_a_cancelled_job_leaves_no_candidate_and_hides_no_error() -> None:
 
 
 def test_endless_candidates_of_a_job_that_is_over_hold_nobody_up() -> None:
-    with warm_pools.Pools() as pools:
+    with contextlib.closing(warm_pools.Pools(local.LocalPool)) as pools:
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
@@ -267,7 +268,7 @@ def test_endless_candidates_of_a_job_that_is_over_hold_nobody_up() -> None:
 
 
 def test_a_warm_pool_has_all_its_workers_and_serves_every_job_of_its_target() -> None:
-    with warm_pools.Pools() as pools:
+    with contextlib.closing(warm_pools.Pools(local.LocalPool)) as pools:
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
@@ -281,7 +282,7 @@ def test_a_warm_pool_has_all_its_workers_and_serves_every_job_of_its_target() ->
 
 
 def test_a_pool_whose_fork_server_died_is_replaced() -> None:
-    with warm_pools.Pools() as pools:
+    with contextlib.closing(warm_pools.Pools(local.LocalPool)) as pools:
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
