@@ -45,7 +45,7 @@ class _Requests:
         """Do what is asked for and say how it ended."""
         try:
             if request not in (("stop",), ("yield",)):  # they are for a run that had just ended
-                messages.send(self._connection, *self._do(*request))
+                messages.send(self._connection, *self._run(*request))
         except (BrokenPipeError, EOFError):
             raise
         except Exception as error:  # the edge of this process
@@ -54,8 +54,8 @@ class _Requests:
             name = messages.name_of(error)
             messages.send(self._connection, messages.Verb.FAILED, name, str(error))
 
-    def _do(self, verb: str, job: rows.Job, *path: pathlib.Path) -> tuple[Any, ...]:
-        """Do it; the last message to the tuner."""
+    def _run(self, verb: str, job: rows.Job, *path: pathlib.Path) -> tuple[Any, ...]:
+        """Have the engine do it; the last message to the tuner."""
         claimed = RemoteJob(self._connection, job, self._engine.conditions)
         if verb == "run":
             self._outcome = None

@@ -125,7 +125,7 @@ def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database)
         assert watching.job(claim.job.id).n_trials == 4 + N_KILLS
     assert [event.seq for event in received] == list(range(1, len(received) + 1))
     assert received[-1].to_state == "succeeded"
-    all_jobs = service_fakes.read(db, job_lists.page, limit=1000).jobs
+    all_jobs = service_fakes.read(db, job_lists.page, limit=1000).items
     by_name = collections.Counter(job.name for job in all_jobs if job.id != claim.job.id)
     assert by_name == {f"job-{number}": 1 for number in range(N_SUBMITTED)}
     assert {job.name: job.id for job in all_jobs if job.id != claim.job.id} == dict(made)

@@ -237,7 +237,7 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Served) -> None:
         form.get_by_role("button", name="Upload").click()
     assert response.value.status == 422
     form.get_by_role("alert").wait_for()
-    assert not service_fakes.read(site.db, job_lists.page).jobs
+    assert not service_fakes.read(site.db, job_lists.page).items
 
 
 @pytest.mark.slow("another form in a browser; the upload is tested without one")

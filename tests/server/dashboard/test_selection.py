@@ -91,7 +91,7 @@ def test_what_cannot_be_undone_is_asked_for_first(pages: Pages) -> None:
     act(pages, "cancel", one, two, sure="1")
     assert service_fakes.get(db, one).state is S.CANCELLED
     act(pages, "delete", one, sure="1")
-    assert [job.id for job in service_fakes.read(db, job_lists.page).jobs] == [two]
+    assert [job.id for job in service_fakes.read(db, job_lists.page).items] == [two]
 
 
 def test_a_selection_is_refused_as_single_jobs_are(pages: Pages) -> None:

@@ -156,7 +156,7 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
     again = pages.client.post("/dashboard/submit", data=form)
     assert again.headers["location"] == response.headers["location"]
     made = pages.job(response.headers["location"])
-    assert len(service_fakes.read(pages.service.db, job_lists.page).jobs) == 1
+    assert len(service_fakes.read(pages.service.db, job_lists.page).items) == 1
     params = {"m": 16, "n": 16, "k": 16, "epilogue": ["bias", "relu"], "dtype": "float32"}
     assert made.workload["params"] == params
     assert (made.trials, made.tags, made.seed) == (12, ("a", "b"), 3)
@@ -239,7 +239,7 @@ def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> N
         assert re.search(rf'id="f-{re.escape(name)}"[^>]*aria-invalid="true"', page), name
     assert 'id="f-p.n-wrong"' not in page and 'value="my &lt;name&gt;"' in page
     assert "5 fields need a correction" in text
-    assert not service_fakes.read(pages.service.db, job_lists.page).jobs
+    assert not service_fakes.read(pages.service.db, job_lists.page).items
 
 
 @pytest.mark.parametrize(
