@@ -79,7 +79,7 @@ def _routes() -> list[routing.BaseRoute]:
     """Those of the API and of the pages; FastAPI analyses each once, so all apps share them."""
     root = fastapi.APIRouter()
     for router in document.ROUTERS:
-        root.include_router(router, responses=document.problems())
+        root.include_router(router, responses=document.PROBLEMS)
     for router in dashboard.ALL:
         root.include_router(router)
     return root.routes

@@ -228,11 +228,8 @@ class Deliverer:
     another sends again: receivers may get a notification twice, with the same event id.
     """
 
-    def __init__(
-        self, db: database.Database, sender: Sender, every_s: float = 1.0, lease_s: float = LEASE_S
-    ) -> None:
-        self._db, self._sender = db, sender
-        self._every_s, self._lease_s = every_s, lease_s
+    def __init__(self, db: database.Database, sender: Sender, every_s: float = 1.0) -> None:
+        self._db, self._sender, self._every_s = db, sender, every_s
         self._n_sending = 0
         self._sent = asyncio.Event()
 
@@ -258,7 +255,7 @@ class Deliverer:
         n_free = AT_ONCE - self._n_sending
         if n_free == 0 or not await anyio.to_thread.run_sync(self._any_due):
             return 0
-        due = await self._write(lambda tx: webhooks.lease(tx, n_free, self._lease_s))
+        due = await self._write(lambda tx: webhooks.lease(tx, n_free, LEASE_S))
         self._n_sending += len(due)
         for each in due:
             group.start_soon(self._send, each)

@@ -18,10 +18,11 @@ All requests need an API key: `Authorization: Bearer felix_...`. Errors are prob
 """
 
 
-def problems() -> dict[int | str, dict[str, Any]]:
-    """The error response that every route may give."""
-    content = {web_problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {"default": {"description": "What went wrong", "content": content}}
+_PROBLEM = {web_problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+#: The error response that every route may give.
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "What went wrong", "content": _PROBLEM}
+}
 
 
 def document(app: fastapi.FastAPI) -> dict[str, Any]:

@@ -56,9 +56,8 @@ def by_number(
     numbers: Collection[int],
 ) -> dict[int, V]:
     """A column of the rows of these numbers that there are, by number."""
-    return {
-        key: each for key, each in tx.execute(sa.select(number, value).where(number.in_(numbers)))
-    }
+    query = sa.select(number, value).where(number.in_(numbers))
+    return {key: each for key, each in tx.execute(query)}
 
 
 def count(tx: orm.Session, kind: type[models.Base], *where: sa.ColumnElement[bool]) -> int:

@@ -38,11 +38,8 @@ def keys_command(arguments: argparse.Namespace) -> int:
                 if not (arguments.subject or "").isdecimal():
                     raise errors.FelixError("which key? felix keys revoke ID")
                 key = remote.revoke_key(int(arguments.subject))
-                print(
-                    json.dumps(dataclasses.asdict(key), default=str)
-                    if arguments.json
-                    else f"key {key.id} ({display.printable(key.name)}) is revoked"
-                )
+                said = f"key {key.id} ({display.printable(key.name)}) is revoked"
+                print(json.dumps(dataclasses.asdict(key), default=str) if arguments.json else said)
     return 0
 
 
@@ -117,9 +114,8 @@ def webhooks_command(arguments: argparse.Namespace) -> int:
                 if arguments.json:
                     print(json.dumps({"id": made.webhook.id, "secret": made.secret}))
                 else:
-                    print(
-                        f"webhook {made.webhook.id}; its secret, shown only now:", file=sys.stderr
-                    )
+                    said = f"webhook {made.webhook.id}; its secret, shown only now:"
+                    print(said, file=sys.stderr)
                     print(made.secret)
             case "delete":
                 service.delete_webhook(_number(arguments))

@@ -110,12 +110,13 @@ def compare(
         recent = job_lists.page(tx, limit=40).items
         compared = jobs.some(tx, chosen)
         chart = chart_data.compared(tx, compared)
+    found = {row.id for row in compared}
     bests = [row.best_us for row in compared if row.best_us is not None]
     return viewer.page(
         "compare.html",
         jobs=compared,
         chart=chart,
-        missing=[number for number in chosen if number not in {row.id for row in compared}],
+        missing=[number for number in chosen if number not in found],
         too_many=len(numbers) > request_bodies.MAX_COMPARED,
         most=request_bodies.MAX_COMPARED,
         best_us=min(bests, default=None),
