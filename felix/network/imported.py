@@ -20,6 +20,7 @@ from felix.frontend.rewriting import bindings, operator_name
 from felix.network import agreement, judge
 from felix.network.passes import memory
 from felix.tir import rounding
+from felix.torch_calls import functions
 from felix.torch_calls.form import form_from_json, register
 
 if TYPE_CHECKING:
@@ -335,14 +336,16 @@ def outputs_on(network: Network, inputs: Sequence[torch.Tensor]) -> list[torch.T
 def _expected(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
-    """The tensors that the model returns without PyTorch's fast path of transformers.
+    """The tensors that the model returns without TF32 and PyTorch's fast path of transformers.
 
-    torch.export does not take that path, which gives other values at padded places.
+    PyTorch convolves float32 in TF32 unless told otherwise. torch.export does not take that path,
+    which gives other values at padded places.
     """
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        leaves = pytree.tree_leaves(result(module, args, kwargs))
+        with functions.products_in("ieee"):
+            leaves = pytree.tree_leaves(result(module, args, kwargs))
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -278,13 +278,13 @@ def _as_measured(out: torch.Tensor, precision: str) -> Iterator[None]:
         if torch.is_autocast_enabled(out.device.type):
             stack.enter_context(torch.autocast(out.device.type, enabled=False))
         if out.is_cuda:
-            stack.enter_context(_products_in(precision))
+            stack.enter_context(products_in(precision))
         yield
 
 
 @contextlib.contextmanager
-def _products_in(precision: str) -> Iterator[None]:
-    """Products and convolutions of float32 in "tf32" or in float32 ("ieee")."""
+def products_in(precision: str) -> Iterator[None]:
+    """Products and convolutions of float32 in "tf32" or in float32 ("ieee"), as a context."""
     cudnn: Any = torch.backends.cudnn
     places: tuple[Any, Any] = torch.backends.cuda.matmul, cudnn.conv
     precisions = [place.fp32_precision for place in places]

@@ -114,9 +114,34 @@ def test_pytorch_s_operators_of_such_groups_may_use_it(monkeypatch: pytest.Monke
 def test_the_precision_of_the_process_is_restored(precision: str) -> None:
     places: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = [place.fp32_precision for place in places]
-    with functions._products_in(precision):
+    with functions.products_in(precision):
         assert [place.fp32_precision for place in places] == [precision] * 2
     assert [place.fp32_precision for place in places] == before
+
+
+class Asking(nn.Module):
+    """Notes the precision of convolutions wherever it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            self.seen.append(torch.backends.cudnn.conv.fp32_precision)
+        return x + 1
+
+
+def test_what_a_model_returns_is_computed_in_float32() -> None:
+    """PyTorch convolves in TF32 unless told otherwise, which exact programs would differ from."""
+    model = Asking()
+    with functions.products_in("tf32"):
+        network = imported.read(model, (X,), {}, target.parse("llvm"))
+        imported.outputs_on(network, [X])
+        assert model.seen == ["ieee", "ieee"]
+        assert network.call_model is not None
+        network.call_model()  # which is timed, as its user runs it
+    assert model.seen[-1] == "tf32"
 
 
 def test_tolerances() -> None:
