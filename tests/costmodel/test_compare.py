@@ -49,6 +49,7 @@ def check_origin(written: dict[str, Any], data: Path) -> None:
     assert written["data"] == dataset.read(data).digest and written["device"] == "testcpu"
 
 
+@pytest.mark.slow("trains models")
 def test_dropped_features_tell_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,7 @@ def test_tuning_templates_starts_from_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    "shipped", share.of([TEMPLATES, LLVM, CUDA], 1), ids=lambda each: each.scored
+    "shipped", share.of([LLVM, TEMPLATES, CUDA], 1), ids=lambda each: each.scored
 )
 def test_data_are_those_of_the_checkpoint_and_small(shipped: Shipped, measured: Measured) -> None:
     data = measured(shipped.data)
@@ -138,7 +138,7 @@ def test_no_benchmark_is_in_the_data(measured: Measured) -> None:
             assert (operator, workloads.parse(text, target="h200").name) not in keys
 
 
-@pytest.mark.parametrize("shipped", [LLVM, CUDA], ids=lambda each: each.scored)
+@pytest.mark.parametrize("shipped", share.of([LLVM, CUDA], 1), ids=lambda each: each.scored)
 def test_recorded_scores_come_out_again(shipped: Shipped, measured: Measured) -> None:
     data = measured(shipped.data)
     keys = {w.key for w in data.workloads.values() if w.name in shipped.few}
@@ -165,6 +165,7 @@ def test_recorded_scores_come_out_again(shipped: Shipped, measured: Measured) ->
             assert again[name][column] == pytest.approx(recorded[name][column], abs=1e-3)
 
 
+@pytest.mark.slow("reads all data of templates")
 def test_recorded_scores_of_templates_come_out_again(tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
     held_out = TEMPLATES.scores / model_card.HELD_OUT

@@ -162,6 +162,7 @@ def test_ranking_loss_prefers_the_right_order_and_the_fast_end() -> None:
     assert losses.ranking(torch.zeros(1, 4), y, both_failed, 0.02).item() == 0
 
 
+@pytest.mark.slow("trains a model for many epochs")
 def test_training_learns_a_law_that_holds_for_unseen_workloads() -> None:
     all_tasks = [task(i, 60) for i in range(14)]
     trained = train.train(features(all_tasks), all_tasks[:10], all_tasks[10:12], quick(epochs=60))

@@ -42,6 +42,7 @@ def _exported(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.slow("tunes another network by the command")
 def test_exported_program(
     tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

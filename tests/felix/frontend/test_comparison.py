@@ -30,6 +30,7 @@ def _left_to_pytorch(call: Callable[..., Any], *inputs: torch.Tensor) -> list[st
     return sorted(network.imported.pytorch)
 
 
+@pytest.mark.slow("builds programs of some dozen models")
 def test_what_is_converted_wrongly_is_left() -> None:
     left = {
         "as_strided": lambda x: x.as_strided((3, 3), (8, 2), 1),  # a part of the memory

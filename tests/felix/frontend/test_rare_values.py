@@ -16,6 +16,7 @@ from torch.nn import functional
 from felix import errors, frontend, target
 from felix.network import assembly, imported
 from tests.felix.frontend.test_onnx_reading import result
+from tests.support import share
 from tests.support.hostile import onnx_models as models
 from tests.support.hostile.onnx_models import one
 from tests.support.modules import Called
@@ -99,7 +100,7 @@ _OF_CPUS = {"norm of integers", "norm of halves", "means of integers", "the larg
 
 
 @pytest.mark.parametrize("kind", ["llvm", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", PYTORCH)
+@pytest.mark.parametrize("name", share.of(PYTORCH, 14))
 def test_pytorchs_values(name: str, kind: str) -> None:
     call, inputs, left = PYTORCH[name]
     if kind == "cuda":

@@ -16,7 +16,7 @@ from tests.support import share, workload_values
 SUITE = workloads.CHECK_SUITE
 
 
-@pytest.mark.parametrize("name", share.of(SUITE, 20))
+@pytest.mark.parametrize("name", share.of(SUITE, 14))
 def test_values_of_the_suite(name):
     instance = SUITE[name]
     task = instance("llvm")

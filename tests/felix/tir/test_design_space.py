@@ -161,6 +161,7 @@ def test_what_is_made_of_many_is_part_of_the_whole(monkeypatch: pytest.MonkeyPat
     assert len(whole) == 81 and len(some) == 27 and some < whole
 
 
+@pytest.mark.slow("makes variants of large spaces")
 def test_a_variant_of_many_reductions_is_made_of_some() -> None:
     task = softmaxes(5, "cuda")
     machine = variants.Machine(8, True, 8)

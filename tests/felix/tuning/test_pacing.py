@@ -159,6 +159,7 @@ def test_one_slow_candidate_holds_up_nobody() -> None:
     assert 0 in order[8:]  # it completed after candidates of later rounds
 
 
+@pytest.mark.slow("tunes twice")
 def test_overlapping_runs_are_deterministic() -> None:
     """Also when results come while the caller is busy, more of them than a round waits for."""
     runs = [_overlap(0.5, listening_s=listening_s)[1] for listening_s in (0.0, 0.05)]

@@ -246,6 +246,7 @@ def test_a_job_is_searched_in_processes(
         assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow("another run with search processes")
 def test_a_process_that_is_killed_costs_nothing_but_time(
     ready: Ready, monkeypatch: pytest.MonkeyPatch, adopted: Adopted
 ) -> None:

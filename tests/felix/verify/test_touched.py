@@ -57,6 +57,7 @@ def visited(module: tvm.IRModule, label: str, dimension: int) -> int:
     return int(max(high[at] - low[at] for at in low)) + 1
 
 
+@pytest.mark.slow("visits every iteration")
 @pytest.mark.parametrize(("target", "rows"), [("llvm", 1), ("cuda", 4)])
 def test_it_is_what_visiting_every_iteration_says(target: str, rows: int) -> None:
     n_compared = 0

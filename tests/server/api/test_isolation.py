@@ -250,6 +250,7 @@ def check_metrics(two: Two) -> None:
     assert (queued(two.ours), queued(two.theirs), queued(admin)) == (1.0, 1.0, 2.0)
 
 
+@pytest.mark.slow("every page, of two projects")
 def test_pages_of_the_dashboard(two: Two) -> None:
     client = two.client
     client.follow_redirects = False

@@ -200,6 +200,7 @@ def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 1.5 * right(*a, **o))
 
 
+@pytest.mark.slow("tunes a network once more")
 def test_wrong_operator_does_not_ship(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

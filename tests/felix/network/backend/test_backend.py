@@ -257,6 +257,7 @@ class TestModes:
             networks.assert_close(fast(x), model(x))
         assert all(each.is_tuned for each in backend.parts())
 
+    @pytest.mark.slow("compiles a network of its own")
     def test_autocast_of_a_network(self, everything_known: pathlib.Path) -> None:
         model, x = networks.Convolutions().eval(), torch.randn(1, 3, 6, 6)
         fast = backend.compiled(model, everything_known)

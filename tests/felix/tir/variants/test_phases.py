@@ -77,6 +77,7 @@ PHASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("searches two spaces")
 def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> None:
     four_taps = (1, 8, 8, 64, 32, 4)
     assert searched(workloads.conv_transpose2d(*four_taps, target="h200")).count("stock") == 1
@@ -127,6 +128,7 @@ def test_phases_are_split() -> None:
     assert texts(odd, GPU) == texts(even, GPU)
 
 
+@pytest.mark.slow("searches, and enumerates what it finds")
 @pytest.mark.parametrize(("kernel", "kernels"), share.of([(3, 3), (4, 2)], 1))
 def test_the_parts_of_phases_are_added_and_joined(kernel: int, kernels: int) -> None:
     """In the join's kernel where TVM can place them there (it is whole), as the formulas say."""
