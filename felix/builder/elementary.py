@@ -24,9 +24,8 @@ Value = Any
 
 def written_out(call: tvm.ir.Call) -> tvm.ir.Expr:
     """A call of one of `FUNCTIONS` on float32, or in float32 on float16; others stay."""
-    name, dtype = getattr(call.op, "name", ""), grammar.dtype(call)
-    function = FUNCTIONS.get(name)
-    if function is None or dtype not in ("float32", "float16"):
+    function = FUNCTIONS.get(getattr(call.op, "name", ""))
+    if function is None or (dtype := grammar.dtype(call)) not in ("float32", "float16"):
         return call
     lets = _Lets()
     operands = [lets(argument.astype("float32")) for argument in call.args]

@@ -169,8 +169,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         type=values.libraries,
         default=libraries.DEFAULT,
         metavar="LIBRARIES",
-        help="what the best schedules are compared with: numpy, torch, inductor (torch.compile), "
-        "joined by +, or none (default: numpy+torch)",
+        help="what the best schedules are compared with: torch, inductor (torch.compile), joined "
+        "by +, or none (default: torch)",
     )
     add(
         "--no-pytorch", action="store_true", help="of a network: no group runs PyTorch's operators"
@@ -184,7 +184,6 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         "planned on a GPU, rules on a CPU)",
     )
     add("--allow-tf32", action="store_true", help=_TF32)
-    add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
 
 

@@ -1,7 +1,7 @@
 """The end of a run in words and as JSON.
 
-    task               trials   best       GFLOP/s   vs unscheduled   vs numpy   vs PyTorch
-    gemm_512x512x512       64   1.44 ms      187.4           216.4x      1.31x        0.97x
+    task               trials   best       GFLOP/s   vs unscheduled   vs PyTorch
+    gemm_512x512x512       64   1.44 ms      187.4           216.4x        0.97x
 
 Units: latencies in microseconds in JSON, scaled in tables.
 """

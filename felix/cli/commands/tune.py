@@ -122,9 +122,8 @@ def _compared(
     network: results.NetworkResult, arguments: argparse.Namespace
 ) -> list[report.Compared]:
     """The times of the chosen libraries for each task that has a result."""
-    chosen = [name for name in arguments.compare if name != "numpy" or not arguments.no_numpy]
-    if arguments.cluster or arguments.tracker:  # they would run here, and candidates ran elsewhere
-        chosen = []
+    is_elsewhere = arguments.cluster or arguments.tracker  # where candidates ran; they run here
+    chosen = () if is_elsewhere else arguments.compare
     return [
         {}
         if result.best_or_none is None

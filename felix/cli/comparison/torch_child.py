@@ -6,12 +6,15 @@ one say so, as in tasks.
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from felix.cli.comparison import libraries as times
+from felix.processes import child
 
 if TYPE_CHECKING:
     from felix.runner.checking import reference
@@ -102,9 +105,11 @@ def _how(device: str, allow_tf32: bool) -> str:
     else:
         named: dict[str, Any] = {"oneDNN": torch.backends.mkldnn, "MKL": torch.backends.mkl}
         libraries = ", ".join(name for name, backend in named.items() if backend.is_available())
-        place = f"{times.threads(torch.get_num_threads())}, cold caches"
+        count = torch.get_num_threads()
+        place = f"{count} thread{'s' * (count != 1)}, cold caches"
     return f"{torch.__version__} ({libraries}), {place}, its allocations included"
 
 
 if __name__ == "__main__":
-    times.serve(answer)
+    question = child.Question(sys.argv[1])
+    question.answer(dataclasses.asdict(answer(question.request)))

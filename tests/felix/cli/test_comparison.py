@@ -1,4 +1,4 @@
-"""Comparison with numpy and PyTorch: requests, answers, timing, options and the report."""
+"""Comparison with PyTorch: requests, answers, timing, options and the report."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from felix import workloads
 from felix.cli import main, report
 from felix.cli.commands import tune
-from felix.cli.comparison import libraries, numpy_child, torch_child
+from felix.cli.comparison import libraries, torch_child
 from felix.measure import locks
 from felix.processes import child
 from felix.runner import protocol
@@ -31,14 +30,12 @@ Request = dict[str, Any]
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request, int | None, float]]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, int | None, float]]:
     """What children are started with; they answer 5 us."""
-    started: list[tuple[str, Request, int | None, float]] = []
+    started: list[tuple[Request, int | None, float]] = []
 
-    def timed(
-        child: str, request: Request, threads: int | None, timeout_s: float
-    ) -> libraries.LibraryTime:
-        started.append((child, json.loads(json.dumps(request)), threads, timeout_s))
+    def timed(request: Request, threads: int | None, timeout_s: float) -> libraries.LibraryTime:
+        started.append((json.loads(json.dumps(request)), threads, timeout_s))
         return libraries.LibraryTime(5.0, "a note")
 
     monkeypatch.setattr(libraries, "timed", timed)
@@ -58,17 +55,11 @@ def _answer(
 
 def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> None:
     task = workloads.parse(GEMM, CPU)
-    times = libraries.measure(task, GEMM, ["numpy", "torch", "inductor"])
+    times = libraries.measure(task, GEMM, ["torch", "inductor"])
     assert {time.latency_us for time in times.values()} == {5.0}
-    children = [(child, threads, timeout_s) for child, _, threads, timeout_s in requests]
-    assert children == [
-        ("numpy_child", 3, 60.0),
-        ("torch_child", 3, 60.0),
-        ("torch_child", 3, 600.0),
-    ]
-    of_numpy, eager, compiled = (request for _, request, _, _ in requests)
-    assert "np.einsum" in of_numpy["source"]
-    assert [a["name"] for a in of_numpy["arguments"] if a["is_input"]] == ["A", "B"]
+    assert [limits for _, *limits in requests] == [[3, 60.0], [3, 600.0]]
+    eager, compiled = (request for request, _, _ in requests)
+    assert [a["name"] for a in eager["arguments"] if a["is_input"]] == ["A", "B"]
     assert (eager["device"], eager["compiled"], compiled["compiled"]) == ("cpu", False, True)
     assert (eager["operator"], eager["params"]) == ("gemm", {"m": 16, "n": 16, "k": 16})
 
@@ -76,7 +67,6 @@ def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> Non
 def test_what_has_no_form_says_why(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = workloads.parse(CONV, CPU)
     times = libraries.measure(task, None, libraries.DEFAULT)
-    assert times["numpy"] == libraries.LibraryTime(None, "the program has no plain numpy form")
     assert times["torch"].latency_us is None and "catalogue" in times["torch"].note
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     without = libraries.measure(task, CONV, ["torch"])
@@ -88,21 +78,20 @@ def test_types_that_a_library_lacks_say_why(
     requests: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "gemm:16,16,16,dtype=bfloat16"
-    times = libraries.measure(workloads.parse(text, CPU), text, ["numpy", "torch"])
-    assert times["numpy"].latency_us is None and "in these types" in times["numpy"].note
+    libraries.measure(workloads.parse(text, CPU), text, ["torch"])
     text = "conv2d:1,6,6,4,8,3,dtype=int8"
     libraries.measure(workloads.parse(text, CPU), text, ["torch"])
-    of_bfloat16, of_int8 = (request for _, request, _, _ in requests)
+    of_bfloat16, of_int8 = (request for request, _, _ in requests)
     timed = _answer(torch_child.answer, of_bfloat16, monkeypatch)
     assert timed.latency_us is not None and "bfloat16 between its calls" in timed.note
     refused = _answer(torch_child.answer, of_int8, monkeypatch)
     assert refused.latency_us is None and "PyTorch's convolutions are of floats" in refused.note
 
 
-def test_gpus_are_compared_with_pytorch_alone(requests: list[Any]) -> None:
+def test_on_gpus_threads_are_pytorchs(requests: list[Any]) -> None:
     task = workloads.parse(CONV, "h100")
     assert list(libraries.measure(task, CONV, libraries.DEFAULT)) == ["torch"]
-    ((_, request, threads, _),) = requests
+    ((request, threads, _),) = requests
     assert request["device"] == "cuda" and threads is None
 
 
@@ -118,7 +107,7 @@ def test_a_process_answers_fails_or_takes_too_long(
     answer: Any, latency_us: float | None, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(module: str, request: Request, timeout_s: float, environment: Any) -> Any:
-        assert module == "felix.cli.comparison.numpy_child"
+        assert module == "felix.cli.comparison.torch_child"
         assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "4"
         assert request == {"a": 1} and timeout_s == 7.0
         if isinstance(answer, Exception):
@@ -126,7 +115,7 @@ def test_a_process_answers_fails_or_takes_too_long(
         return answer
 
     monkeypatch.setattr(child, "ask", ask)
-    time = libraries.timed("numpy_child", {"a": 1}, 4, 7.0)
+    time = libraries.timed({"a": 1}, 4, 7.0)
     assert time == libraries.LibraryTime(latency_us, note)
 
 
@@ -136,22 +125,11 @@ def test_pytorch_is_timed_on_the_cpu(
 ) -> None:
     task = workloads.parse(text, CPU)
     libraries.measure(task, text, ["torch"])
-    ((_, request, _, _),) = requests
+    ((request, _, _),) = requests
     answer = _answer(torch_child.answer, request, monkeypatch)
     assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
     assert answer.note.startswith(f"{torch.__version__} (") and "thread" in answer.note
     assert ("channels last" in answer.note) == (text == CONV)
-
-
-def test_numpy_is_timed_on_the_same_inputs(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = workloads.parse(GEMM, CPU)
-    libraries.measure(task, GEMM, ["numpy"])
-    ((_, request, _, _),) = requests
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    answer = _answer(numpy_child.answer, request, monkeypatch)
-    assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
-    how = f"{np.__version__}, 3 threads, cold caches, its allocations included"
-    assert answer.note == how
 
 
 def test_inputs_are_flushed_before_each_call_and_the_median_counts(
@@ -231,7 +209,7 @@ def test_the_note_of_a_gpu_says_what_was_timed(
     requests: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries.measure(workloads.parse(CONV, CPU), CONV, ["torch"])
-    request = {**requests[0][1], "device": "cuda"}
+    request = {**requests[0][0], "device": "cuda"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     answer = _answer(torch_child.answer, request, monkeypatch)
     assert answer == libraries.LibraryTime(None, f"{torch.__version__} has no GPU here")
@@ -256,20 +234,19 @@ def test_the_note_of_a_gpu_says_what_was_timed(
 def test_libraries_may_use_the_arithmetic_of_the_task(requests: list[Any]) -> None:
     for task in (workloads.parse(CONV, "h100"), workloads.parse(CONV, "h100").allowing_tf32()):
         libraries.measure(task, CONV, ["torch"])
-    assert [request["allow_tf32"] for _, request, _, _ in requests] == [False, True]
+    assert [request["allow_tf32"] for request, _, _ in requests] == [False, True]
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], ["numpy", "torch"]),
-        (["--no-numpy"], ["torch"]),
-        (["--compare", "torch+inductor"], ["torch", "inductor"]),
-        (["--compare", "none"], []),
+        ([], ("torch",)),
+        (["--compare", "torch+inductor"], ("torch", "inductor")),
+        (["--compare", "none"], ()),
     ],
 )
 def test_options_choose_the_libraries(
-    options: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    options: list[str], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = main._parser().parse_args(["tune", GEMM, "file.json", GEMM, *options])
     calls: list[tuple[Any, ...]] = []
@@ -287,7 +264,7 @@ def test_options_choose_the_libraries(
 def test_an_unknown_library_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["tune", GEMM, "--compare", "torch+cublas"])
-    assert "'cublas' is none of numpy, torch, inductor, none" in capsys.readouterr().err
+    assert "'cublas' is none of torch, inductor, none" in capsys.readouterr().err
 
 
 def _result(text: str, target: str, best_us: float | None) -> results.TuneResult:
@@ -306,32 +283,26 @@ def _result(text: str, target: str, best_us: float | None) -> results.TuneResult
 
 def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
     tasks = [_result(GEMM, CPU, 2.0), _result(CONV, CPU, 4.0), _result(GEMM, CPU, None)]
-    numpy, torch_time = libraries.LibraryTime(3.0, "3 threads"), libraries.LibraryTime(7.0, "how")
+    compiled, torch_time = (
+        libraries.LibraryTime(3.0, "3 threads"),
+        libraries.LibraryTime(7.0, "how"),
+    )
     compared = [
-        {"numpy": numpy, "torch": torch_time},
-        {"numpy": libraries.LibraryTime(None, "no form"), "torch": torch_time},
+        {"inductor": compiled, "torch": torch_time},
+        {"inductor": libraries.LibraryTime(None, "no form"), "torch": torch_time},
         {},
     ]
     text = fakes.report_text(tasks, compared)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     head, _, *rows = lines
-    assert head.split("   ")[-2:] == ["vs numpy", "vs PyTorch"]
+    assert head.split("   ")[-2:] == ["vs PyTorch", "vs inductor"]
     cells = [row.split()[-2:] for row in rows[:3]]
-    assert cells == [["1.50x", "3.50x"], ["-", "1.75x"], ["-", "-"]]
-    notes = ["numpy: 3 threads", "numpy: no form", "PyTorch: how"]
+    assert cells == [["3.50x", "1.50x"], ["1.75x", "-"], ["-", "-"]]
+    notes = ["PyTorch: how", "inductor: 3 threads", "inductor: no form"]
     assert [line for line in lines if line in notes] == notes  # each once
     network = results.network(tasks, "trials", pacing.Breakdown())
     first, second, third = report.to_json(network, compared, [None] * 3)["tasks"]
     assert (first["torch_us"], first["torch_speedup"], first["torch_note"]) == (7.0, 3.5, "how")
-    assert (second["numpy_us"], second["numpy_speedup"], second["numpy_note"]) == (
-        None,
-        None,
-        "no form",
-    )
-    assert third["torch_note"] == first["inductor_note"] == "not timed"
-
-
-def test_the_report_of_a_gpu_has_no_column_for_numpy() -> None:
-    compared = [{"torch": libraries.LibraryTime(None, "why")}]
-    text = fakes.report_text([_result(CONV, "h100", 2.0)], compared)
-    assert "vs PyTorch" in text and "numpy" not in text and "PyTorch: why" in text
+    of_inductor = [second[f"inductor_{each}"] for each in ("us", "speedup", "note")]
+    assert of_inductor == [None, None, "no form"]
+    assert third["torch_note"] == third["inductor_note"] == "not timed"
