@@ -240,7 +240,6 @@ def _features(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=values.natural, default=0, help="of the random schedules (default 0)")
     add("--all", action="store_true", help="show features that are zero everywhere, too")
-    add("--csv", action="store_true", help="values as CSV, one line a store")
     add(
         "--check",
         **_COUNT,

@@ -8,7 +8,6 @@ alone: TVM has no schedule of a template.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -50,8 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise errors.WorkloadError(f"{task.name}: no sketch has formulas")
     if arguments.json:
         print(json.dumps(_json(task, tables)))
-    elif arguments.csv:
-        _csv(tables)
     else:
         for values in tables:
             _table(task.name, values, arguments.all)
@@ -115,28 +112,6 @@ def _values(sketch: Sketch, samples: int, seed: int) -> dict[str, Any]:
         "rows": [{"block": str(row.block), "buffer": str(row.buffer)} for row in formulas.rows],
         "values": raw.tolist(),
     }
-
-
-def _csv(tables: list[dict[str, Any]]) -> None:
-    writer = csv.writer(sys.stdout)
-    columns = {kind: _names(kind) for kind in dict.fromkeys(table["kind"] for table in tables)}
-    every = [name for names in columns.values() for name in names]
-    writer.writerow(["sketch", "sample", "block", "buffer", *every])
-    for sketch in tables:
-        names = columns[sketch["kind"]]
-        before = every.index(names[0])
-        for sample, table in enumerate(sketch["values"]):
-            for row, values in zip(sketch["rows"], table, strict=True):
-                head = [sketch["sketch"], sample, row["block"], row["buffer"]]
-                cells = [""] * len(every)
-                cells[before : before + len(names)] = [f"{value:.10g}" for value in values]
-                writer.writerow([*head, *cells])
-
-
-def _names(kind: str) -> list[str]:
-    """Columns of a kind; those of templates begin with "template."."""
-    prefix = "" if kind == FeatureKind.TRACE else "template."
-    return [prefix + feature.name for feature in _table_of(kind)]
 
 
 def _table(name: str, sketch: dict[str, Any], with_zeros: bool) -> None:
