@@ -3,8 +3,8 @@
     python benchmarks/structure.py [--check 50] [--target llvm cuda] [--only NAME ...] [--jobs 2]
 
 For each instance of `felix.workloads.suite.CHECK_SUITE` and each target,
-`felix.verify.compare.check` draws random legal decisions of every sketch and compares loops,
-buffers and features with the schedule that TVM makes of them. Writes
+`benchmarks.support.verify.compare.check` draws random legal decisions of every sketch and compares
+loops, buffers and features with the schedule that TVM makes of them. Writes
 benchmarks/results/formulas/structure.json; exit code 1 if anything differs.
 """
 
@@ -29,7 +29,7 @@ OUT = common.RESULTS / "formulas" / "structure.json"
 
 def compare(job: tuple[str, str, int, int]) -> dict[str, Any]:
     """Check one instance on one target; counts, and the first mismatches in words."""
-    from felix.verify import compare as compare_schedules
+    from benchmarks.support.verify import compare as compare_schedules
 
     name, target, n, seed = job
     start = time.perf_counter()

@@ -31,8 +31,7 @@ Sources: [A] Ansor's per-store features in the form of TVM's PerStoreFeature; [F
 (ASPLOS 2024), section 3.3; [M] the multi-level roofline of this project; [U] the rule of
 TVM's UnrollLoop pass.
 
-`felix features WORKLOAD --target T` shows the values of a random schedule, `--check N` compares
-N random schedules of every sketch with TVM's.
+`felix features WORKLOAD --target T` shows the values of a random schedule.
 
 {table}
 """

@@ -2,7 +2,7 @@
 
 In: formulas.
 Out: batched functions, forward and backward.
-From: `sketch`, `search`.
+From: `space`, `search`.
 """
 
 from __future__ import annotations

@@ -240,11 +240,6 @@ def _features(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=values.natural, default=0, help="of the random schedules (default 0)")
     add("--all", action="store_true", help="show features that are zero everywhere, too")
-    add(
-        "--check",
-        **_COUNT,
-        help="compare N random schedules of every sketch with what TVM makes of them",
-    )
 
 
 def _compile(parser: argparse.ArgumentParser) -> None:
@@ -410,11 +405,7 @@ _ROUNDS: dict[str, Any] = {
 #: Command -> what it does, the function of `felix.cli` that runs it, its options.
 _COMMANDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
     "tune": ("find a fast schedule and write the artifact", "commands.tune.run", _tune),
-    "features": (
-        "show, export or check the features of a program",
-        "commands.features.run",
-        _features,
-    ),
+    "features": ("show the features of a program", "commands.features.run", _features),
     "compile": ("build the best schedule of an earlier run", "commands.compile.run", _compile),
     "known": (
         "write what is known of networks as a MetaSchedule database",

@@ -2,7 +2,7 @@
 
 In: a trace and its program.
 Out: a loop nest with expressions for extents.
-From: `sketch`, `features`, `verify`.
+From: `space`, `features`.
 """
 
 from __future__ import annotations

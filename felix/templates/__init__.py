@@ -2,5 +2,5 @@
 
 In: a product or convolution, parameters.
 Out: a CUDA kernel, its formulas and limits.
-From: `sketch`, `measure`.
+From: `space`, `measure`.
 """

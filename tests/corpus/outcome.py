@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import tvm
 from tvm import te
 
+from benchmarks.support.verify import compare
 from felix import errors
 from felix import target as target_module
 from felix.space import formulas
@@ -20,7 +21,6 @@ from felix.space import sketch as sketching
 from felix.space.trace_sketch import TraceSketch
 from felix.task import Task
 from felix.tir import design_space, grammar
-from felix.verify import compare
 from tests.corpus.programs import (
     contractions,
     elementwise,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.support.verify import compare
 from felix.errors import UnsupportedSchedule
 from felix.space import legality, sampling
 from felix.space.trace_sketch import ROOT, TraceSketch
-from felix.verify import compare
 
 DRAWN, FIRST = 4096, 128
 

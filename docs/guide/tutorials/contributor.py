@@ -16,12 +16,12 @@ import torch
 from tvm import te
 
 import felix
+from benchmarks.support.verify import compare
 from felix import errors
 from felix.autodiff import smoothing
 from felix.features import spec
 from felix.symbolic import interpret
 from felix.symbolic.instructions import loop_transforms
-from felix.verify import compare
 from felix.workloads import catalogue, common, suite
 
 ROOT = pathlib.Path(felix.__file__).parent.parent
@@ -62,8 +62,8 @@ try:
 except errors.WorkloadError as error:
     print("refused:", error)
 
-# What `felix features WORKLOAD --check N` does: random legal schedules of every sketch, compared
-# with what TVM makes of them. A new operator passes it on both targets.
+# Random legal schedules of every sketch, compared with what TVM makes of them. A new operator
+# passes it on both targets.
 for target in ("llvm", "cuda"):
     report = compare.check(outer_sum(37, 197, target=target), n=5, seed=0)
     print(target, f"{report.checked} schedules compared")

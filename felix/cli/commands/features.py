@@ -1,8 +1,7 @@
-"""`felix features`: the feature values of random schedules, or the check against TVM.
+"""`felix features`: the feature values of random schedules.
 
 Features of a trace sketch are those of `felix.features.spec`, of a template sketch those of
-`felix.templates.spec`. Values are untransformed (`formulas.raw`). The check has trace sketches
-alone: TVM has no schedule of a template.
+`felix.templates.spec`. Values are untransformed (`formulas.raw`).
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show or check; the exit code."""
+    """Show; the exit code."""
     task = inputs.task(arguments.workload, arguments.target)
-    if arguments.check is not None:
-        return _check(task, arguments)
     from felix.space import sketch as sketching
 
     sketches = sketching.sketches(task, on_left_out=_note)
@@ -58,25 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _note(line: str) -> None:
     """What has no sketch, and why."""
     print(f"felix: {line}", file=sys.stderr)
-
-
-def _check(task: Task, arguments: argparse.Namespace) -> int:
-    from felix.verify import compare
-
-    comparison = compare.check(task, arguments.check, arguments.seed)
-    if arguments.json:
-        print(comparison.to_json())
-    else:
-        for line in comparison.lines():
-            print(line)
-    if comparison.mismatches:
-        raise errors.FelixError(f"{task.name}: the formulas do not describe what TVM makes")
-    if not comparison.checked:
-        raise errors.FelixError(
-            f"{task.name}: no row was compared; TVM accepts none that was tried, or no sketch "
-            f"has formulas"
-        )
-    return 0
 
 
 def _json(task: Task, tables: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Loop instructions on the symbolic program: split, fuse, reorder, add a unit loop.
 
 Like all instructions they mirror TVM's schedule primitives closely enough that loops,
-extents, bindings and scopes come out equal, which `felix.verify.compare` compares, and they
-change the program in place.
+extents, bindings and scopes come out equal, which tests compare, and they change the program in
+place.
 """
 
 from __future__ import annotations

@@ -258,7 +258,6 @@ def _old_checkpoint(path: pathlib.Path) -> None:
         ["tune", GEMM, "--seconds", "-1"],
         ["tune", GEMM, "--strategy", "magic"],
         ["tune", GEMM, "--seed", "-1"],
-        ["features", GEMM, "--check", "0"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -344,28 +343,6 @@ def test_features_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert re.search(r"trip_count\s+iterations\s+\d", out)
     assert "buf0.bytes" in out
-
-
-def test_check_agrees_with_tvm(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["features", "gemm:16,16,16", "--check", "2", "--json"]) == 0
-    comparison = json.loads(capsys.readouterr().out)
-    assert comparison["checked"] == 6 and comparison["mismatches"] == 0
-    assert main.main(["features", "gemm:16,16,16", "--check", "1", "--target", "cuda"]) == 0
-    assert "0 mismatched" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("n_wrong", "said"), [(1, "felix: error:"), (0, "no row was compared")])
-def test_a_check_that_fails_or_compares_nothing_is_an_error(
-    n_wrong: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from felix.verify import compare
-
-    wrong = compare.Mismatch(0, (1,), next(iter(compare.Kind.__args__)), "here", "1", "2")
-    sketch = compare.SketchReport(0, "stock", n_wrong, 3, (wrong,) * n_wrong, ())
-    report = compare.Report("t", "llvm", (sketch,))
-    monkeypatch.setattr(compare, "check", lambda *_: report)
-    assert main.main(["features", "gemm:16,16,16", "--check", "1"]) == 1
-    assert said in capsys.readouterr().err
 
 
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:

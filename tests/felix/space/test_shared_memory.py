@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 
+from benchmarks.support.verify import compare
 from felix import workloads
 from felix.builder.cuda import build as cuda_build
 from felix.errors import InvalidSchedule
@@ -13,7 +14,6 @@ from felix.metaschedule import trace_text
 from felix.space import sketch as sketching
 from felix.tir import design_space
 from felix.tir.design_space import shared_memory
-from felix.verify import compare
 from tests.support import legal_rows
 
 H200 = "cuda -arch=sm_90"

@@ -10,11 +10,11 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from benchmarks.networks import catalogue
+from benchmarks.support.verify import compare
 from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs import lowering, outlining
 from felix.frontend.programs.planning import possible_groups, reading
-from felix.verify import compare
 from tests.felix.frontend.planning.test_norms import costs
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run, small
 from tests.support import share

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from tvm import sym, tirx
 from tvm.ir.expr import Call
 
+from benchmarks.support.verify import tvm_schedule
 from felix.errors import UnsupportedSchedule
 from felix.tir import grammar, numeric
-from felix.verify import tvm_schedule
 
 Sums: TypeAlias = NDArray[np.int64]
 

@@ -11,12 +11,12 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from benchmarks.support.verify import compare, touched, tvm_schedule
 from felix import errors
 from felix.space import sketch as sketching
 from felix.space import trace_sketch
 from felix.task import Task
 from felix.tir import numeric
-from felix.verify import compare, touched, tvm_schedule
 from tests.support import legal_rows, share
 
 

@@ -1,8 +1,8 @@
 """What a schedule that TVM made shows, read from its module: loops, launches, buffers, terms.
 
-This is the other side of the comparison in `felix.verify.compare`: nothing here knows how Felix
-interprets a schedule. A `Stage` is one leaf block with the loops around it; sizes of buffers are
-those TVM's own passes give.
+This is the other side of the comparison in `compare`: nothing here knows how Felix interprets a
+schedule. A `Stage` is one leaf block with the loops around it; sizes of buffers are those that
+TVM's own passes give.
 
 Notation
     site    the loops around the place where TVM allocates a buffer, outermost first

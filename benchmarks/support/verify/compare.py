@@ -33,12 +33,12 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
+from benchmarks.support.verify import touched, tvm_schedule
 from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.features import spec
 from felix.symbolic import ir, kernels, parallelize
 from felix.task import Task
 from felix.tir.design_space import shared_memory
-from felix.verify import touched, tvm_schedule
 
 if TYPE_CHECKING:
     from felix.space.trace_sketch import TraceSketch

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
+from benchmarks.support.verify import compare, touched, tvm_schedule
 from felix import workloads
 from felix.space import sketch as sketching
 from felix.symbolic import ir, kernels
 from felix.task import Task
-from felix.verify import compare, touched, tvm_schedule
 from tests.corpus import outcome
 from tests.support import legal_rows, share
 
