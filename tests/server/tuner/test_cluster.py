@@ -101,7 +101,9 @@ def test_a_job_outlives_the_link_process(service: Service) -> None:
     service.wait(job_id, lambda job: job.n_trials >= 8, 120)
     started = psutil.Process(service.tuner.pid).children()
     (relay,) = [
-        each for each in started if "cluster.relay" in " ".join([each.name(), *each.cmdline()])
+        each
+        for each in started
+        if each.name() == "relay" or "server.tuner.cluster.relay" in each.cmdline()
     ]
     relay.kill()
     assert not service.client.job(job_id).has_ended, "it was too quick"
