@@ -234,7 +234,7 @@ def test_felix_and_evolution_differ_in_the_search_alone(
     models: list[str] = []
     real = online_model.Learner
 
-    def pool(task: Any, options: Any) -> tuning_fakes.Pool:
+    def pool(task: Any, options: Any = None) -> tuning_fakes.Pool:
         pools.append(tuning_fakes.Pool(latency_of=lambda mod: 5.0 + len(str(mod)) % 97))
         return pools[-1]
 
