@@ -8,10 +8,12 @@ import pytest
 
 from benchmarks.conformance import __main__ as conformance
 from benchmarks.conformance import ledger, opinfo
+from tests.support import share
 
-#: Cases that run here.
+#: Cases that run here, of ONNX fewer in `make test`.
 ONNX = "^test_(isinf|shape_e|size|dropout|layer_norm.*_2d_axis1)"
-OPINFO = "^(softmax|cat|empty_like) "
+MORE_ONNX = "^test_(isinf|shape_e|size|split_v|dropout|mod_|reduce_sum_d|layer_norm.*_2d)"
+OPINFO = "^(softmax|cat|nn.functional.layer_norm|empty_like) "
 
 #: Operators that differ with infinities or NaN, as the table of exceptions says.
 EXCEPTIONS = {
@@ -34,15 +36,16 @@ def _right(out: str) -> int:
 
 def test_no_case_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ledger.read(conformance.FOLDER / "onnx_nodes.txt")) > 1800
-    assert conformance.main(["onnx", "--only", ONNX, "--processes", "1"]) == 0
-    assert _right(capsys.readouterr().out) > 15
+    chosen = MORE_ONNX if share.ALL else ONNX
+    assert conformance.main(["onnx", "--only", chosen, "--processes", "1"]) == 0
+    assert _right(capsys.readouterr().out) > share.rounds(15, 40)
 
 
 @pytest.mark.slow("builds programs in processes of their own; ONNX's cases do, too")
 def test_no_operator_of_a_sample_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["opinfo", "--only", OPINFO, "--samples", "1", "--processes", "1"]
     assert conformance.main(arguments) == 0
-    assert _right(capsys.readouterr().out) > 5
+    assert _right(capsys.readouterr().out) > 7
 
 
 def test_all_suites_run_unless_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
