@@ -76,8 +76,11 @@ def module_of(folder: pathlib.Path, name: str, prefix: str = "") -> Any:
     return module
 
 
-def tvm_for(manifest: dict[str, Any]) -> Any:
-    """TVM, which is to have as many threads as the target has cores."""
+def tvm_for(manifest: dict[str, Any], folder: pathlib.Path, prefix: str = "") -> Any:
+    """TVM, whose kernels run on PyTorch's threads if it is installed (`openmp.py`).
+
+    They have as many as the target has cores, where PyTorch is not used in this process.
+    """
     threads = manifest["target"].get("num-cores")
     if threads:
         os.environ.setdefault("TVM_NUM_THREADS", str(threads))
@@ -85,6 +88,10 @@ def tvm_for(manifest: dict[str, Any]) -> Any:
         import tvm
     except ImportError as error:
         raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
+    if "openmp.py" in manifest["files"]:
+        openmp = module_of(folder, "openmp", prefix)
+        if openmp.use() and threads and sys.modules.get("torch") is None:
+            openmp.set_threads(threads)
     return tvm
 
 

@@ -81,7 +81,7 @@ def run(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
         return _run_generated(manifest, args, repeats)
     # without torch, which TVM would spend seconds on and nothing here needs
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    tvm = tvm_for(manifest)
+    tvm = tvm_for(manifest, HERE)
     device = device_of(tvm, "this kernel", manifest["target"]["kind"])
     if manifest["library"] is None:
         raise Failure(NO_LIBRARY)

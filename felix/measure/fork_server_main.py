@@ -74,6 +74,7 @@ def _verbs(conn: Connection, settings: dict[str, Any]) -> worker_main.Verbs:
     from felix.builder import build
     from felix.builder.cuda import build as cuda_build
     from felix.runner import board_runner
+    from felix.runner.cpu import openmp
     from felix.runner.cpu import runner as cpu_runner
 
     match settings["role"]:
@@ -86,6 +87,8 @@ def _verbs(conn: Connection, settings: dict[str, Any]) -> worker_main.Verbs:
         case "board":
             boards = board_runner.Runner()
             return {"lease": boards.lease, "run": boards.run}
+    if openmp.use():
+        openmp.set_threads(settings["threads"])
     runner = cpu_runner.Runner(
         "cpu",
         settings["threads"],

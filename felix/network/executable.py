@@ -27,6 +27,7 @@ from felix.builder import preparation
 from felix.builder.cuda import build as cuda_build
 from felix.builder.cuda import launches
 from felix.network.passes import intermediates, memory, prepacking
+from felix.runner.cpu import openmp
 from felix.target import cpu
 from felix.tir import unit_reductions
 
@@ -63,9 +64,10 @@ class Executable:
     ) -> None:
         self.built = built
         self._is_fixed = is_fixed
+        self._is_gpu = device != tvm.cpu()
         #: parameters whose memory is shared, and their versions
         self._shared: list[tuple[torch.Tensor, int]] = []
-        self._machine = relax.VirtualMachine(built, device)
+        self._machine = _machine(built, device)
         self._main = call(self._machine)
         self._device = device
         self._prepack = (
@@ -75,7 +77,6 @@ class Executable:
         )
         self.replace_parameters(parameters)
         self._lock = threading.Lock()
-        self._is_gpu = device != tvm.cpu()
         self._stream: torch.cuda.Stream | None = None
         #: programs that take memory from TVM's pool: a CUDA graph cannot have their calls
         self.pool_users: list[str] = intermediates.pool_users(built) if self._is_gpu else []
@@ -128,6 +129,8 @@ class Executable:
         Raises:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
+        if not self._is_gpu:
+            torch.get_num_threads()  # PyTorch tells OpenMP of a new thread how many it may have
         with self.turn(), self._instrumented(instrument):
             outputs = self._main(*ready, *self.parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
@@ -195,7 +198,14 @@ def call(machine: relax.VirtualMachine) -> Callable[..., Any]:
 
 def loaded(built: relax.VMExecutable, full: tvm.target.Target) -> Callable[..., Any]:
     """`call` of a network that is built, on this machine's device of a target."""
-    return call(relax.VirtualMachine(built, device(full)))
+    return call(_machine(built, device(full)))
+
+
+def _machine(built: relax.VMExecutable, place: tvm.runtime.Device) -> relax.VirtualMachine:
+    """A virtual machine, whose programs share PyTorch's threads on a CPU."""
+    if place == tvm.cpu():
+        openmp.use()
+    return relax.VirtualMachine(built, place)
 
 
 def build(

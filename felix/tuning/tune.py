@@ -161,13 +161,18 @@ def _gradients() -> Iterator[None]:
 def compile(result: results.TuneResult) -> tvm.runtime.Module:
     """Build the best program: a module to call with the task's tensors, outputs included.
 
+    On a CPU it runs on PyTorch's threads (`felix.runner.cpu.openmp`).
+
     Raises:
         TuningError: the result has no program that runs.
         MeasureError: it is for a GPU, and what compiles for that is not here; or a template
             generated it, and there is no GPU's driver here.
     """
     from felix.builder import build
+    from felix.runner.cpu import openmp
 
     if not isinstance(result, results.TuneResult):
         raise errors.TuningError("compile takes the result of one task, e.g. network.results[0]")
+    if result.task.target.kind.name == "llvm":
+        openmp.use()
     return build.module_of_task(result.best.program, result.task)

@@ -8,6 +8,7 @@ run.py           loads the network, checks it against the examples and times it;
                  imports it calls `Network(folder)(*inputs)`
 report.txt       the report as people read it
 driver.py, launch_plan.py  of a network for a GPU: they encode tensor maps that TVM cannot
+openmp.py        of a network for a CPU: lets it run on PyTorch's threads
 torch_functions.py  runs the groups that PyTorch's operators run, if there are any; then torch is
                  needed, too
 
@@ -34,6 +35,7 @@ from felix.builder import build
 from felix.network import executable, imported, report
 from felix.network.bundle import run_script
 from felix.network.contenders import shipping
+from felix.runner.cpu import openmp
 from felix.runner.cuda import driver
 from felix.torch_calls import functions
 from felix.torch_calls.form import form_from_json
@@ -88,8 +90,8 @@ def write(
         forms = _forms(network, summary)
         names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]
         scripts = {FUNCTIONS: functions} if forms else {}
-        if network.target.kind.name == "cuda":
-            scripts |= _TENSOR_MAP_SCRIPTS
+        is_gpu = network.target.kind.name == "cuda"
+        scripts |= _TENSOR_MAP_SCRIPTS if is_gpu else {"openmp.py": openmp}
         for name, module in scripts.items():
             shutil.copyfile(str(module.__file__), path / name)
             names.append(name)

@@ -53,7 +53,7 @@ class Network:
     def __init__(self, folder: str | os.PathLike[str] = HERE) -> None:
         self._folder = pathlib.Path(folder)
         self.manifest = checked_manifest(self._folder)
-        self._tvm = tvm = tvm_for(self.manifest)
+        self._tvm = tvm = tvm_for(self.manifest, self._folder, PREFIX)
         self.device = device_of(tvm, "this network", self.manifest["target"]["kind"])
         _register(tvm, self._folder, self.manifest.get("pytorch", {}))
         _register_tensor_maps(tvm, self._folder, self.manifest)
