@@ -14,8 +14,8 @@ import contextlib
 import dataclasses
 import logging
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import tvm
@@ -31,6 +31,7 @@ from felix.network import executable
 # values share in turn counts, too. Each call goes on in the branch of one that it waits for, if
 # that branch has not gone on already, and in a free branch otherwise.
 
+_Result = TypeVar("_Result")
 #: The first address of a tensor and the one behind its last.
 Span: TypeAlias = tuple[int, int]
 
@@ -187,11 +188,7 @@ class CapturedNetwork:
         with torch.inference_mode(False):
             self._inputs = [executable.as_stored(each).clone() for each in examples]
         self.branching: Branching | None = None
-        try:
-            self._graph, self._outputs = self._captured()
-        except (RuntimeError, ValueError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise errors.TuningError(f"the network cannot be captured: {lines[0]}") from error
+        self._graph, self._outputs = self._captured()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs of one call, new tensors."""
@@ -205,16 +202,18 @@ class CapturedNetwork:
 
     def _captured(self) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
         """The graph of a call, and the outputs that it writes."""
-        _warm_up(self._built, self._inputs)
-        in_order = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(in_order):
-            outputs = self._built.run(self._inputs)
-        branched, sides = torch.cuda.CUDAGraph(), _Branches()
+        warm_up(lambda: self._built(self._inputs))
+        in_order, outputs = captured(lambda: self._built.run(self._inputs))
+        sides = _Branches()
+
+        def in_branches() -> list[torch.Tensor]:
+            with sides:
+                return self._built.run(self._inputs, instrument=sides)
+
         try:
-            with torch.cuda.graph(branched), sides:
-                branched_outputs = self._built.run(self._inputs, instrument=sides)
-        except (RuntimeError, ValueError) as error:
-            _log.warning("the network has no branches, they cannot be captured: %s", error)
+            branched, branched_outputs = captured(in_branches)
+        except errors.TuningError as error:
+            _log.warning("the network has no branches: %s", error)
             return in_order, outputs
         if sides.n_branches < 2:
             return in_order, outputs
@@ -223,14 +222,34 @@ class CapturedNetwork:
         return (branched, branched_outputs) if self.branching.pays else (in_order, outputs)
 
 
-def _warm_up(built: executable.Executable, inputs: Sequence[torch.Tensor]) -> None:
+def warm_up(call: Callable[[], object]) -> None:
+    """Calls on a side stream, as PyTorch wants them before a capture."""
     current = torch.cuda.current_stream()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(_WARM_UP):
-            built(inputs)
+            call()
     current.wait_stream(side)
+
+
+def captured(call: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    """The graph of what a call launches, and what it returned.
+
+    Raises:
+        TuningError: it cannot be captured; PyTorch draws random numbers as before.
+    """
+    graph, generators = torch.cuda.CUDAGraph(), torch.cuda.default_generators
+    generator = generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph):
+            result = call()
+    except (RuntimeError, ValueError) as error:
+        generator.graphsafe_set_state(before)  # it would go on as if it were captured
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise errors.TuningError(f"the calls cannot be captured: {lines[0]}") from error
+    return graph, result
 
 
 def _medians_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

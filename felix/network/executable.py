@@ -76,8 +76,7 @@ class Executable:
             else None
         )
         self.replace_parameters(parameters)
-        self._lock = threading.Lock()
-        self._stream: torch.cuda.Stream | None = None
+        self._turns = Turns(self._is_gpu)
         #: programs that take memory from TVM's pool: a CUDA graph cannot have their calls
         self.pool_users: list[str] = intermediates.pool_users(built) if self._is_gpu else []
 
@@ -157,19 +156,35 @@ class Executable:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """One thread's turn; on a GPU it begins when the last one, on another stream, has ended.
+        """One thread's turn (`Turns`).
 
         Raises:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
+        with self._turns.take():
+            if self.pool_users and is_capturing():
+                # a replay would write to memory that is another call's
+                raise errors.TuningError(
+                    f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot "
+                    f"have the network's calls"
+                )
+            yield
+
+
+class Turns:
+    """Turns of threads that use the same memory, one at a time; on a GPU a turn begins when the
+    last one, on another stream, has ended."""
+
+    def __init__(self, is_gpu: bool) -> None:
+        self._is_gpu = is_gpu
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[None]:
+        """One turn."""
         with self._lock:
-            if is_capturing():
-                if self.pool_users:  # a replay would write to memory that is another call's
-                    raise errors.TuningError(
-                        f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot "
-                        f"have the network's calls"
-                    )
-            elif self._is_gpu:
+            if self._is_gpu and not is_capturing():
                 stream = torch.cuda.current_stream()
                 if self._stream is not None and stream != self._stream:
                     stream.wait_stream(self._stream)

@@ -47,7 +47,6 @@ class Network:
         examples: the input tensors of one call.
         expected: the model's own outputs on them, those of a judge (`felix.network.judge`) of an
             ONNX file; None where nobody can run that but TVM.
-        call_model: calls the model on the examples; None of an ONNX file.
         model: the PyTorch module; None of an ONNX file, and of a network that is tuned.
         file: the ONNX file or its bytes; None of others.
         values: of inputs of an ONNX file that are the same in every call.
@@ -62,7 +61,6 @@ class Network:
     target: tvm.target.Target
     examples: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...] | None = None
-    call_model: Callable[[], Any] | None = None
     model: torch.nn.Module | None = None
     file: str | pathlib.Path | bytes | None = None
     values: Mapping[str, Any] | None = None
@@ -241,7 +239,6 @@ def _of_torch(
         target=full,
         examples=_copies(read.calling.flatten(args, kwargs)),
         expected=_copies(_expected(module, args, kwargs)),
-        call_model=lambda: result(module, args, kwargs),
         model=module,
     )
 

@@ -27,7 +27,16 @@ import torch
 
 from felix import target as targets
 from felix.database import databases, store
-from felix.network import assembly, checking, group_costs, groups, imported, optimized, outcomes
+from felix.network import (
+    assembly,
+    checking,
+    group_costs,
+    groups,
+    imported,
+    never_slower,
+    optimized,
+    outcomes,
+)
 from felix.network import report as reports
 from felix.network.attentions import whole
 from felix.network.contenders import contest, shipping
@@ -154,15 +163,41 @@ def from_outcomes(
     begin = time.perf_counter()
     shipped = chosen_programs(every, gathered, contenders)
     chosen = whole.choose(network, shipped, contenders.store)
+    begin_step("running the network as the model does")
+    network = checking.judged(network)
+
+    def elapsed_s() -> float:
+        return time.perf_counter() - begin + gathered.elapsed_s
+
+    fast = _built(network, chosen, gathered, contenders, elapsed_s, begin_step)
+    begin_step("timing the network")
+    if contenders.store is not None and network.model is not None:
+        return never_slower.settled(fast, network, may_run_pytorch=True)
+    if never_slower.is_untuned_near(chosen.shipped):
+        plain = dataclasses.replace(chosen, shipped=never_slower.as_tvm_builds_it(chosen.shipped))
+        fast = never_slower.or_untuned(
+            fast,
+            network,
+            lambda: _built(network, plain, gathered, contenders, elapsed_s, begin_step),
+        )
+    return never_slower.settled(fast, network, may_run_pytorch=False)
+
+
+def _built(
+    network: imported.Network,
+    chosen: whole.Chosen,
+    gathered: outcomes.Outcomes,
+    contenders: contest.Contest,
+    elapsed_s: Callable[[], float],
+    begin_step: Callable[[str], None],
+) -> optimized.OptimizedNetwork:
+    """The network of what was chosen, which computes what the model does."""
     begin_step("building the network")
     changed = dataclasses.replace(network, lowered=chosen.lowered)
     built = assembly.built(changed, contest.runs(chosen.shipped))
     runner, calls = optimized.runner(built, network.examples)
-    begin_step("running the network as the model does")
-    network = checking.judged(network)
     begin_step("checking the network")
-    checked = checking.check(network, runner, time.perf_counter() - begin + gathered.elapsed_s)
-    begin_step("timing the network")
+    checked = checking.check(network, runner, elapsed_s())
     summary = reports.Report(
         network=network.name,
         target=str(network.target.kind.name),
@@ -176,9 +211,6 @@ def from_outcomes(
         unchecked=checked.left_out,
         judged_by=network.judged_by,
         calls=calls,
-        timing=None
-        if gathered.reason is None and not contenders.n_timed + chosen.n_timed
-        else optimized.timing(network, runner, network.call_model),
     )
     return optimized.OptimizedNetwork(network, built, runner, summary)
 

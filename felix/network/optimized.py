@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from felix import errors
-from felix.network import cuda_graph, imported, report
+from felix.network import cuda_graph, imported, pytorch_model, report
 from felix.network import executable as executables
 
 #: What runs a call: the input tensors to the output tensors.
 Runner: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-
-#: Whole calls are timed so often, and for so long at most.
-REPEATS, BUDGET_S = 30, 1.0
 
 
 class OptimizedNetwork:
@@ -31,7 +26,7 @@ class OptimizedNetwork:
     calls raise an error. Calls compute no gradients.
 
     Attributes:
-        report: what ships of each group and why; print it.
+        report: what ships of each group and why, and what runs the calls; print it.
         executable: the network in TVM's virtual machine: lists of tensors in and out.
     """
 
@@ -46,15 +41,21 @@ class OptimizedNetwork:
         self._network = _without_parameters(network)
         self.executable = built
         self._runner = runner
+        self._model: pytorch_model.Call | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's outputs, as the model returns them.
+
+        Where PyTorch runs the model (`report.runs`) a call is one of the model: of its parameters
+        as they are, and with what it allows and raises.
 
         Raises:
             WorkloadError: other shapes, types, structure or device than those it was optimized
                 for, or the model's parameters were changed since.
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
+        if self._model is not None:
+            return self._model(*args, **kwargs)
         self.executable.check_unchanged()
         calling = self._network.imported.calling
         inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]
@@ -64,6 +65,16 @@ class OptimizedNetwork:
                     f"an input is on {value.device}; the network runs on {example.device}"
                 )
         return calling.rebuild(self._runner(inputs))
+
+    def run_by(self, model: pytorch_model.Call) -> OptimizedNetwork:
+        """This network, run by calls of the model; its artifact has the network."""
+        self._model = model
+        return self
+
+    def reported(self, **changes: Any) -> OptimizedNetwork:
+        """This network, with changes of its report."""
+        self.report = dataclasses.replace(self.report, **changes)
+        return self
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
         """Write the artifact of the network, which runs without Felix (`felix.network.bundle`).
@@ -91,9 +102,7 @@ def _without_parameters(network: imported.Network) -> imported.Network:
     """A network that keeps nothing of the model's memory; its tolerance stays."""
     types = tuple(torch.empty(0, dtype=each) for each in imported.torch_dtypes(network.imported))
     model = dataclasses.replace(network.imported, parameters=types, parameter_names=())
-    return dataclasses.replace(
-        network, imported=model, call_model=None, model=None, file=None, ask_reference=None
-    )
+    return dataclasses.replace(network, imported=model, model=None, file=None, ask_reference=None)
 
 
 def runner(built: executables.Executable, examples: Sequence[torch.Tensor]) -> tuple[Runner, str]:
@@ -116,33 +125,3 @@ def _branching(branching: cuda_graph.Branching | None) -> str:
         f", {kept} {branching.n_branches} branches: {branching.branched_us:.1f} us with, "
         f"{branching.in_order_us:.1f} us without them"
     )
-
-
-def timing(
-    network: imported.Network, runs: Runner, model: Callable[[], object] | None
-) -> report.Timing:
-    """Time whole calls of the network, and of the model, on the example inputs."""
-    inputs = list(network.examples)
-    with torch.no_grad():
-        return report.Timing(
-            network_us=median_us(lambda: runs(inputs), network.examples, REPEATS),
-            model_us=None if model is None else median_us(model, network.examples, REPEATS),
-            repeats=REPEATS,
-        )
-
-
-def median_us(call: Callable[[], object], inputs: Sequence[torch.Tensor], repeats: int) -> float:
-    """Median time of a call by wall clock, with warm caches, in us."""
-    is_gpu = any(each.is_cuda for each in inputs)
-    latencies_us: list[float] = []
-    call()
-    end = time.perf_counter() + BUDGET_S
-    while len(latencies_us) < repeats and (not latencies_us or time.perf_counter() < end):
-        if is_gpu:
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        if is_gpu:
-            torch.cuda.synchronize()
-        latencies_us.append((time.perf_counter() - begin) * 1e6)
-    return statistics.median(latencies_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,16 +14,26 @@ from felix.network.contenders.shipping import Contender
 _WIDTH = 44
 
 
+class Runs(enum.StrEnum):
+    """What runs a network's calls."""
+
+    FELIX = "felix"
+    PYTORCH = "pytorch"
+    UNTUNED = "untuned"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Latencies of whole calls by wall clock: medians, with warm caches, in us.
+    """Latencies of whole calls by wall clock: medians, with warm caches, in turns, in us.
 
-    `model_us` is the model's in PyTorch eager mode, None of an ONNX file.
+    `network_us` is that of the network that was built. `model_us` is the model's in PyTorch eager
+    mode, `graph_us` the same in a CUDA graph; None of an ONNX file, and where there is no graph.
     """
 
     network_us: float
     model_us: float | None
     repeats: int
+    graph_us: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +57,9 @@ class Report:
         judged_by: with what an ONNX file's outputs were compared, or why with nothing but the
             untuned network.
         unchecked: what was not compared with the model, and why.
-        timing: of whole calls; None if everything was known and nothing was timed, or it was not
-            run here.
+        timing: of whole calls; None if it was not run here.
+        runs: what runs the calls. Where that is PyTorch the groups are those of the artifact.
+        why: this is so; "" if it was compared with nothing.
     """
 
     network: str
@@ -63,6 +75,17 @@ class Report:
     pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
     judged_by: str | None = None
     unchecked: Sequence[str] = ()
+    runs: Runs = Runs.FELIX
+    why: str = ""
+
+    @property
+    def call_us(self) -> float | None:
+        """Latency of a whole call as it is returned, None if it was not run here."""
+        if self.timing is None:
+            return None
+        own = (self.timing.model_us, self.timing.graph_us)
+        known = [each for each in own if each is not None]
+        return min(known) if self.runs is Runs.PYTORCH else self.timing.network_us
 
     @property
     def latency_us(self) -> float | None:
@@ -96,6 +119,9 @@ class Report:
             "unchecked": list(self.unchecked),
             "calls": self.calls,
             "latency_us": self.latency_us,
+            "runs": str(self.runs),
+            "why": self.why,
+            "call_us": self.call_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
             "groups": [_group_json(each) for each in self.groups],
             "pytorch": dict(self.pytorch),
@@ -121,9 +147,16 @@ class Report:
         if self.latency_us is not None:
             lines.insert(0, f"sum of the groups, cold caches: {self.latency_us:.1f} us")
         if self.timing is not None:
-            eager = self.timing.model_us
-            beside = "" if eager is None else f" (PyTorch eager: {eager:.1f} us)"
+            eager, graph = self.timing.model_us, self.timing.graph_us
+            beside = "" if eager is None else f" (PyTorch eager: {eager:.1f} us"
+            beside += "" if graph is None else f", in a CUDA graph: {graph:.1f} us"
+            beside += ")" if beside else ""
             lines.insert(0, f"a call, warm caches: {self.timing.network_us:.1f} us{beside}")
+        if self.runs is not Runs.FELIX:
+            who = "PyTorch runs the model" if self.runs is Runs.PYTORCH else "it runs untuned"
+            lines.insert(0, f"{who}, for {self.why}")
+        elif self.why:
+            lines.append(f"timed in turns: {self.why}")
         return lines
 
     def _notes(self) -> list[str]:

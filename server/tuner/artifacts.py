@@ -276,7 +276,7 @@ def _outcomes(result: results.NetworkResult) -> outcomes.Outcomes:
 def _built(summary: network_report.Report, result: results.NetworkResult) -> networks.Built:
     numbers = {each.task.key: number for number, each in enumerate(result.results)}
     return networks.Built(
-        call_us=None if summary.timing is None else summary.timing.network_us,
+        call_us=summary.call_us,
         max_error=summary.max_error,
         groups=tuple(_group(each, numbers) for each in summary.groups),
     )

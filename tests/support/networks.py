@@ -15,7 +15,7 @@ import felix
 from felix import target as targets
 from felix.measure import locks
 from felix.measure.measurer import Measurer
-from felix.network import executable, groups, imported
+from felix.network import executable, groups, imported, in_turns
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
 from felix.runner import protocol
@@ -89,7 +89,8 @@ def optimize(
 
 
 def timed_contenders(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
-    """Contenders that were timed; PyTorch's take so long, others 10 us."""
+    """Contenders that were timed; PyTorch's take so long, others 10 us. As a whole a network
+    takes half as long as its model."""
     log: list[set[Contender]] = []
 
     def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, max_ratio: float) -> Any:
@@ -99,7 +100,19 @@ def timed_contenders(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list
         return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
 
     monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+    timed_wholes(monkeypatch, 0.5)
     return log
+
+
+def timed_wholes(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
+    """Whole calls of Felix take so many times as long as others, which take 20 us."""
+
+    def latencies_us(calls: Any, ours: Any, *, is_gpu: bool) -> Any:
+        for call in calls.values():
+            call()
+        return {name: [20.0 * ratio if name == ours else 20.0] * 10 for name in calls}
+
+    monkeypatch.setattr(in_turns, "latencies_us", latencies_us)
 
 
 class Perceptron(nn.Module):

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch as python_dispatch
 
 from felix import errors
 from felix.database import store
 from felix.database.outcome import KnownResult
 from felix.frontend import folding
 from felix.frontend.pytorch import calling
-from felix.network import agreement, assembly, executable, groups, optimized
+from felix.network import agreement, assembly, executable, groups, in_turns
 from felix.network.backend import partition, settings
 from felix.network.backend.report import PartReport
 from felix.network.contenders import contest, shipping
@@ -27,10 +29,6 @@ from felix.network.passes import prepacking
 from felix.task import Task
 from felix.tir import grammar
 from felix.torch_calls.form import TorchForm
-from felix.tuning import results
-
-#: Turns in which a part is timed, and calls in a turn, each of Felix and PyTorch.
-TURNS, REPEATS = 3, 10
 
 
 class Runner(torch.nn.Module, abc.ABC):
@@ -140,16 +138,18 @@ class Part(Runner):
             self._time(candidate, inputs)
 
     def _time(self, candidate: TunedPart, inputs: Sequence[torch.Tensor]) -> None:
-        """Time both in turns; the best turn counts, so that a busy moment decides nothing."""
-        calls = {"felix": lambda: candidate(inputs), "pytorch": lambda: self._graph(*inputs)}
-        turns = [
-            {name: optimized.median_us(call, inputs, REPEATS) for name, call in calls.items()}
-            for _ in range(TURNS)
-        ]
-        felix_us, pytorch_us = (min(turn[name] for turn in turns) for name in calls)
+        """Time both in turns, without the modes in which PyTorch makes the first call."""
+        with python_dispatch._disable_current_modes():
+            timed = in_turns.latencies_us(
+                {"felix": lambda: candidate(inputs), "pytorch": lambda: self._graph(*inputs)},
+                "felix",
+                is_gpu=any(each.is_cuda for each in inputs),
+            )
+        felix_us, pytorch_us = map(statistics.median, timed.values())
         self._note(felix_us=felix_us, pytorch_us=pytorch_us)
-        if felix_us > (1 + results.TIE) * pytorch_us:
-            self._leave(f"it takes {pytorch_us:.1f} us, Felix's network {felix_us:.1f} us")
+        ratio = in_turns.ratio(timed["felix"], timed["pytorch"])
+        if ratio.median > 1.0:
+            self._leave(f"it takes {pytorch_us:.1f} us, Felix's network {ratio}")
 
     def _leave(self, reason: str) -> None:
         """PyTorch runs the part from now on."""

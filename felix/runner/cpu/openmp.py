@@ -103,9 +103,9 @@ def _compiled() -> tvm.runtime.Module:
         return tvm.runtime.load_module(str(path))
 
 
-# `felix_openmp` takes the addresses of _FUNCTIONS and _RAISE and gives that of `launch`, which is in
-# the place of TVMBackendParallelLaunch: it calls a function for the tasks 0 to n - 1 of a loop. A
-# thread takes every m-th task, for OpenMP may give fewer threads than it was asked for.
+# `felix_openmp` takes the addresses of _FUNCTIONS and _RAISE and gives that of `launch`, which is
+# in the place of TVMBackendParallelLaunch: it calls a function for the tasks 0 to n - 1 of a loop.
+# A thread takes every m-th task, for OpenMP may give fewer threads than it was asked for.
 _LAUNCH = r"""
 %work = type { ptr, ptr, i32, i32 }   ; the function, its data, tasks, what a failed task returned
 %env = type { ptr, i32 }              ; TVMParallelGroupEnv: no barrier, tasks

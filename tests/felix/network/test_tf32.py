@@ -19,7 +19,7 @@ from felix.cli import main
 from felix.cli.commands import network as network_command
 from felix.cli.commands import tune as tune_command
 from felix.database import outcome, store
-from felix.network import agreement, group_costs, groups, imported, optimize
+from felix.network import agreement, group_costs, groups, imported, optimize, pytorch_model
 from felix.network.backend import part, partition, settings
 from felix.task import Task
 from felix.torch_calls import form, functions
@@ -139,8 +139,8 @@ def test_what_a_model_returns_is_computed_in_float32() -> None:
         network = imported.read(model, (X,), {}, target.parse("llvm"))
         imported.outputs_on(network, [X])
         assert model.seen == ["ieee", "ieee"]
-        assert network.call_model is not None
-        network.call_model()  # which is timed, as its user runs it
+        assert network.model is not None
+        pytorch_model.eager(network.model)(X)  # which is timed, as its user runs it
     assert model.seen[-1] == "tf32"
 
 

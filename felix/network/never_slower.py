@@ -1,0 +1,119 @@
+"""What runs a network's calls in the end: nothing that is returned is slower than what there was.
+
+Groups are timed alone, with cold caches; whole calls add what the virtual machine, PyTorch's
+operators between Felix's and warm caches cost. So the whole network is timed in turns with the
+model as PyTorch runs it, and where PyTorch is faster the model itself is returned. Where PyTorch
+is no contender the network as TVM builds it without tuning stands in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from felix.network import imported, in_turns, pytorch_model, report
+from felix.network.contenders import shipping
+from felix.network.contenders.shipping import Contender
+from felix.network.optimized import OptimizedNetwork
+from felix.network.report import Runs
+
+#: A network without tuning whose groups take so many times as long is not built.
+MAX_RATIO = 1.25
+_FELIX = "felix"
+
+
+def settled(
+    fast: OptimizedNetwork, network: imported.Network, *, may_run_pytorch: bool
+) -> OptimizedNetwork:
+    """The network with the times of whole calls, or the model as PyTorch runs it if it is faster.
+
+    Args:
+        fast: the network; its outputs are the model's.
+        network: what it was made from.
+        may_run_pytorch: whether PyTorch may run the model; its times are in the report anyway.
+    """
+    args, kwargs = network.imported.calling.arguments_of(network.examples)
+    others: Mapping[str, pytorch_model.Call] = {}
+    if network.model is not None:
+        others = pytorch_model.of(network.model, network.imported.calling, network.examples)
+    calls: dict[str, pytorch_model.Call] = {_FELIX: fast, **others}
+    timed = in_turns.latencies_us(
+        {name: functools.partial(call, *args, **kwargs) for name, call in calls.items()},
+        _FELIX,
+        is_gpu=network.target.kind.name == "cuda",
+    )
+    timing = _timing(timed)
+    if not others or not may_run_pytorch:
+        return fast.reported(timing=timing)
+    best = min(others, key=lambda name: statistics.median(timed[name]))
+    ratio = in_turns.ratio(timed[_FELIX], timed[best])
+    if ratio.median <= 1.0:
+        return fast.reported(timing=timing, why=f"{best} takes {_inverse(ratio)}")
+    why = f"Felix's network takes {ratio} as {best}"
+    fast = fast.reported(timing=timing, runs=Runs.PYTORCH, why=why, calls=best)
+    return fast.run_by(others[best])
+
+
+def _inverse(ratio: in_turns.Ratio) -> in_turns.Ratio:
+    return in_turns.Ratio(1 / ratio.median, 1 / ratio.high, 1 / ratio.low)
+
+
+def _timing(timed: Mapping[str, Sequence[float]]) -> report.Timing:
+    medians = {name: statistics.median(each) for name, each in timed.items()}
+    return report.Timing(
+        network_us=medians[_FELIX],
+        model_us=medians.get(pytorch_model.EAGER),
+        graph_us=medians.get(pytorch_model.GRAPH),
+        repeats=len(timed[_FELIX]),
+    )
+
+
+def is_untuned_near(shipped: Sequence[shipping.Shipped]) -> bool:
+    """Whether the network without tuning may be as fast, by the latencies of its groups."""
+    if all(each.contender is Contender.TVM for each in shipped):
+        return False
+    total_us = untuned_us = 0.0
+    for each in shipped:
+        if each.latency_us is None or Contender.TVM not in each.latencies_us:
+            return False
+        total_us += each.group.calls * each.latency_us
+        untuned_us += each.group.calls * each.latencies_us[Contender.TVM]
+    return untuned_us <= MAX_RATIO * total_us
+
+
+def or_untuned(
+    fast: OptimizedNetwork, network: imported.Network, untuned: Callable[[], OptimizedNetwork]
+) -> OptimizedNetwork:
+    """The faster of a network and the one without tuning, whole calls of both in turns.
+
+    Args:
+        untuned: builds it.
+    """
+    plain = untuned()
+    args, kwargs = network.imported.calling.arguments_of(network.examples)
+    timed = in_turns.latencies_us(
+        {
+            Runs.FELIX: functools.partial(fast, *args, **kwargs),
+            Runs.UNTUNED: functools.partial(plain, *args, **kwargs),
+        },
+        Runs.FELIX,
+        is_gpu=network.target.kind.name == "cuda",
+    )
+    ratio = in_turns.ratio(timed[Runs.FELIX], timed[Runs.UNTUNED])
+    if ratio.median <= 1.0:
+        return fast
+    why = f"the tuned network takes {ratio} as the one without tuning"
+    return plain.reported(runs=Runs.UNTUNED, why=why)
+
+
+def as_tvm_builds_it(shipped: Sequence[shipping.Shipped]) -> list[shipping.Shipped]:
+    """What the groups of the network without tuning run."""
+    reason = "the network without tuning is faster as a whole"
+    return [
+        dataclasses.replace(each, contender=Contender.TVM, reason=reason)
+        if each.contender is not Contender.TVM
+        else each
+        for each in shipped
+    ]
