@@ -32,6 +32,7 @@ class Parts:
     allocator: allocate.Allocator
     learner: online_model.Learner
     clock: pacing.Clock
+    deadline: pacing.Deadline
     breakdown: pacing.Breakdown
 
 

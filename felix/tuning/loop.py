@@ -60,10 +60,7 @@ class Loop:
 
     def _is_awaited(self, reason: str) -> bool:
         """Whether rounds that are being searched are still to be measured: their trials are
-        counted, or they are the first ones of their tasks."""
-        if reason == "seconds":
-            n_first = sum(not each.task_run.n_rounds for each in self._searching.values())
-            return self._run.may_begin_late(n_first)
+        counted."""
         return reason == "trials" and bool(self._searching)
 
     def _end_rounds(self, has_time: bool = True) -> None:

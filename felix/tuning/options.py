@@ -176,18 +176,13 @@ class Budget:
         if type(self.seed) is not int or self.seed < 0:
             raise errors.TuningError(f"the seed must be an integer >= 0, got {self.seed!r}")
 
-    def spent(self, n_trials: int, elapsed_s: float) -> str | None:
-        """What is used up by trials begun and time passed: "trials", "seconds" or None."""
-        if self.trials is not None and n_trials >= self.trials:
-            return "trials"
-        if self.seconds is not None and elapsed_s >= self.seconds:
-            return "seconds"
-        return None
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A call of `felix.tune`; see there for the fields. Its tasks are checked (`check`)."""
+    """A call of `felix.tune`; see there for the fields. Its tasks are checked (`check`).
+
+    `begun_s` is when it was made, by `time.monotonic`.
+    """
 
     tasks: tuple[Task, ...]
     budget: Budget
@@ -196,6 +191,7 @@ class Request:
     out: pathlib.Path | None
     resume: bool
     on_event: OnEvent
+    begun_s: float
 
 
 def check(tasks: Sequence[Task]) -> None:

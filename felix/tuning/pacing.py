@@ -3,7 +3,7 @@
 `ComputeGuard` holds the measuring pool's lock in shared mode while the tuner computes, and lets a
 waiting kernel be timed first at every call of the cost model (about every 10 ms). `Breakdown`
 adds up wall seconds of the tuner's thread; its parts do not overlap and sum to nearly all.
-`Clock` counts the seconds of a run.
+`Clock` counts the seconds of a run, `Deadline` says what they are for.
 """
 
 from __future__ import annotations
@@ -34,9 +34,37 @@ class Clock:
         """Seconds so far."""
         return self._earlier_s + time.monotonic() - self._started_s
 
+    def begin(self, started_s: float) -> None:
+        """Count from an earlier moment of `time.monotonic`."""
+        self._started_s = started_s
+
     def resume(self, earlier_s: float) -> None:
         """Go on, from now, after so many seconds of earlier sessions."""
         self._started_s, self._earlier_s = time.monotonic(), earlier_s
+
+
+#: Of a run's seconds this share, and so many at most, are for its end: what is on its way is
+#: measured, the fastest candidates again.
+_ENDING, _MAX_ENDING_S = 0.2, 20.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a run of so many seconds ends; None: never."""
+
+    seconds: float | None
+
+    @property
+    def asking_s(self) -> float:
+        """Until then rounds begin."""
+        if self.seconds is None:
+            return math.inf
+        return self.seconds - min(_ENDING * self.seconds, _MAX_ENDING_S)
+
+    @property
+    def end_s(self) -> float:
+        """Then it ends, whatever is on its way."""
+        return math.inf if self.seconds is None else self.seconds
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,6 +125,10 @@ class Stopped(Exception):
     """`TuneOptions.should_stop` said so."""
 
 
+class TimeUp(Exception):
+    """The seconds of a run are used up."""
+
+
 class ComputeGuard:
     """The tuner's side of the pool's timing lock; used by one thread."""
 
@@ -107,6 +139,7 @@ class ComputeGuard:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._should_stop = should_stop
+        self._is_over: Callable[[], bool] | None = None
         self._timing_lock = timing_lock
         self._breakdown = breakdown
         self._held: contextlib.AbstractContextManager[None] | None = None
@@ -130,31 +163,39 @@ class ComputeGuard:
 
         Raises:
             Stopped: the run is asked to stop.
+            TimeUp: its seconds are used up.
         """
         self.check()
         if self._held is not None:
             self._leave()
             self._enter()
 
+    def end_when(self, is_over: Callable[[], bool]) -> None:
+        """From now on the run ends when this is true."""
+        self._is_over = is_over
+
     @property
     def can_stop(self) -> bool:
         """Whether a wait has to call `check`, every `POLL_S`."""
-        return self._should_stop is not None
+        return self._should_stop is not None or self._is_over is not None
 
     def check(self) -> None:
-        """Stop here if the run is asked to.
+        """Stop here if the run is asked to, or its time is up.
 
         Raises:
-            Stopped: it is.
+            Stopped, TimeUp: it is.
         """
         if self._should_stop is not None and self._should_stop():
             raise Stopped
+        if self._is_over is not None and self._is_over():
+            raise TimeUp
 
     def wait_for(self, future: futures.Future[Any], timeout_s: float = math.inf) -> None:
         """Wait until there is a result, or for so long.
 
         Raises:
             Stopped: the run is asked to stop.
+            TimeUp: its seconds are used up.
         """
         end_s = time.monotonic() + timeout_s
         while not future.done() and time.monotonic() < end_s:

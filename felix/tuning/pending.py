@@ -20,7 +20,7 @@ from felix import errors, events
 from felix.database import records, session
 from felix.runner import protocol
 from felix.search import interface
-from felix.tuning import checkpoint, pacing, results, rounds
+from felix.tuning import checkpoint, pacing, results
 from felix.tuning import options as options_module
 from felix.tuning.task_run import TaskRun
 
@@ -40,7 +40,7 @@ class InFlight:
     trial: records.Trial
     task_run: TaskRun
     future: _Future
-    #: whether it is measured even if time is up: without it nothing would be known of its task
+    #: whether it is measured until the run ends: without it nothing would be known of its task
     is_first: bool = False
     #: when its measurement was there, in the run's elapsed seconds; None until then
     completed_s: float | None = None
@@ -52,8 +52,8 @@ class PendingTrials:
 
     Args:
         clock, compute_guard, breakdown: of the run.
-        seconds: when candidates that have not begun are cancelled, the first ones of tasks later
-            (`rounds.OVERRUN`); None: never.
+        deadline: when candidates that have not begun are cancelled: no further round begins then,
+            or, for the first ones of tasks, the run ends.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class PendingTrials:
         clock: pacing.Clock,
         compute_guard: pacing.ComputeGuard,
         breakdown: pacing.Breakdown,
-        seconds: float | None,
+        deadline: pacing.Deadline,
     ) -> None:
         self._clock = clock
         self._compute_guard = compute_guard
         self._breakdown = breakdown
-        self._seconds = seconds
+        self._deadline = deadline
         #: oldest first
         self._trials: dict[InFlight, None] = {}
         #: those that are measured or cancelled, in the order of that
@@ -147,11 +147,11 @@ class PendingTrials:
 
     def until_cancelling_s(self) -> float | None:
         """Seconds until candidates are to be cancelled, after those that are late; None: never."""
-        if self._seconds is None:
+        if self._deadline.seconds is None:
             return None
         for until_s, trials in (
-            (self._seconds, [each for each in self._trials if not each.is_first]),
-            (rounds.OVERRUN * self._seconds, list(self._trials)),
+            (self._deadline.asking_s, [each for each in self._trials if not each.is_first]),
+            (self._deadline.end_s, list(self._trials)),
         ):
             left_s = until_s - self._clock.elapsed_s
             if left_s > 0.0:
@@ -196,15 +196,24 @@ class Baselines:
                 )
             )
 
-    def wait(self, breakdown: pacing.Breakdown, compute_guard: pacing.ComputeGuard) -> None:
+    def wait(
+        self,
+        breakdown: pacing.Breakdown,
+        compute_guard: pacing.ComputeGuard,
+        left_s: Callable[[], float],
+    ) -> None:
         """Wait for those that are still to come, a while for each, and then give them up.
+
+        Args:
+            breakdown, compute_guard: of the run.
+            left_s: how long there is for it.
 
         Raises:
             Stopped: the run is asked to stop.
         """
         for task_run, future in list(self._futures.items()):
             with breakdown.of("measure"):
-                compute_guard.wait_for(future, BASELINE_WAIT_S)
+                compute_guard.wait_for(future, min(BASELINE_WAIT_S, left_s()))
             if not future.done():
                 del self._futures[task_run]
 

@@ -7,7 +7,7 @@ are judged by the median of these alone. Where calls are so long that a few outl
 timing (`ENOUGH_S`), there are fewer turns. As long as a candidate that was not measured again
 looks faster than the winner of its task, it is measured again as well, for a few waves. They
 say so (`Trial.repeat`); they are no trials, and neither the search nor the model learns
-from them.
+from them. Where the run's seconds end, there are fewer turns and waves.
 
 Where the unscheduled program was about as fast as the winner, or faster, the two are then timed in
 turns as well, so that which of them ships (`results.faster`) is not decided by luck either.
@@ -59,6 +59,8 @@ class Remeasuring:
             return
         done: dict[int, set[records.Key]] = {task_run.index: set() for task_run in task_runs}
         for _ in range(WAVES):
+            if not self._has_time():
+                return
             groups: list[_InTurns] = []
             for task_run in task_runs:
                 contenders = _contenders(task_run, n_remeasured, done[task_run.index])
@@ -72,7 +74,8 @@ class Remeasuring:
                 for contender, measurement in zip(group.contenders, group.pooled(), strict=True):
                     if measurement is not None:
                         self.recorder.repeat(group.task_run, contender, measurement)
-        self._compare_with_unscheduled(task_runs)
+        if self._has_time():
+            self._compare_with_unscheduled(task_runs)
 
     def _compare_with_unscheduled(self, task_runs: Sequence[TaskRun]) -> None:
         """Time the best schedule and the unscheduled program in turns, where they are close."""
@@ -91,7 +94,10 @@ class Remeasuring:
     def _time(self, groups: Sequence[_InTurns]) -> None:
         """Time the programs of all tasks in turns: in each turn a burst of every one."""
         with self.run.breakdown.of("measure"):
+            begun_s = self.run.clock.elapsed_s
             for turn in range(self._options.remeasure_turns if groups else 0):
+                if turn > 0 and not self._has_time((self.run.clock.elapsed_s - begun_s) / turn):
+                    return
                 if turn > 0 and groups[0].task_run.task.target.kind.name == "llvm":
                     self._pause()
                 going_on = [group for group in groups if not turn or not group.has_enough]
@@ -100,6 +106,10 @@ class Remeasuring:
                     for future, bursts in zip(futures, group.bursts, strict=True):
                         self.run.compute_guard.wait_for(future)
                         bursts.append(future.result())
+
+    def _has_time(self, turn_s: float = 0.0) -> bool:
+        """Whether the run goes on for longer than a turn."""
+        return self.run.clock.elapsed_s + turn_s < self.run.deadline.end_s
 
     def _pause(self) -> None:
         """With idle cores, so that a hypervisor may place the virtual machine's anew."""

@@ -3,9 +3,8 @@
 Each task gets its first round as early as possible. Their searches need no result of another task,
 so they do not wait for each other's: many candidates may be on their way. Where there are few
 seconds for each task, first rounds are smaller. Where trials are limited, those of first rounds
-are kept for them. A task whose turn did not come before time is up still has the best candidate by
-the model measured, as long as that takes no more than a share of the time: what the model picks is
-mostly far faster than a default schedule.
+are kept for them. When no further round begins, the first candidate of each task is still measured
+until the run ends: what the model picks is mostly far faster than a default schedule.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 IN_FLIGHT = 48
 #: Seconds for each task for which first rounds have their whole size.
 WHOLE_S = 2.0
-#: First rounds may begin until this multiple of a run's seconds.
-OVERRUN = 1.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class Run(checkpoint.Parts):
     def __init__(self, request: options_module.Request) -> None:
         self.request, self.options = request, request.options
         self.clock, self.breakdown = pacing.Clock(), pacing.Breakdown()
+        self.clock.begin(request.begun_s)
+        self.deadline = pacing.Deadline(request.budget.seconds)
         self.rounds = rounds.Rounds()
         with contextlib.ExitStack() as stack:
             self._journal = self._open_journal(request, stack)
@@ -92,7 +94,7 @@ class Run(checkpoint.Parts):
             if task.key in options.settled:
                 self.allocator.settle(index)
         self._pending = pending.PendingTrials(
-            self.clock, self.compute_guard, self.breakdown, request.budget.seconds
+            self.clock, self.compute_guard, self.breakdown, self.deadline
         )
         self._baselines = pending.Baselines(request.on_event)
         self.opener = opener.Opener(self, self._baselines)
@@ -112,15 +114,15 @@ class Run(checkpoint.Parts):
         """Why no further round begins; None to go on.
 
         Raises:
-            Stopped: the run is asked to stop here.
+            Stopped, TimeUp: the run is asked to stop here.
         """
         self.compute_guard.check()
         if self.options.should_pause is not None and self.options.should_pause():
             return "interrupted"
-        reason = self.request.budget.spent(self._n_begun, self.clock.elapsed_s)
-        if reason == "seconds":
-            n_fresh = len(self.allocator.fresh(self.rounds.busy))
-            return None if self.may_begin_late(n_fresh) else reason
+        if self.is_late:
+            return "seconds"
+        trials = self.request.budget.trials
+        reason = "trials" if trials is not None and self._n_begun >= trials else None
         patience = self.options.patience_rounds
         if reason is None and patience is not None:
             if self.allocator.has_converged(patience, MIN_IMPROVEMENT):
@@ -134,18 +136,12 @@ class Run(checkpoint.Parts):
 
     @property
     def is_late(self) -> bool:
-        """Whether time is up: tasks that had no round may still begin their first one."""
-        seconds = self.request.budget.seconds
-        return seconds is not None and self.clock.elapsed_s >= seconds
+        """Whether no further round begins, for time is nearly up."""
+        return self.clock.elapsed_s >= self.deadline.asking_s
 
     def warn(self, message: str) -> None:
         """Tell the caller something that changes no result."""
         self.request.on_event(events.Warned(message=message))
-
-    def may_begin_late(self, n_fresh: int) -> bool:
-        """Whether first rounds of so many tasks may be measured although time is up."""
-        until_s = rounds.OVERRUN * (self.request.budget.seconds or 0.0)
-        return len(self.task_runs) > 1 and n_fresh > 0 and self.clock.elapsed_s < until_s
 
     def choose_task(self, waiting: Collection[int]) -> TaskRun | None:
         """The task of the next round, none that has one or is to wait; None if no other can
@@ -178,10 +174,10 @@ class Run(checkpoint.Parts):
         size = options.round_size
         if not task_run.n_rounds:
             size = min(size, options.first_round_size)
-            seconds = self.request.budget.seconds if len(self.task_runs) > 1 else None
-            left_s = None if seconds is None else max(0.0, seconds - self.clock.elapsed_s)
+            is_limited = self.deadline.seconds is not None and len(self.task_runs) > 1
+            left_s = max(0.0, self.deadline.asking_s - self.clock.elapsed_s)
             n_fresh = max(1, round(self.allocator.n_fresh / n_at_a_time))
-            size = rounds.first_size(size, left_s, n_fresh)
+            size = rounds.first_size(size, left_s if is_limited else None, n_fresh)
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
                 size = rounds.first_size_of_trials(size, trials, len(self.task_runs))
@@ -303,7 +299,9 @@ class Run(checkpoint.Parts):
     # ------------------------------------------------------------ begin and end
 
     def start(self) -> None:
-        """Say that tuning begins."""
+        """Say that tuning begins; from now on it ends in time."""
+        if self.deadline.seconds is not None:
+            self.compute_guard.end_when(lambda: self.clock.elapsed_s >= self.deadline.end_s)
         self.request.on_event(
             events.Started(
                 tasks=tuple(task_run.task.name for task_run in self.task_runs),
@@ -318,16 +316,17 @@ class Run(checkpoint.Parts):
     def remeasure(self) -> None:
         """Measure the fastest candidates again, longer."""
         self.request.on_event(events.Remeasuring())
-        self._baselines.wait(self.breakdown, self.compute_guard)
+        self._baselines.wait(self.breakdown, self.compute_guard, lambda: 0.5 * self._left_s)
         self._baselines.take()
         remeasure.Remeasuring(self, self._recorder).all()
 
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self.deadline.end_s - self.clock.elapsed_s)
+
     def finish(self, reason: str) -> results.NetworkResult:
         """Take the last results in, write the last checkpoint, say that tuning ended."""
-        if reason == "interrupted":
-            self._pending.abandon(self._record)
-        else:
-            self.collect()
+        self._pending.abandon(self._record)
         self._baselines.take()
         self.save()
         result = results.network(

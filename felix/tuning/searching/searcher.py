@@ -101,7 +101,7 @@ class InProcesses(Here):
         run, task_run, answer = self._run, asked.task_run, asked.answer.result()
         if isinstance(answer, Chosen):
             return answer
-        if run.is_late and task_run.n_rounds:
+        if run.is_late:
             return None
         if isinstance(answer, processes.Searched):
             if not self._open_or_skip(task_run, answer, asked.has_rest):

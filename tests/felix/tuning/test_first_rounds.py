@@ -36,18 +36,15 @@ def fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_sketches")
-def test_what_the_model_picks_is_measured_after_time_is_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_round_begins_when_the_end_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last fifth is for what is on its way; tasks whose turn has not come are left out."""
     clock = fakes.Clock()
     monkeypatch.setattr(pacing, "Clock", lambda: clock)
     tasks = [fakes.task(m) for m in (32, 64, 96)]
     pool, options = fakes.Pool(seconds=0.4, wait=clock.wait), {"lookahead": 0.0}
     network = fakes.tune(tasks, pool=pool, trials=None, seconds=1.0, options=options)
-    assert all(result.best_or_none is not None for result in network.results)
-    assert network.reason == "seconds"
-    n_records = {result.task.name: len(result.records) for result in network.results}
-    assert sum(n_records.values()) <= 8  # of 24: time is short
+    assert network.reason == "seconds" and clock.elapsed_s <= 1.3
+    assert sorted(len(result.records) for result in network.results) == [0, 1, 1]
 
 
 @pytest.fixture
@@ -175,7 +172,8 @@ class Measurer:
 def _trials(number: int, seconds: float | None = None) -> tuple[pending.PendingTrials, Measurer]:
     breakdown = pacing.Breakdown()
     guard = pacing.ComputeGuard(locks.ReadWriteLock(), breakdown)
-    trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, seconds)
+    deadline = pacing.Deadline(seconds)
+    trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, deadline)
     measurer = Measurer()
     task_run: Any = types.SimpleNamespace(measurer=measurer, trial=lambda candidate: candidate)
     for each in range(number):

@@ -420,22 +420,19 @@ def test_a_run_that_is_stopped_ends_its_processes(
     assert all(each._child.poll() is not None for each in ready[0]._processes)
 
 
-def test_time_that_is_up_still_gives_each_task_its_first_candidates(
-    ready: Ready, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_processes_ends_in_time(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = fakes.Clock()
     monkeypatch.setattr(pacing, "Clock", lambda: clock)
     pool = fakes.Pool(latency_us)
     options = small(pool)
 
     def passing(event: events.Event) -> None:
-        if isinstance(event, events.Trial) and clock.elapsed_s < 1.2:
+        if isinstance(event, events.Trial):
             clock.wait(0.4)
 
     network = felix.tune(tasks(), None, 1.0, options=options, on_event=passing)
-    assert network.reason == "seconds"
-    n_records = [len(r.records) for r in network.results]
-    assert min(n_records) >= 1 and sum(n_records) <= 12
+    assert network.reason == "seconds" and clock.elapsed_s <= 1.3
+    assert sum(len(result.records) for result in network.results) in (2, 3)
 
 
 def test_processes_pay_for_several_tasks_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
