@@ -35,25 +35,23 @@ with contextlib.suppress(ImportError):
 _MAX_REASONS = 3
 
 
-def serve(connection: Connection, settings: Mapping[str, Any]) -> None:
-    """Serve one request in a fork of the fork server; never returns.
+def become(settings: Mapping[str, Any]) -> None:
+    """Become a child, in a fork of the fork server; the folder of `settings` is empty.
 
-    The folder of `settings` is empty. Standard output and error lead nowhere: where they are
-    files, the limit of files would turn what libraries print into errors.
+    Standard output and error lead nowhere: where they are files, the limit of files would turn
+    what libraries print into errors.
     """
     os.chdir(settings["folder"])
     fork_loop.write_to(os.devnull)
-    main(connection, [connection.fileno()])
 
 
-def main(connection: Any, keep_files: Sequence[int] = ()) -> None:
-    """Serve one request, as JSON; never returns."""
+def serve(connection: Connection) -> None:
+    """Serve one request, as JSON."""
     request = json.loads(connection.recv_bytes())
     content = connection.recv_bytes()
-    _confine(float(request["seconds"]), int(request["bytes"]), keep_files)
+    confine_to(float(request["seconds"]), int(request["bytes"]), [connection.fileno()])
     connection.send_bytes(json.dumps(answer(request, content)).encode())
     connection.close()
-    os._exit(0)
 
 
 def answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
@@ -180,7 +178,7 @@ class _Notes(logging.Handler):
         self.lines.append(record.getMessage()[:500])
 
 
-def _confine(seconds: float, memory_bytes: int, keep_files: Sequence[int]) -> None:
+def confine_to(seconds: float, memory_bytes: int, keep_files: Sequence[int]) -> None:
     """No rights to data: an empty folder to work in, and nothing to write to."""
     rights = policy.Policy(
         folder=os.getcwd(),

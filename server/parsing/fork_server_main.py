@@ -19,7 +19,8 @@ def _work(pipes: Sequence[Connection], settings: Mapping[str, Any]) -> None:
     from server.parsing import child
 
     (connection,) = pipes
-    child.serve(connection, settings)
+    child.become(settings)
+    child.serve(connection)
 
 
 if __name__ == "__main__":

@@ -257,8 +257,9 @@ parsing_child._reply = reader
 class Pipe:
     def recv_bytes(self): return sys.stdin.buffer.read() or b""
     def send_bytes(self, data): os.write(1, data)
+    def fileno(self): return 1
     def close(self): pass
-parsing_child.main(Pipe())
+parsing_child.serve(Pipe())
 """
     done = subprocess.run([sys.executable, "-c", script], input=header, capture_output=True)
     return done.stdout or None
@@ -326,13 +327,13 @@ def test_a_parser_that_is_taken_over_gets_nothing(
 import sys
 from felix import without_torch
 from felix.processes import fork_loop
-from server.parsing import child
+from server.parsing import child, fork_server_main
 def attack(request, content):
     outcomes = []
     exec({code!r}, {{"outcomes": outcomes}})
     return {{"operators": {{"log": outcomes[0].decode()}}}}
 child._reply = attack
-fork_loop.serve(sys.argv[1:], lambda: None, lambda pipes, chosen: child.serve(*pipes, chosen))
+fork_loop.serve(sys.argv[1:], lambda: None, fork_server_main._work)
 """)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), *sys.path]))
     server = fork_server.ForkServer("attacked_forks", 120)

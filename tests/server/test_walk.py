@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from felix.measure import fork_server_main, local_workers, worker_main
 from felix.processes import policy
 from server.parsing import child
+from server.parsing import fork_server_main as parsing_fork_server_main
 from server.parsing import parser as parsing
 from server.tuner import felix_engine, tuner
 from server.tuner.process import engine_child, engine_main, engine_process
@@ -19,9 +19,8 @@ from tests.server.conftest import GEMM, Service, testclient
 from tests.support import walks
 
 
-def _parse(conn: Connection, _: dict[str, Any]) -> None:
-    request, content = json.loads(conn.recv_bytes()), conn.recv_bytes()
-    conn.send_bytes(json.dumps(child.answer(request, content)).encode())
+def _parse(conn: Connection, settings: dict[str, Any]) -> None:
+    parsing_fork_server_main._work([conn], settings)
 
 
 def _be_engine(conn: Connection, _: dict[str, Any]) -> None:
@@ -43,6 +42,8 @@ def test_from_a_request_to_an_artifact(
             for serve in (_parse, _be_engine, _be_worker)
         )
         monkeypatch.setattr(parser, "_forks", lambda: parsers)
+        monkeypatch.setattr(child, "become", lambda _: None)
+        monkeypatch.setattr(child, "confine_to", lambda *_: None)
         monkeypatch.setattr(engine_child, "fork_server_of", lambda *_: engines)
         monkeypatch.setattr(local_workers.fork_server, "ForkServer", lambda *_: workers)
         monkeypatch.setattr(parsing, "Parser", lambda *_: parser)

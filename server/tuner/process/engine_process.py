@@ -291,10 +291,22 @@ class _Conversation:
             self._monitor.begin_step(str(message.arguments[0]))
             return
         try:
-            value = messages.call(self._claimed, message)
+            value = answer(self._claimed, message)
         except Exception as error:  # the edge between the engine and the database
             self.raised = error
             self._monitor.end_now()
             self._child.send("refused", str(error))
         else:
             self._child.send("value", value)
+
+
+def answer(claimed: claimed_job.ClaimedJob, message: messages.Message) -> Any:
+    """Do what an engine's process asks for; the value to reply with.
+
+    Raises:
+        LeaseLost, MeasureError: see `job_access.JobAccess`.
+        EngineFailure: there is no such verb.
+    """
+    if message.verb not in claimed_job.VERBS:
+        raise messages.EngineFailure(f"the engine's process asked for {message.verb[:50]!r}")
+    return getattr(claimed, message.verb)(*messages.decoded(message))

@@ -24,7 +24,6 @@ from typing import Any
 
 from felix import errors
 from server.store import progress
-from server.tuner import claimed_job
 
 #: A longer message ends its engine, in bytes.
 MAX_BYTES = 256 << 20
@@ -89,19 +88,7 @@ def encoded(verb: str, arguments: Sequence[Any]) -> tuple[Sequence[Any], bytes]:
     return arguments, b""
 
 
-def call(claimed: claimed_job.ClaimedJob, message: Message) -> Any:
-    """Do what an engine's process asks for; the value to reply with.
-
-    Raises:
-        LeaseLost, MeasureError: see `job_access.JobAccess`.
-        EngineFailure: there is no such verb.
-    """
-    if message.verb not in claimed_job.VERBS:
-        raise EngineFailure(f"the engine's process asked for {message.verb[:50]!r}")
-    return getattr(claimed, message.verb)(*_decoded(message))
-
-
-def _decoded(message: Message) -> Sequence[Any]:
+def decoded(message: Message) -> Sequence[Any]:
     """What `encoded` was given."""
     match message.verb, message.arguments:
         case "save", [n_records, state, has_tensors, *rest]:

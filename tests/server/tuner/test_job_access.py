@@ -10,7 +10,7 @@ import pytest
 
 from server.store import progress
 from server.tuner import claimed_job, job_access
-from server.tuner.process import engine_main, messages
+from server.tuner.process import engine_main, engine_process, messages
 from tests.support import service_fakes
 
 #: What is no verb of the store: each side does it itself.
@@ -26,7 +26,7 @@ def test_every_verb_is_declared_and_done() -> None:
 def test_nothing_else_can_be_asked_for(verb: str) -> None:
     claimed: Any = types.SimpleNamespace()
     with pytest.raises(messages.EngineFailure, match=f"asked for '{verb}'"):
-        messages.call(claimed, messages.Message(verb, [], b""))
+        engine_process.answer(claimed, messages.Message(verb, [], b""))
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_arguments_cross_the_pipe_as_they_are(verb: str, arguments: list[Any]) -
         ours.send(("value", None))
         job: Any = types.SimpleNamespace()
         engine_main.RemoteJob(theirs, job).do(verb, *arguments)
-        messages.call(claimed, messages.receive(ours))
+        engine_process.answer(claimed, messages.receive(ours))
     assert given == arguments
