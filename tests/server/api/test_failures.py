@@ -97,7 +97,7 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
             break
 
 
-@pytest.mark.parametrize("url", share.of(["postgresql", "sqlite"], 1), indirect=True)
+@pytest.mark.parametrize("url", share.of(["sqlite", "postgresql"], 1), indirect=True)
 @pytest.mark.timeout(600)
 def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:
     key = service_fakes.key(db, can_submit=True, max_running_jobs=100)

@@ -128,7 +128,7 @@ def n_open(db: database.Database) -> int:
     return sum(count for state, count in counts.items() if state not in states.ENDED)
 
 
-@pytest.mark.parametrize("url", share.of(["postgresql", "sqlite"], 1), indirect=True)
+@pytest.mark.parametrize("url", share.of(["sqlite", "postgresql"], 1), indirect=True)
 def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -> None:
     rng = random.Random(1)
     job_ids = [submit(db) for _ in range(2)]
