@@ -120,7 +120,7 @@ class Builders:
                 if isinstance(item, work.PoolTask):
                     item.reference.settle(builder.reference(item.payload, item.name))
                     self._built(item)
-                elif item.is_wanted():
+                elif item.claim():
                     self._build(builder, item)
             except work.WorkerGone as gone:
                 self._lost[builder] = str(gone)

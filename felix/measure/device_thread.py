@@ -115,7 +115,7 @@ class DeviceThread(threading.Thread):
         batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
         if self._watch is not None:
             self._watch.count(self.index, len(batch))
-        return self._measure([each for each in batch if each.is_wanted()])
+        return self._measure([each for each in batch if each.claim()])
 
     def _probe(self) -> bool:
         """Time the noise probe if it is due, and rest while it is bad; False: the device ends."""
@@ -190,7 +190,7 @@ class DeviceThread(threading.Thread):
         left, drains = list(batch), self._queues.n_drains
         try:
             for candidate in batch:
-                if not self._may_measure(candidate.task):
+                if not self._ensure_calibrated(candidate.task):
                     left.remove(candidate)
                     self._refuse(candidate)
             states = [(each, each.task.states[self.index]) for each in left]
@@ -214,7 +214,8 @@ class DeviceThread(threading.Thread):
         self.history.add(measurement.error is _INFRASTRUCTURE)
         self._settle(candidate, scaled)
 
-    def _may_measure(self, task: work.PoolTask) -> bool:
+    def _ensure_calibrated(self, task: work.PoolTask) -> bool:
+        """Calibrate the device for a task, unless it is; whether it may measure it."""
         if self.index in task.scales:
             return True
         if task.primary != self.index:

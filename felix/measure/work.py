@@ -183,8 +183,8 @@ class QueuedProgram:
         """Identity of what is built."""
         return hashlib.sha256(self.payload.encode()).hexdigest()
 
-    def is_wanted(self) -> bool:
-        """Whether nobody cancelled it; it cannot be cancelled any more then."""
+    def claim(self) -> bool:
+        """Take it, so that it cannot be cancelled any more; False if somebody cancelled it."""
         return self.future.running() or self.future.set_running_or_notify_cancel()
 
     def may_run_on(self, device: int) -> bool:

@@ -118,12 +118,14 @@ class TaskRun(task_search.TaskSearch):
                         self.search.tell([(candidate, None)])
                         self._first_rejection = self._first_rejection or str(program)
                         self._n_rejected += 1
-                    elif not self._is_duplicate(candidate, program):
+                    elif not self._set_aside_duplicate(candidate, program):
                         programs.append((candidate, program))
         return programs
 
-    def _is_duplicate(self, candidate: interface.Candidate, program: payload.Buildable) -> bool:
-        """Whether another candidate gives the same program; it then shares its measurement."""
+    def _set_aside_duplicate(
+        self, candidate: interface.Candidate, program: payload.Buildable
+    ) -> bool:
+        """Let a candidate that gives a known program share its measurement; whether it does."""
         digest = payload.fingerprint(program)
         if digest is None:
             return False

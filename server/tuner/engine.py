@@ -80,8 +80,8 @@ class Engine(JobEngine[claimed_job.ClaimedJob], Protocol):
         """How its devices are now; called by another thread."""
         ...
 
-    def is_ready(self) -> bool:
-        """Whether a job may come now; begins what is missing if not."""
+    def make_ready(self) -> bool:
+        """Begin what is missing for a job; whether one may come now."""
         ...
 
 

@@ -89,7 +89,7 @@ class Tuner:
 
     def work_once(self) -> bool:
         """Work on one job, if there is one and the engine is ready; whether there was."""
-        if not self._engine.is_ready() or not (target_keys := self._target_keys()):
+        if not self._engine.make_ready() or not (target_keys := self._target_keys()):
             return False
         try:
             with self._db.write() as tx:

@@ -304,7 +304,7 @@ class InItsTuner:
     def reports(self) -> list[tuners.Seen]:
         return []
 
-    def is_ready(self) -> bool:
+    def make_ready(self) -> bool:
         return True
 
 

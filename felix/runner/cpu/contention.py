@@ -76,10 +76,10 @@ class ContentionGuard:
         It measures at once. While the cores were slow before or after and
         `decides(latencies_us)` is true, it waits and measures again, up to twice.
         """
-        slow = self._is_slow()
+        slow = self._detect_slowness()
         latencies_us = measure()
         for _ in range(_MAX_RETRIES):
-            if not decides(latencies_us) or not (slow or self._is_slow()):
+            if not decides(latencies_us) or not (slow or self._detect_slowness()):
                 break
             self._settle()
             latencies_us, slow = measure(), False
@@ -88,15 +88,15 @@ class ContentionGuard:
     def _settle(self) -> None:
         """Wait until the cores are at full speed, or it has taken too long."""
         for _ in range(self.patience):
-            if not self._is_slow():
+            if not self._detect_slowness():
                 return
             self.rest(self.pause_s)
         slowdown = self._slowdown()
         assert self._full_us is not None
         self._full_us *= slowdown
 
-    def _is_slow(self) -> bool:
-        """Whether the cores are slow, and are still after a nap or two.
+    def _detect_slowness(self) -> bool:
+        """Probe the cores: whether they are slow, and are still after a nap or two.
 
         Another process that runs for a millisecond is no phase, and the median bears it.
         """

@@ -92,7 +92,7 @@ class EngineProcess(engine.Engine):
         """See `engine.Engine`."""
         return self._versions
 
-    def is_ready(self) -> bool:
+    def make_ready(self) -> bool:
         """See `engine.Engine`; an engine that died, or lost its link, meanwhile is replaced."""
         if self._cluster is not None and self._cluster.generation != self._generation:
             self._replace()

@@ -86,6 +86,8 @@ class EngineMonitor:
             Unresponsive, TimeLimit, MemoryLimit: the engine has to be killed.
         """
         now_s = time.monotonic()
+        if self._claimed.instruction is _Instruction.YIELD and not self._is_export:
+            self._yields_since_s = self._yields_since_s or now_s
         if self.must_end():
             self._must_end_since_s = self._must_end_since_s or now_s
         if self._must_end_since_s and now_s - self._must_end_since_s > self._limits.stop_s:
@@ -113,9 +115,9 @@ class EngineMonitor:
         if self._is_export:
             return instruction in (_Instruction.CANCEL, _Instruction.LEASE_LOST)
         if instruction is _Instruction.YIELD and not self._claimed.is_leaving:
-            self._yields_since_s = self._yields_since_s or time.monotonic()
             limit_s = FINISH_S if self._step.startswith(FINISHING) else ROUND_S
-            return time.monotonic() - self._yields_since_s > limit_s
+            since_s = self._yields_since_s
+            return since_s is not None and time.monotonic() - since_s > limit_s
         return self._claimed.should_stop() and instruction is not _Instruction.STOP
 
     def _step_limit_s(self) -> float:

@@ -185,7 +185,7 @@ def test_no_job_is_claimed_for_an_engine_that_is_not_ready(
     at: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = service_fakes.create(at.db)
-    monkeypatch.setattr(at.engine, "is_ready", lambda: False)
+    monkeypatch.setattr(at.engine, "make_ready", lambda: False)
     assert not at.tuner.work_once()
     assert service_fakes.get(at.db, job.id).state is State.QUEUED
 

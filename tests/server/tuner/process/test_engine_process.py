@@ -155,7 +155,7 @@ def test_an_engine_that_holds_much_memory_is_replaced_after_its_artifact(at: Ben
     assert service_fakes.get(at.db, job_id).state is State.SUCCEEDED
     child = at.engine._child
     assert child.rss_bytes() > FAST.engine_bytes / 2
-    until(at.engine.is_ready)
+    until(at.engine.make_ready)
     assert at.engine._child is not child
 
 
@@ -285,7 +285,7 @@ def test_a_killed_fork_server_is_replaced(at: Bench) -> None:
     assert process is not None
     process.kill()
     process.wait()
-    until(lambda: not at.engine.is_ready())
+    until(lambda: not at.engine.make_ready())
     job_id = submit(at.db)
     work(at.tuner)
     assert service_fakes.get(at.db, job_id).state is State.SUCCEEDED
