@@ -13,7 +13,7 @@ from typing import Any
 
 from felix import errors
 from felix.measure import inbox, rights
-from felix.processes import fork_server
+from felix.processes import child, fork_server
 
 #: Longest single wait on a pipe, so that time spent paused is noticed.
 _POLL_S = 0.25
@@ -166,7 +166,7 @@ class Worker:
         """Stop the process, and what it has started, where it is (SIGSTOP)."""
         with self._lock:
             if self._pid is not None and self._paused_at is None:
-                _signal(self._pid, signal.SIGSTOP)
+                child.signal_group(self._pid, signal.SIGSTOP)
                 self._paused_at = time.monotonic()
 
     def resume(self) -> None:
@@ -176,25 +176,24 @@ class Worker:
                 self._paused_s += time.monotonic() - self._paused_at
                 self._paused_at = None
                 if self._pid is not None:
-                    _signal(self._pid, signal.SIGCONT)
+                    child.signal_group(self._pid, signal.SIGCONT)
 
     def interrupt(self) -> None:
         """End the process under a call of another thread, which raises `WorkerDied`."""
         with self._lock:
             self._is_interrupted = True
             if self._pid is not None:
-                _signal(self._pid, signal.SIGKILL)
+                child.signal_group(self._pid, signal.SIGKILL)
 
     def kill(self) -> int | None:
         """End the process and what it has started; its wait status if it can be known."""
         with self._lock:
             pid, self._pid = self._pid, None
-            if pid is not None:
-                _signal(pid, signal.SIGKILL)
+        status = child.end_group(pid, self._server.wait) if pid is not None else None
         if self._conn is not None:
             self._conn.close()
             self._conn = self._inbox = None
-        return self._server.wait(pid) if pid is not None else None
+        return status
 
     def _message(self, wait_s: float) -> tuple[str, Any] | None:
         """What the worker says next; None if it says nothing for that long."""
@@ -266,7 +265,7 @@ class Worker:
             self._conn, self._inbox, self._pid = ours, inbox.Inbox(ours), pid
             self._cpu_before_s = 0.0
             if self._paused_at is not None:
-                _signal(pid, signal.SIGSTOP)
+                child.signal_group(pid, signal.SIGSTOP)
 
     def _cpu_s(self) -> float:
         """CPU seconds of the request so far; a dead process tells until it is reaped."""
@@ -308,11 +307,3 @@ def _await_end(pid: int | None) -> None:
         if time.monotonic() > until_s:
             return
         time.sleep(0.001)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a worker and all that it has started."""
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass  # it died by itself; the caller learns that from the pipe

@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 from felix import files
 from felix.processes import foreign
+
+T = TypeVar("T")
 
 # The environment of a child: what programs need to run, and nothing that may be a secret.
 
@@ -166,5 +168,16 @@ def end_of(path: pathlib.Path, n_bytes: int) -> str:
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a process that leads a session, and what it started; its number may be another's."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        end_group(process.pid, lambda _: process.wait())
+
+
+def end_group(pid: int, wait: Callable[[int], T]) -> T:
+    """End a process that leads a group, and what it started; what `wait` for it says."""
+    signal_group(pid, signal.SIGKILL)
+    return wait(pid)
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that leads a group, and what it started; to none if it ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

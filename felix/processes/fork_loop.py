@@ -74,8 +74,7 @@ def serve(argv: Sequence[str], load: Callable[[], None], work: Work) -> None:
     except ConnectionError:
         pass  # the parent died in the middle of a request
     for pid in workers:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        child.end_group(pid, lambda pid: os.waitpid(pid, 0))
     _end_orphans(set())
     child.remove_tree(pathlib.Path(work_dir))
 

@@ -17,14 +17,13 @@ import dataclasses
 import functools
 import json
 import multiprocessing
-import os
 import pathlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from felix.processes import confine, fork_server
+from felix.processes import child, confine, fork_server
 from server import errors
 from server.parsing import databases
 from server.store import imports, jobs, networks
@@ -209,8 +208,7 @@ class Parser:
             except (EOFError, OSError):
                 return None
             finally:
-                _kill(pid)
-                server.wait(pid)
+                child.end_group(pid, server.wait)
 
 
 @functools.cache
@@ -228,15 +226,10 @@ def _empty_folder(server: fork_server.ForkServer) -> pathlib.Path:
 @contextlib.contextmanager
 def _killed_after(seconds: float, pid: int) -> Iterator[None]:
     """End a process unless the block ends first."""
-    timer = threading.Timer(seconds, _kill, [pid])
+    timer = threading.Timer(seconds, child.signal_group, [pid, signal.SIGKILL])
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
         timer.join()
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the fork server died, and it with it
-        os.killpg(pid, signal.SIGKILL)

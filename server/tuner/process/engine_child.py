@@ -7,7 +7,6 @@ import dataclasses
 import os
 import pathlib
 import queue
-import signal
 import socket
 import tempfile
 import threading
@@ -80,9 +79,7 @@ class Child:
         self._connection.close()
         pid, self.pid = self.pid, None
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # the fork server died, and it with it
-                os.killpg(pid, signal.SIGKILL)
-            self._server.wait(pid)
+            child.end_group(pid, self._server.wait)
         child.remove_tree(self.folder)
 
     def rss_bytes(self) -> int:
