@@ -138,7 +138,7 @@ def _first(limit: int | None, default: int) -> int:
     return default if limit is None else limit
 
 
-def create_key(caller: auth.Caller, body: request_bodies.NewKey) -> keys.Made:
+def create_key(caller: auth.Caller, body: request_bodies.NewKey) -> keys.CreatedKey:
     """Make a key; its text is in the result and nowhere else.
 
     Raises:

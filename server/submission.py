@@ -117,7 +117,7 @@ def _tf32(body: request_bodies.JobSettings) -> dict[str, Any]:
     return {"allow_tf32": True} if body.allow_tf32 else {}
 
 
-async def submit(caller: auth.Caller, submission: Submission) -> jobs.Made:
+async def submit(caller: auth.Caller, submission: Submission) -> jobs.RequestedJob:
     """Make the job of a submission, or return the one that the same request made before.
 
     Raises:
@@ -159,13 +159,13 @@ def _idempotency(
     return jobs.IdempotencyKey.of(key, [content, content_sha256])
 
 
-def _without_parsing(caller: auth.Caller, submission: Submission) -> jobs.Made | None:
+def _without_parsing(caller: auth.Caller, submission: Submission) -> jobs.RequestedJob | None:
     """The job of an earlier request; a full quota is refused before the work of parsing."""
     with caller.read() as tx:
         if submission.idempotency is not None:
             earlier = jobs.made_before(tx, caller.key.id, submission.idempotency)
             if earlier is not None:
-                return jobs.Made(earlier, False)
+                return jobs.RequestedJob(earlier, False)
         quota = actions.quota(caller)
         n_bytes = 0 if submission.upload is None else submission.upload.size_bytes
         jobs.check_quota(tx, submission.body.trials, caller.key.id, quota, n_bytes)
@@ -184,7 +184,7 @@ async def read(caller: auth.Caller, submission: Submission) -> jobs.NewJob:
 
 async def import_database(
     caller: auth.Caller, upload: uploads.Upload, idempotency_key: str | None
-) -> jobs.Made:
+) -> jobs.RequestedJob:
     """Make the job of a MetaSchedule database, or return the one that the same request made.
 
     Raises:
@@ -209,7 +209,9 @@ def _read(caller: auth.Caller, submission: Submission) -> jobs.NewJob:
     return _new_job(submission, parsed, actions.quota(caller))
 
 
-def _import(caller: auth.Caller, upload: uploads.Upload, idempotency_key: str | None) -> jobs.Made:
+def _import(
+    caller: auth.Caller, upload: uploads.Upload, idempotency_key: str | None
+) -> jobs.RequestedJob:
     idempotency = _idempotency(idempotency_key, upload.body, upload.sha256)
     with open(upload.path, "rb") as file:
         text = databases.merge(databases.unpack(file))
@@ -245,11 +247,11 @@ def _import(caller: auth.Caller, upload: uploads.Upload, idempotency_key: str | 
         if made.is_new:
             _keep(tx, caller, made.job.id, upload)
             caller.audit(tx, "database.import", f"job {made.job.id}", target=new.target)
-            made = jobs.Made(jobs.get(tx, made.job.id), True)
+            made = jobs.RequestedJob(jobs.get(tx, made.job.id), True)
     return made
 
 
-def _parse_and_make(caller: auth.Caller, submission: Submission) -> jobs.Made:
+def _parse_and_make(caller: auth.Caller, submission: Submission) -> jobs.RequestedJob:
     workload, upload = submission.workload, submission.upload
     if upload is not None:
         workload = dataclasses.replace(workload, content=upload.path.read_bytes())
@@ -281,7 +283,7 @@ def _parse_and_make(caller: auth.Caller, submission: Submission) -> jobs.Made:
                     store=caller.services.blobs,
                 )
                 reuse.apply(tx, request)
-            made = jobs.Made(jobs.get(tx, made.job.id), True)
+            made = jobs.RequestedJob(jobs.get(tx, made.job.id), True)
     return made
 
 

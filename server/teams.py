@@ -202,7 +202,9 @@ def merged_with_template(job: Mapping[str, Any], changes: Mapping[str, Any]) -> 
     return result
 
 
-def create_webhook(caller: auth.Caller, body: request_bodies.NewWebhook) -> webhooks.Made:
+def create_webhook(
+    caller: auth.Caller, body: request_bodies.NewWebhook
+) -> webhooks.CreatedWebhook:
     """Make a webhook; its secret is in the result and nowhere else.
 
     Raises:

@@ -19,8 +19,8 @@ FELIX = "felix"
 SHARE = 0.95
 #: What a results file keeps of a piece.
 KEPT = """
-    name workload seed strategy trials wall_s curve finals n_measured build_s breakdown variant
-    flops median_us latency_us us
+    name workload seed strategy trials wall_s curve remeasured finals n_measured build_s breakdown
+    variant flops median_us latency_us us
 """.split()
 
 Run = Mapping[str, Any]
@@ -32,6 +32,12 @@ def kept(run: Run) -> dict[str, Any]:
     return {key: run[key] for key in KEPT if run.get(key) is not None}
 
 
+def remeasured(run: Run) -> Sequence[Any] | None:
+    """Latencies measured again at the end of a search, which older results files call finals."""
+    found: Sequence[Any] | None = run.get("remeasured", run.get("finals"))
+    return found
+
+
 def dated(run: Run) -> list[Sequence[float]]:
     """The curve of a piece, with re-measured latencies at the candidates' first measurements.
 
@@ -39,7 +45,9 @@ def dated(run: Run) -> list[Sequence[float]]:
     """
     if not _has_remeasured(run):
         return list(run["curve"])
-    return sorted([*run["curve"][:-1], *run["finals"]], key=lambda point: (point[0], point[1]))
+    return sorted(
+        [*run["curve"][:-1], *(remeasured(run) or [])], key=lambda point: (point[0], point[1])
+    )
 
 
 def searched_s(run: Run) -> float:
@@ -49,7 +57,7 @@ def searched_s(run: Run) -> float:
 
 def _has_remeasured(run: Run) -> bool:
     curve = run["curve"]
-    return len(curve) > 1 and curve[-1][0] == curve[-2][0] and "finals" in run
+    return len(curve) > 1 and curve[-1][0] == curve[-2][0] and remeasured(run) is not None
 
 
 def time_to(run: Run, latency_us: float) -> float | None:

@@ -41,7 +41,7 @@ _ErrorClass = protocol.ErrorClass
 #: A library stays on disk, to be measured again, up to this multiple of the best latency.
 _REUSABLE_RATIO = 1.3
 #: Of the product that is the noise probe: some 0.2 ms, of arithmetic and not of the launch.
-_CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
+_PROBE_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 
 
 class StagedPool(Measurer):
@@ -220,7 +220,7 @@ class StagedPool(Measurer):
 
     def _arm_probe(self, watch: noise_probe.NoiseProbe, target: tvm.target.Target) -> None:
         """Let the devices time a noise probe, as soon as it is built."""
-        task = workloads.gemm(*_CANARY_SHAPE[self._target_kind], target=target)
+        task = workloads.gemm(*_PROBE_SHAPE[self._target_kind], target=target)
         program = task.mod if self._target_kind == "llvm" else reference.scheduled(task.mod)
         with self._lock:
             made = self._new_task(task, 0)

@@ -123,4 +123,4 @@ class Loop:
         n = run.submit(run.task_runs[index], chosen.candidates, chosen.programs)
         is_concurrent = self._searches.is_concurrent
         n_left = run.options.lookahead * n if is_concurrent else run.n_in_flight(n)
-        self._measuring[index] = rounds.Measured(n, n_left)
+        self._measuring[index] = rounds.BeingMeasured(n, n_left)

@@ -49,7 +49,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
+class BeingMeasured:
     """A round that is being measured: its candidates, and how many of them may be left at its
     end; of those of all tasks where rounds follow each other."""
 
@@ -62,7 +62,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.searching: dict[int, Asked] = {}
-        self.measuring: dict[int, Measured] = {}
+        self.measuring: dict[int, BeingMeasured] = {}
 
     @property
     def busy(self) -> set[int]:

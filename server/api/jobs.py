@@ -193,7 +193,7 @@ def job_body(tx: orm.Session, job: rows.Job, stale_s: float) -> response_bodies.
 
 
 def made_body(
-    caller: auth.Caller, response: fastapi.Response, made: jobs.Made
+    caller: auth.Caller, response: fastapi.Response, made: jobs.RequestedJob
 ) -> response_bodies.Job:
     """The response to a request that made a job, or whose repetition did not."""
     response.headers["Location"] = f"/v1/jobs/{made.job.id}"

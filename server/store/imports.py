@@ -33,7 +33,7 @@ def create(
     idempotency: jobs.IdempotencyKey | None,
     quota: jobs.Quota,
     n_bytes: int = 0,
-) -> jobs.Made:
+) -> jobs.RequestedJob:
     """A job of kind `database` with the schedules of each task, the fastest first.
 
     `n_bytes` is the size of the uploaded file.
@@ -51,7 +51,7 @@ def create(
         best_us = of_task[0].latency_us
         tx.get_one(models.Task, (made.job.id, task)).best_us = best_us
     tx.flush()
-    return jobs.Made(_end(tx, made.job.id), True)
+    return jobs.RequestedJob(_end(tx, made.job.id), True)
 
 
 def _end(tx: orm.Session, job_id: int) -> rows.Job:

@@ -77,8 +77,8 @@ class Quota:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Made:
-    """The job, and whether this request made it."""
+class RequestedJob:
+    """The job of a request, and whether this request made it."""
 
     job: rows.Job
     is_new: bool
@@ -91,7 +91,7 @@ def create(
     idempotency: IdempotencyKey | None = None,
     quota: Quota | None = None,
     n_bytes: int = 0,
-) -> Made:
+) -> RequestedJob:
     """Queue a job in its key's project, or return the one that the same request made before.
 
     Args:
@@ -107,7 +107,7 @@ def create(
     if key_id is not None:
         earlier = None if idempotency is None else made_before(tx, key_id, idempotency)
         if earlier is not None:
-            return Made(earlier, False)
+            return RequestedJob(earlier, False)
     if quota is not None:
         check_quota(tx, new.trials, key_id, quota, n_bytes)
     job = _insert(tx, new, project, key_id)
@@ -127,7 +127,7 @@ def create(
         tx.add(models.JobTag(job_id=job.id, tag=tag))
     tx.flush()
     events.append(tx, job.id, events.Type.STATE, {}, (None, states.State.QUEUED))
-    return Made(get(tx, job.id), True)
+    return RequestedJob(get(tx, job.id), True)
 
 
 def project_of(tx: orm.Session, key_id: int | None) -> str:

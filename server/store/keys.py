@@ -49,14 +49,14 @@ class NewKey:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Made:
+class CreatedKey:
     """A new key; `text` is shown once and stored nowhere."""
 
     key: rows.Key
     text: str = dataclasses.field(repr=False)
 
 
-def create(tx: orm.Session, new: NewKey) -> Made:
+def create(tx: orm.Session, new: NewKey) -> CreatedKey:
     """Make a key.
 
     Raises:
@@ -76,7 +76,7 @@ def create(tx: orm.Session, new: NewKey) -> Made:
         expires_at=None if expires_s is None else columns.db_now(expires_s),
         **fields,
     )
-    return Made(rows.Key.of(statements.add(tx, row)), f"{PREFIX}_{public}_{secret}")
+    return CreatedKey(rows.Key.of(statements.add(tx, row)), f"{PREFIX}_{public}_{secret}")
 
 
 def find(tx: orm.Session, text: str) -> rows.Key:

@@ -46,7 +46,7 @@ _JOB_FIELDS = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Made:
+class CreatedWebhook:
     """A new webhook; `secret` is shown once."""
 
     webhook: rows.Webhook
@@ -80,7 +80,7 @@ class Reply:
 
 def create(
     tx: orm.Session, project: str, url: str, reported: list[states.State], key_id: int | None
-) -> Made:
+) -> CreatedWebhook:
     """Make a webhook.
 
     Raises:
@@ -102,7 +102,7 @@ def create(
         key_id=key_id,
         created_at=columns.db_now(),
     )
-    return Made(rows.Webhook.of(statements.add(tx, row)), secret)
+    return CreatedWebhook(rows.Webhook.of(statements.add(tx, row)), secret)
 
 
 def every(tx: orm.Session) -> list[rows.Webhook]:

@@ -82,8 +82,8 @@ def test_searches_are_compared_as_a_whole_after_equal_trials_and_by_winners() ->
 
 def test_re_measured_latencies_count_from_the_first_measurement_of_a_candidate() -> None:
     points = [(2.0, 20.0), (4.0, 11.0), (9.0, 11.0)]
-    finals = [(3, 7.5, 10.0), (2, 4.0, 10.5)]
-    piece = run("a", "felix", 0, *points, finals=finals)
+    again = [(3, 7.5, 10.0), (2, 4.0, 10.5)]
+    piece = run("a", "felix", 0, *points, remeasured=again)
     piece["curve"].append((3, 9.5, 10.0))
     assert efficiency.time_to(piece, 10.0) == 7.5 and efficiency.time_to(piece, 10.5) == 4.0
     assert efficiency.time_to(piece, 9.0) is None
@@ -219,7 +219,7 @@ def test_a_piece_runs_in_a_process_of_its_own(
     assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
     assert "--trials random=4" in json.loads(out.read_text())["command"]
     assert str(tmp_path) not in out.read_text()  # no folder of this machine
-    assert {trial for trial, *_ in piece["finals"]} <= {1, 2, 3, 4}
+    assert {trial for trial, *_ in piece["remeasured"]} <= {1, 2, 3, 4}
     assert (tmp_path / "work" / "own-s0-random.log").exists()
     out.unlink()
     assert search_efficiency.main() == 0  # nothing is run again

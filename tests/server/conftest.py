@@ -180,7 +180,7 @@ class Service:
     blobs: blobs.BlobStore
     settings: service_settings.Settings
     #: by scope: read, submit, admin
-    keys: dict[str, keys.Made]
+    keys: dict[str, keys.CreatedKey]
 
     def auth(self, scope: str) -> dict[str, str]:
         """The header of a key with that scope."""

@@ -103,14 +103,14 @@ def send_all(db: database.Database, by: notifications.Sender, rounds: int = 20) 
     return asyncio.run(play())
 
 
-def make(db: database.Database, receiver: Receiver, **changes: Any) -> webhooks.Made:
+def make(db: database.Database, receiver: Receiver, **changes: Any) -> webhooks.CreatedWebhook:
     reported = changes.pop("reported", list(webhooks.REPORTED))
     project = changes.pop("project", projects.DEFAULT)
     address = changes.pop("url", f"http://ci.example:{receiver.port}/hook?x=1")
     return service_fakes.write(db, webhooks.create, project, address, reported, None)
 
 
-def listed(db: database.Database, made: webhooks.Made) -> list[rows.Delivery]:
+def listed(db: database.Database, made: webhooks.CreatedWebhook) -> list[rows.Delivery]:
     return service_fakes.read(db, webhooks.deliveries, made.webhook.id)
 
 
@@ -234,7 +234,7 @@ def test_one_webhook_that_hangs_does_not_hold_up_the_others(
     for _ in range(3):
         service_fakes.create(db)
 
-    def states(made: webhooks.Made) -> list[str]:
+    def states(made: webhooks.CreatedWebhook) -> list[str]:
         return [each.state for each in listed(db, made)]
 
     async def play() -> None:

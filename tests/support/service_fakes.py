@@ -179,7 +179,7 @@ def create(
     return write(db, jobs.create, new_job(n_tasks, **changes), key_id).job
 
 
-def key(db: database.Database, name: str = "k", **fields: Any) -> keys.Made:
+def key(db: database.Database, name: str = "k", **fields: Any) -> keys.CreatedKey:
     """A key of the API."""
     return write(db, keys.create, keys.NewKey(name=name, **fields))
 

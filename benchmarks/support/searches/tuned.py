@@ -51,7 +51,7 @@ def tune(request: dict[str, Any]) -> dict[str, Any]:
     piece = {
         "wall_s": wall_s,
         "curve": result.curve,
-        "finals": remeasured(result),
+        "remeasured": remeasured(result),
         "n_measured": len(result.records),
         "build_s": mean_build_s(result.records),
         "breakdown": dataclasses.asdict(result.breakdown),

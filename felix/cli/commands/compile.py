@@ -20,8 +20,8 @@ from felix.tuning import pacing, results, task_search
 def run(arguments: argparse.Namespace) -> int:
     """Build and export; the exit code."""
     source = pathlib.Path(arguments.source)
-    tuned, home = _results(source)
-    out = export.check_writable(arguments.out or home)
+    tuned, results_folder = _results(source)
+    out = export.check_writable(arguments.out or results_folder)
     folders = [out] if len(tuned) == 1 else results.folders(out, tuned)
     for result in tuned:
         result.best  # noqa: B018  (raises before anything is written)

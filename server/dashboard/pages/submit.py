@@ -133,7 +133,7 @@ async def _submit_json(
     texts: Mapping[str, str],
     workload: Mapping[str, Any],
     wrong: dict[str, str],
-) -> jobs.Made:
+) -> jobs.RequestedJob:
     """Submit a program, or an operator of whose parameters `wrong` says what is wrong."""
     try:
         body = request_bodies.NewJob.model_validate(
@@ -150,7 +150,7 @@ async def _submit_json(
 
 async def _submit_file(
     request: fastapi.Request, viewer: auth.Caller, texts: Mapping[str, str]
-) -> jobs.Made:
+) -> jobs.RequestedJob:
     try:
         body = request_bodies.UploadedJob.model_validate(job_form.of_file(texts))
     except job_form.Wrong as error:
@@ -178,7 +178,9 @@ async def _received(
         raise _Refused({"file": str(error)}) from error
 
 
-async def _queue(viewer: auth.Caller, new: submission.Submission, sources: list[str]) -> jobs.Made:
+async def _queue(
+    viewer: auth.Caller, new: submission.Submission, sources: list[str]
+) -> jobs.RequestedJob:
     """Submit; a refusal is put at the field that it is about."""
     quota = actions.quota(viewer)
     if new.body.trials is not None and new.body.trials > quota.max_trials:

@@ -29,7 +29,7 @@ def judged(db: database.Database, text: str, *kinds: str) -> str | None:
     return one.refusal
 
 
-def made(db: database.Database, **fields: Any) -> keys.Made:
+def made(db: database.Database, **fields: Any) -> keys.CreatedKey:
     return service_fakes.key(db, can_read=False, **fields)
 
 

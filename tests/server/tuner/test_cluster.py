@@ -91,7 +91,7 @@ def test_a_job_and_a_run_outlive_a_process_and_a_node(service: Service) -> None:
     assert run.wait(300) == 0, service.machines.log(run)
     records = stored(folder)
     first = {(each["sketch_key"], *each["decisions"]) for each in records}
-    assert len(first) == 96  # all were measured; finals have records of their own
+    assert len(first) == 96  # all were measured; what was measured again has records of its own
     failed = [each["measurement"] for each in records]
     assert [each["message"] for each in failed if each["error"] == "infrastructure"] == []
 
