@@ -6,13 +6,13 @@ featurizer for each.
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
 from costmodel.data import dataset as datasets
 from costmodel.data import features as task_features
+from felix.processes import child
 
 
 def fill_cache(
@@ -32,10 +32,10 @@ def fill_cache(
         progress: called with (tasks done, tasks) after each task.
     """
     groups = sorted(task_features.grouped(dataset, make().kind), key=lambda group: -len(group[1]))
-    context = multiprocessing.get_context("spawn")  # TVM's threads do not survive a fork
-    fill_task = functools.partial(_fill_task, make, cache)
-    with context.Pool(processes) as pool:
-        for done, _ in enumerate(pool.imap_unordered(fill_task, groups), start=1):
+    with child.pool(processes) as pool:
+        begun = [pool.submit(_fill_task, make, cache, group) for group in groups]
+        for done, filled in enumerate(futures.as_completed(begun), start=1):
+            filled.result()
             if progress is not None:
                 progress(done, len(groups))
 

@@ -8,9 +8,9 @@ without it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import TypeAlias
@@ -23,6 +23,7 @@ from costmodel.data import split as splitting
 from costmodel.models import analytic
 from costmodel.training import evaluate, metrics, train, xgboost
 from felix import errors
+from felix.processes import child
 
 #: Tasks to one split, or several whose test parts do not overlap.
 Splitter = Callable[[Sequence[task_features.TaskData]], Sequence[splitting.Split]]
@@ -80,14 +81,13 @@ def reports(
     return reported
 
 
-def _trainers(jobs: int, threads: int) -> futures.Executor:
+def _trainers(jobs: int, threads: int) -> contextlib.AbstractContextManager[futures.Executor]:
     """So many processes that train with so many threads each; one is a thread of this process."""
     if jobs == 1:
         return futures.ThreadPoolExecutor(
             1, initializer=torch.set_num_threads, initargs=(threads,)
         )
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    return futures.ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,))
+    return child.pool(jobs, torch.set_num_threads, (threads,))
 
 
 def _predictions(fit: Fit, parts: splitting.Split) -> list[metrics.Vector]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -12,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, BinaryIO, TypeVar
 
 from felix import files
@@ -78,7 +80,7 @@ def start(
     log: BinaryIO | int | None = subprocess.DEVNULL,
     leads_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """`python -m module arguments`: the one place where programs of ours start.
+    """`python -m module arguments`: the one place where programs of ours start, beside `pool`.
 
     Args:
         environment: its variables; None: `for_child`.
@@ -98,6 +100,23 @@ def start(
         stderr=log,
         start_new_session=leads_session,
     )
+
+
+@contextlib.contextmanager
+def pool(
+    n: int, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()
+) -> Iterator[futures.Executor]:
+    """So many processes that call functions of ours on data of ours, by the standard library.
+
+    They have this process's environment and rights. Threads of TVM and torch do not survive a
+    fork, so they are fresh. Calls that have not begun when the block ends are cancelled.
+    """
+    context = multiprocessing.get_context("spawn")
+    executor = futures.ProcessPoolExecutor(n, context, initializer, initargs)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 # A child that is asked one question: it runs a module with a folder as its argument.
