@@ -18,21 +18,40 @@ def run(command: Sequence[str], folder: pathlib.Path | None = None) -> str:
         RuntimeError: it failed; with what it wrote to stderr.
         OSError: it cannot be started.
     """
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()[:300]}")
-    return done.stdout
+    with start(command, subprocess.PIPE, subprocess.PIPE, folder, is_tied=False) as process:
+        wrote, complained = process.communicate()
+    if process.returncode:
+        said = complained.decode(errors="replace").strip()
+        raise RuntimeError(f"{command[0]} failed: {said[:300]}")
+    return wrote.decode(errors="replace")
 
 
-def start(command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start a program that ends with this process and writes to a file.
+def start(
+    command: Sequence[str],
+    output: BinaryIO | int,
+    errors: BinaryIO | int,
+    folder: pathlib.Path | None = None,
+    is_tied: bool = True,
+) -> subprocess.Popen[bytes]:
+    """Start a program: the one place where those that are not ours start.
+
+    Args:
+        command: the program and its arguments.
+        output, errors: where it writes.
+        folder: in which it runs.
+        is_tied: whether it ends with this process.
 
     Raises:
         OSError: it cannot be started.
     """
     return subprocess.Popen(
         command,
-        stdout=log,
-        stderr=log,
-        preexec_fn=lambda: syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM),
+        cwd=folder,
+        stdout=output,
+        stderr=errors,
+        preexec_fn=_end_with_parent if is_tied else None,
     )
+
+
+def _end_with_parent() -> None:
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)

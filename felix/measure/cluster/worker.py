@@ -98,7 +98,7 @@ class Worker:
             f"--resources={json.dumps(resources)}",
             "--disable-usage-stats",
         ]
-        return foreign.start(command, self._log)
+        return foreign.start(command, self._log, self._log)
 
     @property
     def _own(self) -> str:

@@ -16,7 +16,7 @@ STARTS = re.compile(
 ALONE = {"server/tuner/artifact_run_script.py"}
 PLACES = {
     "felix/processes/child.py": 3,  # its last is a pool of the standard library's
-    "felix/processes/foreign.py": 2,
+    "felix/processes/foreign.py": 1,
     "felix/processes/fork_loop.py": 2,
 }
 
