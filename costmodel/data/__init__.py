@@ -2,7 +2,7 @@
 
 In: measured schedules.
 Out: arrays and splits.
-From: `training`, `collect`.
+From: `cli`, `training`, `collect`, `online`.
 
 `dataset` keeps measured schedules on disk; `features` turns them into training arrays, by
 `felix_bridge` (Felix's features) or `tvm_features` (TVM's), in several processes by

@@ -2,7 +2,7 @@
 
 In: a model, new latencies.
 Out: a corrected model.
-From: `felix.tuning`.
+From: `felix.search`, `cli`.
 
 `gaussian_process` corrects its predictions by a Gaussian process over its errors; `finetune`
 trains its weights.

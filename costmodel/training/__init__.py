@@ -2,7 +2,7 @@
 
 In: a data set.
 Out: a checkpoint, scores, a model card.
-From: `cli`.
+From: `cli`, `online`.
 
 `train` trains by `losses`, `calibration` fits the line that makes it right on average; `evaluate`
 scores by `metrics`, `model_card` writes the page about it. `compare` (with trees of `xgboost`)

@@ -2,7 +2,7 @@
 
 In: formulas.
 Out: batched functions, forward and backward.
-From: `space`, `search`.
+From: `space`, `search`, `tuning`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a candidate's program.
 Out: a library or cubins with launches, or why not.
-From: `measure`, `artifact`, `network`.
+From: `measure`, `network`, `artifact`, `tuning`, `server`.
 """
 
 from __future__ import annotations

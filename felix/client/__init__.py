@@ -2,7 +2,7 @@
 
 In: calls.
 Out: requests to a service, rows.
-From: users, `cli`.
+From: users, `cli`, `server`.
 
     from felix import client
 

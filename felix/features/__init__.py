@@ -2,7 +2,7 @@
 
 In: a symbolic program.
 Out: a formula for each column of each store.
-From: `space`.
+From: `space`, `search`, `tuning`, `cli`, `costmodel`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a PyTorch module, an ONNX file.
 Out: tasks with weights, a Relax module.
-From: `network`, `cli`, `server`.
+From: users, `network`, `server`.
 
 A model is imported into TVM Relax with its parameters as inputs (`import_torch`, `import_onnx`),
 its operators are lowered to TIR and grouped (`lowered`), and every distinct program becomes one

@@ -2,7 +2,7 @@
 
 In: a built program.
 Out: a checked latency, or why not.
-From: `measure`, `network`.
+From: `measure`, `builder`, `network`, `artifact`, `tuning`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a trace and its program.
 Out: a loop nest with expressions for extents.
-From: `space`, `features`.
+From: `features`, `space`, `templates`, `autodiff`, `search`.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 In: a product or convolution, parameters.
 Out: a CUDA kernel, its formulas and limits.
-From: `space`, `measure`.
+From: `space`, `builder`, `frontend`, `tuning`, `artifact`.
 """

@@ -2,7 +2,7 @@
 
 In: an operator of PyTorch, as JSON.
 Out: a call of it.
-From: `frontend`, `network`.
+From: `network`, `frontend`, `workloads`.
 
 `functions` runs forms, without Felix as well; `relax_calls` says which function an operator of
 Relax is. Importing `functions` loads torch, `relax_calls` TVM, `form` neither.

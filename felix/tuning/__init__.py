@@ -2,7 +2,7 @@
 
 In: tasks, a budget.
 Out: results, a session.
-From: `network`, `cli`, `server`.
+From: users, `network`, `cli`, `server`.
 
 A run (`run`) has tasks (`task_run`), each with its search (`options`), one cost model
 (`online_model`), and candidates that are being measured (`pending`);

@@ -2,7 +2,7 @@
 
 In: a URL.
 Out: transactions, tables.
-From: all of `server`.
+From: `store`, `tuner`, `web`, `app`, `commands`.
 """
 
 from __future__ import annotations

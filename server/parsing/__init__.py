@@ -2,7 +2,7 @@
 
 In: a client's file.
 Out: tasks, from a limited child.
-From: `submission`.
+From: `submission`, `api`, `dashboard`, `tuner`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a queued job.
 Out: trials, artifacts.
-From: `felix tuner`.
+From: `commands`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a request.
 Out: its caller, within limits, or a problem.
-From: `app`.
+From: `api`, `dashboard`, `app`, `teams`, `submission`.
 """
 
 from __future__ import annotations

@@ -260,3 +260,31 @@ def test_tags_are_replaced_and_the_rest_stays(tmp_path: pathlib.Path) -> None:
 def test_a_missing_results_file_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         report.fill("{{results nothing}}\n", tmp_path)
+
+
+def _imports(path: pathlib.Path) -> set[str]:
+    """What a module imports, by the names of packages and modules."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def test_rooms_that_are_named_as_callers_import_the_room() -> None:
+    n_named = 0
+    for room in sorted(ROOT.glob("*/*/__init__.py")):
+        callers = re.search(r"^From: (.+)\.$", room.read_text(), re.M)
+        package, name = room.relative_to(ROOT).parts[:2]
+        for named in re.findall(r"`([\w.]+)`", callers[1]) if callers else []:
+            beside = ROOT / package / named
+            caller = beside if beside.exists() or beside.with_suffix(".py").exists() else None
+            caller = caller or ROOT / named.replace(".", "/")
+            modules = [*caller.rglob("*.py")] if caller.is_dir() else [caller.with_suffix(".py")]
+            imported = set().union(*map(_imports, modules))
+            is_true = any(f"{each}.".startswith(f"{package}.{name}.") for each in imported)
+            assert is_true, f"{named} does not import {package}.{name}"
+            n_named += 1
+    assert n_named > 80
