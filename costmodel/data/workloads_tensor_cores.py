@@ -5,7 +5,7 @@ Squares, the layers of LLaMA-7B and 13B, BERT, ViT, GPT-2 and of mixtures of exp
 rows, odd and prime extents, attention, transposed operands, epilogues; convolutions of ResNet-50,
 MobileNet-v2, R3D-18, DCGAN and U-Net with channels last. Mostly bfloat16, also float16, int8 and
 float8. Extents are those of one workload only, and none are extents of a benchmark's
-(`tests/costmodel/test_workloads_tensor_cores.py` holds both), so that neither a split by workload
+(`tests/costmodel/test_collect_templates.py` holds both), so that neither a split by workload
 nor a benchmark has seen them under other types, layouts or epilogues.
 
 Lines are of the workload text form, families in turns, so that a run which ends early has them

@@ -1,4 +1,4 @@
-"""Tuning runs; start reading with `felix.tuning.tune`, the round loop.
+"""Tuning runs; start reading with `felix.tuning.tune`, then `felix.tuning.loop`, the loop.
 
 In: tasks, a budget.
 Out: results, a session.

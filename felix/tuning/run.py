@@ -1,8 +1,8 @@
 """One tuning run: its parts, opened and closed together, and the steps of a round.
 
-`felix.tuning.tune` puts the steps in order. Each part owns its state: the tasks (`task_run`), the
-allocator, the cost model (`online_model`), what is being measured (`pending`), what is measured
-(`recorder`), the clock and the time spent (`pacing`).
+`felix.tuning.loop` puts the steps in order. Each part owns its state: the tasks (`task_run`), the
+allocator, the cost model (`online_model`), what is being measured and what was (`pending`), the
+clock and the time spent (`pacing`).
 """
 
 from __future__ import annotations

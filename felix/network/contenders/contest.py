@@ -1,7 +1,7 @@
 """Contenders of a group timed side by side, each as the network runs it.
 
 A contender runs in a network of one call, built as the whole one is. All get the same inputs,
-which are cold (`measure.calls`), and take turns. On a CPU PyTorch has as many threads as the
+which are cold (`runner.calls`), and take turns. On a CPU PyTorch has as many threads as the
 target has cores. A contender that is wrong (`excluded`) is not timed and does not ship. What was
 timed is stored beside the known results; equal contenders of an equal group on an equal device are
 not timed again.

@@ -46,7 +46,7 @@ class EngineProcess(engine.Engine):
 
     Raises:
         EngineDied: no engine can be made here.
-        SettingsError: see `confinement.choose`.
+        SettingsError: see `process_rights.choose`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class EngineProcess(engine.Engine):
         return ended
 
     def _begin(self) -> None:
-        """Make the first engine; beside a GPU it is the one that `confinement.choose` says."""
+        """Make the first engine; beside a GPU it is the one that `process_rights.choose` says."""
         if rights.nvidia_devices() and self._cluster is None:
             chosen = process_rights.choose(self._start.run_workers, self._refused)
             if chosen == self._start and self._is_ready:

@@ -195,7 +195,7 @@ def packed_bytes(copy: Matrix) -> int:
 
 
 class ConvolutionOperand(Protocol):
-    """Pixels or weights in memory (`convolution.pixels`, `convolution.weights`)."""
+    """Pixels or weights in memory (`convolution.operands`)."""
 
     @property
     def tensor(self) -> int: ...
