@@ -2,7 +2,7 @@
 
 In: rows of features.
 Out: ln(latency).
-From: `training`, `registry`, `online`, `cli`, `felix.search`.
+From: `training`, `registry`, `online`, `felix.search`.
 
 `segment_mlp` is the network, `analytic` the formula that stands in where nothing was measured,
 `feature_columns` reads quantities out of rows for both, `checkpoint` writes and loads them.

@@ -2,7 +2,7 @@
 
 In: a candidate's program.
 Out: a library or cubins with launches, or why not.
-From: `measure`, `network`, `artifact`, `tuning`, `server`.
+From: `measure`, `network`, `artifact`, `server`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: trials, a run's state, results of tasks.
 Out: those of an earlier run, of the same or of similar tasks.
-From: `tuning`, `network`, `cli`, `artifact`, `server`.
+From: `tuning`, `network`, `cli`, `server`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a symbolic program.
 Out: a formula for each column of each store.
-From: `space`, `search`, `tuning`, `cli`, `costmodel`.
+From: `space`, `search`, `costmodel`.
 """
 
 from __future__ import annotations

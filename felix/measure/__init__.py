@@ -2,7 +2,7 @@
 
 In: a candidate's program.
 Out: a checked latency, or why not.
-From: `tuning`, `cli`, `network`, `costmodel`, `server`.
+From: `tuning`, `cli`, `costmodel`, `server`.
 
 `local.LocalPool` measures on this machine, `cluster.pool.ClusterPool` on those of a cluster,
 `boards.pool.BoardPool` on boards.

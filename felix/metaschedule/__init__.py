@@ -2,7 +2,7 @@
 
 In: TVM's tuning context.
 Out: candidates, scores.
-From: users, in TVM's tuner; `database`, `server`.
+From: TVM's tuner, `database`, `server`.
 
     from tvm.s_tir import meta_schedule as ms
     from felix.metaschedule import GradientSearch, MLPCostModel

@@ -2,7 +2,7 @@
 
 In: a module or function of ours, rights.
 Out: a confined child that answers.
-From: `measure`, `tuning`, `space`, `costmodel`, `server`.
+From: `measure`, `space`, `costmodel`, `server`.
 
 Nothing here knows what the children do.
 """

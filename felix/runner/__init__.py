@@ -2,7 +2,7 @@
 
 In: a built program.
 Out: a checked latency, or why not.
-From: `measure`, `builder`, `network`, `artifact`, `tuning`.
+From: `measure`, `builder`, `network`, `artifact`.
 """
 
 from __future__ import annotations

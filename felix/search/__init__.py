@@ -2,7 +2,7 @@
 
 In: sketches, a cost model, latencies.
 Out: candidates; which task is next.
-From: `tuning`, `metaschedule`, `cli`, `costmodel`, `server`.
+From: `tuning`, `metaschedule`, `costmodel`.
 
 `GradientSearch` ranks by exact formulas and the cost model, and descends through them; all
 searches have one protocol (`interface.Search`). Loading this package does not load torch; the

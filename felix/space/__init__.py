@@ -2,7 +2,7 @@
 
 In: a task.
 Out: sketches: variables, samples, formulas, schedules.
-From: `tuning`, `search`, `database`, `metaschedule`, `costmodel`.
+From: `tuning`, `search`, `database`, `costmodel`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a trace and its program.
 Out: a loop nest with expressions for extents.
-From: `features`, `space`, `templates`, `autodiff`, `search`.
+From: `features`, `space`, `templates`, `autodiff`.
 """
 
 from __future__ import annotations

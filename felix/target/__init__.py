@@ -2,7 +2,7 @@
 
 In: a target string.
 Out: TVM's target, `Hardware`: cores, rates, limits.
-From: `task`, `measure`, `templates`, `frontend`, `space`.
+From: `measure`, `templates`, `frontend`, `space`.
 
 A target is written as "llvm", "cuda", "cuda -arch sm_80", "llvm -num-cores 4 -mcpu znver4", a
 GPU of the table below ("h100", "a10g", "nvidia/nvidia-h100"), any TVM tag, a dict, JSON text, or

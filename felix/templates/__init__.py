@@ -2,5 +2,5 @@
 
 In: a product or convolution, parameters.
 Out: a CUDA kernel, its formulas and limits.
-From: `space`, `builder`, `frontend`, `tuning`, `artifact`.
+From: `space`, `builder`, `frontend`, `tuning`.
 """

@@ -2,7 +2,7 @@
 
 In: a program from outside.
 Out: a program proved to stay in its buffers, its design spaces.
-From: `task`, `templates`, `frontend`, `space`, `builder`.
+From: `task`, `templates`, `frontend`, `space`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: an operator's name and extents.
 Out: a task.
-From: users, `cli`, `network`, `costmodel`, `server`.
+From: users, `cli`, `costmodel`, `server`.
 
 Direct use: `felix.workloads.gemm(512, 512, 512, epilogue=("bias", "relu"), target="cuda")`.
 By name: `build("gemm", {"m": 512, "n": 512, "k": 512})`, or from one line of text

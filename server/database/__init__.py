@@ -2,7 +2,7 @@
 
 In: a URL.
 Out: transactions, tables.
-From: `store`, `tuner`, `web`, `app`, `commands`.
+From: `store`, `tuner`, `web`, `commands`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a transaction, values.
 Out: rows.
-From: `api`, `dashboard`, `web`, `submission`, `tuner`.
+From: `api`, `dashboard`, `web`, `tuner`.
 
     with database.write() as tx:
         job = control.pause(tx, job_id)

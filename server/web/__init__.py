@@ -2,7 +2,7 @@
 
 In: a request.
 Out: its caller, within limits, or a problem.
-From: `api`, `dashboard`, `app`, `teams`, `submission`.
+From: `api`, `dashboard`, `app`.
 """
 
 from __future__ import annotations

@@ -287,4 +287,4 @@ def test_rooms_that_are_named_as_callers_import_the_room() -> None:
             is_true = any(f"{each}.".startswith(f"{package}.{name}.") for each in imported)
             assert is_true, f"{named} does not import {package}.{name}"
             n_named += 1
-    assert n_named > 80
+    assert n_named > 70
