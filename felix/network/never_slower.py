@@ -13,7 +13,7 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from felix.network import imported, in_turns, pytorch_model, report
+from felix.network import imported, in_turns, outcomes, pytorch_model, report
 from felix.network.contenders import shipping
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
@@ -54,6 +54,32 @@ def settled(
     why = f"Felix's network takes {ratio} as {best}"
     fast = fast.reported(timing=timing, runs=Runs.PYTORCH, why=why, calls=best)
     return fast.run_by(others[best])
+
+
+def of_model(
+    network: imported.Network, shipped: Sequence[shipping.Shipped], gathered: outcomes.Outcomes
+) -> OptimizedNetwork:
+    """The model as PyTorch runs it, where there was no time to build its network.
+
+    Args:
+        network: of a PyTorch model.
+        shipped: what its groups would run.
+        gathered: what is known of their tasks.
+    """
+    assert network.model is not None
+    calls = pytorch_model.of(network.model, network.imported.calling, network.examples)
+    name, call = list(calls.items())[-1]
+    summary = report.Report(
+        network=network.name,
+        target=str(network.target.kind.name),
+        groups=shipped,
+        reason=gathered.reason,
+        tuning_s=gathered.elapsed_s,
+        calls=name,
+        runs=Runs.PYTORCH,
+        why="there was no time to build its network: give more seconds",
+    )
+    return OptimizedNetwork(network, call, summary)
 
 
 def _inverse(ratio: in_turns.Ratio) -> in_turns.Ratio:

@@ -17,6 +17,7 @@ measuring, and similar tasks start from what is known.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 import time
@@ -37,13 +38,16 @@ from felix.network import (
     optimized,
     outcomes,
 )
+from felix.network import deadline as deadlines
 from felix.network import report as reports
 from felix.network.attentions import whole
 from felix.network.contenders import contest, shipping
 from felix.tuning import options as tune_options
 
-#: Seconds of tuning when neither seconds nor trials are given.
+#: Seconds of a call when neither seconds nor trials are given.
 DEFAULT_SECONDS = 300.0
+#: Float operations that take as long as moving a byte, about.
+_FLOPS_OF_BYTE = 10.0
 
 
 def optimize(
@@ -74,8 +78,11 @@ def optimize(
             ONNX file. The module is taken in inference mode; its own mode stays.
         example_inputs: positional arguments of a call (or one tensor). The result takes inputs
             of their shapes, types and structure. An ONNX file needs none.
-        seconds: time for tuning, 300 if trials are not given either; import and build are extra.
-        trials: candidates to measure, over all tasks.
+        seconds: how long the call takes, 300 if trials are not given either. What there is no
+            time for is left out, the groups that compute least first; without time to build
+            anything PyTorch runs the model.
+        trials: candidates to measure, over all tasks; without seconds the call takes what it
+            takes.
         target: what to build for; if left out, for a GPU where the model or the inputs are on one,
             else for this CPU. A module and its inputs have to be on the target's kind of device.
         kwargs: keyword arguments of a call.
@@ -108,6 +115,7 @@ def optimize(
         RecordError: there is no database in the folder.
         FelixError: a file cannot be read or written.
     """
+    begun_s = time.monotonic()
     request = outcomes.Request(
         trials=trials,
         seconds=DEFAULT_SECONDS if seconds is None and trials is None else seconds,
@@ -128,16 +136,24 @@ def optimize(
     grouping = group_costs.grouping(fusion, full, known, allow_tf32)
     network = imported.read(*placed, full, shapes, grouping, values=values)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
-    return _optimized(network, known, request)
+    return _optimized(network, known, request, deadlines.Deadline(begun_s, request.seconds))
 
 
 def _optimized(
-    network: imported.Network, known: store.Store, request: outcomes.Request
+    network: imported.Network,
+    known: store.Store,
+    request: outcomes.Request,
+    deadline: deadlines.Deadline,
 ) -> optimized.OptimizedNetwork:
     every = groups.of(network.lowered, network.target, allow_tf32=network.allow_tf32)
-    gathered = outcomes.gather(groups.tasks(every), known, request)
+    size, tasks = (len(every), network.target.kind.name), groups.tasks(every)
+    if not deadline.can_tune(*size):
+        gathered = outcomes.known_only(tasks, known)
+    else:
+        seconds = None if deadline.seconds is None else deadline.tuning_s(*size)
+        gathered = outcomes.gather(tasks, known, dataclasses.replace(request, seconds=seconds))
     contenders = contest.Contest(network, known if request.pytorch else None)
-    return from_outcomes(network, every, gathered, contenders)
+    return from_outcomes(network, every, gathered, contenders, deadline=deadline)
 
 
 def from_outcomes(
@@ -146,6 +162,7 @@ def from_outcomes(
     gathered: outcomes.Outcomes,
     contenders: contest.Contest,
     begin_step: Callable[[str], None] = lambda step: None,
+    deadline: deadlines.Deadline = deadlines.NEVER,
 ) -> optimized.OptimizedNetwork:
     """Build a network from what is known of its groups' tasks, check it and time it.
 
@@ -155,14 +172,23 @@ def from_outcomes(
         gathered: what is known of their tasks.
         contenders: compares what a group may run.
         begin_step: called with what is done from now on.
+        deadline: when the call ends; without time to build the network PyTorch runs the model.
 
     Raises:
         TuningError: outputs differ from the model's.
         MeasureError: a program cannot be compiled here.
     """
     begin = time.perf_counter()
-    shipped = chosen_programs(every, gathered, contenders)
-    chosen = whole.choose(network, shipped, contenders.store)
+    n_groups, kind = len(every), network.target.kind.name
+    may_run_pytorch = contenders.store is not None and network.model is not None
+
+    def left_s() -> float:
+        return deadline.comparing_s(n_groups, kind)
+
+    shipped = chosen_programs(every, gathered, contenders, left_s)
+    chosen = whole.choose(network, shipped, contenders.store if left_s() > 0.0 else None)
+    if may_run_pytorch and not deadline.can_build(n_groups, kind):
+        return never_slower.of_model(network, chosen.shipped, gathered)
     begin_step("running the network as the model does")
     network = checking.judged(network)
 
@@ -171,7 +197,7 @@ def from_outcomes(
 
     fast = _built(network, chosen, gathered, contenders, elapsed_s, begin_step)
     begin_step("timing the network")
-    if contenders.store is not None and network.model is not None:
+    if may_run_pytorch:
         return never_slower.settled(fast, network, may_run_pytorch=True)
     if never_slower.is_untuned_near(chosen.shipped):
         plain = dataclasses.replace(chosen, shipped=never_slower.as_tvm_builds_it(chosen.shipped))
@@ -212,19 +238,31 @@ def _built(
         judged_by=network.judged_by,
         calls=calls,
     )
-    return optimized.OptimizedNetwork(network, built, runner, summary)
+    return optimized.OptimizedNetwork(network, (built, runner), summary)
 
 
 def chosen_programs(
-    every: Sequence[groups.Group], gathered: outcomes.Outcomes, contenders: contest.Contest
+    every: Sequence[groups.Group],
+    gathered: outcomes.Outcomes,
+    contenders: contest.Contest,
+    left_s: Callable[[], float] = lambda: math.inf,
 ) -> list[shipping.Shipped]:
-    """What each group runs, by what is known of its task and what is timed now."""
+    """What each group runs, by what is known of its task and what is timed in `left_s` now."""
+
+    def work(index: int) -> float:
+        task = every[index].task
+        of_one = 0.0 if task is None else task.flops + _FLOPS_OF_BYTE * task.min_bytes
+        return every[index].calls * of_one
 
     def key(group: groups.Group) -> str:
         return "" if group.task is None else group.task.key
 
-    outcomes_of = [(each, gathered.by_key.get(key(each))) for each in every]
-    return [
-        shipping.choose(group, outcome, compared, is_known=key(group) in gathered.known)
-        for group, outcome, compared in contenders.compare(outcomes_of)
-    ]
+    order = sorted(range(len(every)), key=work, reverse=True)
+    outcomes_of = [(every[index], gathered.by_key.get(key(every[index]))) for index in order]
+    chosen = {
+        index: shipping.choose(group, outcome, compared, is_known=key(group) in gathered.known)
+        for index, (group, outcome, compared) in zip(
+            order, contenders.compare(outcomes_of, left_s), strict=True
+        )
+    }
+    return [chosen[index] for index in range(len(every))]

@@ -27,21 +27,24 @@ class OptimizedNetwork:
 
     Attributes:
         report: what ships of each group and why, and what runs the calls; print it.
-        executable: the network in TVM's virtual machine: lists of tensors in and out.
+        executable: the network in TVM's virtual machine: lists of tensors in and out; None where
+            there was no time to build it, and PyTorch runs the model.
     """
 
     def __init__(
         self,
         network: imported.Network,
-        built: executables.Executable,
-        runner: Runner,
+        runs: tuple[executables.Executable, Runner] | pytorch_model.Call,
         summary: report.Report,
     ) -> None:
         self.report = summary
         self._network = _without_parameters(network)
-        self.executable = built
-        self._runner = runner
+        self.executable: executables.Executable | None = None
         self._model: pytorch_model.Call | None = None
+        if isinstance(runs, tuple):
+            self.executable, self._runner = runs
+        else:
+            self._model = runs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's outputs, as the model returns them.
@@ -56,6 +59,7 @@ class OptimizedNetwork:
         """
         if self._model is not None:
             return self._model(*args, **kwargs)
+        assert self.executable is not None  # it was built, or PyTorch runs the model
         self.executable.check_unchanged()
         calling = self._network.imported.calling
         inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]
@@ -82,9 +86,15 @@ class OptimizedNetwork:
         Raises:
             OutputError: the folder cannot be written.
             WorkloadError: the model's parameters were changed after it was optimized.
+            TuningError: there was no time to build the network.
         """
         from felix.network.bundle import export
 
+        if self.executable is None:
+            raise errors.TuningError(
+                "there is no artifact, for there was no time to build the network: give more "
+                "seconds"
+            )
         self.executable.check_unchanged()
         outputs = self._network.expected or self.executable(list(self._network.examples))
         content = export.Content(

@@ -76,7 +76,7 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     Raises:
         FelixError: tuning cannot start, or a file cannot be read or written.
     """
-    stored = {task.key: result for task in tasks if (result := known.find(task)) is not None}
+    stored = _stored(tasks, known)
     unknown = [task for task in tasks if request.improve or task.key not in stored]
     if not unknown:
         return Outcomes(stored, frozenset(stored), None, 0.0)
@@ -100,6 +100,17 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
         if task.key in tuned
     }
     return Outcomes({**stored, **found}, frozenset(stored), reason, elapsed_s, frozenset(passing))
+
+
+def known_only(tasks: Sequence[Task], known: store.Store) -> Outcomes:
+    """What is known of tasks, none of which there is time to tune."""
+    stored = _stored(tasks, known)
+    has_all = all(task.key in stored for task in tasks)
+    return Outcomes(stored, frozenset(stored), None if has_all else "seconds", 0.0)
+
+
+def _stored(tasks: Sequence[Task], known: store.Store) -> dict[str, KnownResult]:
+    return {task.key: result for task in tasks if (result := known.find(task)) is not None}
 
 
 def _faster(stored: KnownResult | None, tuned: KnownResult) -> KnownResult:

@@ -154,7 +154,7 @@ class Report:
             lines.insert(0, f"a call, warm caches: {self.timing.network_us:.1f} us{beside}")
         if self.runs is not Runs.FELIX:
             who = "PyTorch runs the model" if self.runs is Runs.PYTORCH else "it runs untuned"
-            lines.insert(0, f"{who}, for {self.why}")
+            lines.insert(0, f"{who}: {self.why}")
         elif self.why:
             lines.append(f"timed in turns: {self.why}")
         return lines

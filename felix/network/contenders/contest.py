@@ -14,7 +14,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +29,7 @@ from felix.database.outcome import KnownResult
 from felix.frontend.rewriting import with_function
 from felix.measure import locks
 from felix.network import assembly, executable, groups
-from felix.network.contenders import excluded
+from felix.network.contenders import excluded, shipping
 from felix.network.contenders.shipping import Compared, Contender, Shipped
 from felix.runner.calls import cpu_calls, cuda_calls
 from felix.task import Task
@@ -140,21 +142,34 @@ class Contest:
         self._built: dict[str, _Built] = {}
 
     def compare(
-        self, every: Sequence[tuple[groups.Group, KnownResult | None]]
+        self,
+        every: Sequence[tuple[groups.Group, KnownResult | None]],
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> Iterator[tuple[groups.Group, KnownResult | None, Compared]]:
         """`held` of groups and what tuning gave, a few at a time: their contenders are compiled
         side by side, timed one after the other, and dropped.
+
+        Args:
+            every: groups, those first that should be compared if there is no time for all.
+            left_s: seconds that are left.
 
         Raises:
             MeasureError: a contender cannot be compiled here.
             TuningError: no contender of a group is right.
             RecordError: the known results cannot be used.
         """
+        longest_s = 0.0
         for first in range(0, len(every), N_TOGETHER):
-            some = every[first : first + N_TOGETHER]
-            self._prepare(some)
+            some, begin = every[first : first + N_TOGETHER], time.perf_counter()
+            has_time = left_s() > longest_s
+            if has_time:
+                self._prepare(some)
             for group, outcome in some:
-                yield group, outcome, self.held(group, outcome)
+                compared = self.known(group, outcome)
+                if compared is None and has_time and left_s() > 0.0:
+                    compared = self.held(group, outcome)
+                yield group, outcome, compared or shipping.LATE
+            longest_s = max(longest_s, time.perf_counter() - begin)
 
     def _prepare(self, some: Sequence[tuple[groups.Group, KnownResult | None]]) -> None:
         """Compile what has to be timed of groups side by side."""

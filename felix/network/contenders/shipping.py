@@ -15,6 +15,7 @@ from typing import Any
 
 from felix.database.outcome import KnownResult
 from felix.network import groups
+from felix.torch_calls.form import TorchForm
 from felix.tuning import results
 
 
@@ -46,6 +47,10 @@ class Compared:
             without_pytorch=stored.get("without_pytorch"),
             wrong={Contender(name): reason for name, reason in stored["wrong"].items()},
         )
+
+
+#: What is known of a group that there was no time to compare.
+LATE = Compared(latencies_us={}, without_pytorch="there was no time to compare it")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +98,18 @@ def choose(
     """The fastest contender of a group; TVM's program where nothing was measured.
 
     What was timed side by side counts, not what tuning measured before. A contender that is
-    wrong does not ship.
+    wrong does not ship. Where there was no time to compare, PyTorch's operators ship.
     """
+    if compared is LATE and isinstance(group.form, TorchForm):
+        return Shipped(
+            group=group,
+            contender=Contender.PYTORCH,
+            latencies_us=_latencies_us(outcome),
+            reason="there was no time to compare it: PyTorch's operators",
+            outcome=outcome,
+            is_known=is_known,
+            without_pytorch=None,
+        )
     known = {**_latencies_us(outcome), **compared.latencies_us}
     latencies_us = {name: us for name, us in known.items() if name not in compared.wrong}
     contender = fastest(latencies_us)

@@ -43,7 +43,7 @@ def test_a_faster_model_runs_itself(
     fast = networks.optimize(model, (X,), everything_known, pytorch=True)
     report = fast.report
     assert report.runs is Runs.PYTORCH and report.call_us == 20.0
-    assert "PyTorch runs the model, for Felix's network takes 1.50 times" in str(report)
+    assert "PyTorch runs the model: Felix's network takes 1.50 times" in str(report)
     assert json.loads(json.dumps(report.to_json()))["runs"] == "pytorch"
     n_calls = model.n_calls
     assert model.training
@@ -94,7 +94,7 @@ def test_without_pytorch_the_network_without_tuning_stands_in(
     fast = networks.optimize(model, (X,), tmp_path, pool)
     assert fast.report.runs is Runs.UNTUNED
     assert fast.report.groups[0].contender is Contender.TVM
-    assert "it runs untuned, for the tuned network takes 1.20 times as long" in str(fast.report)
+    assert "it runs untuned: the tuned network takes 1.20 times as long" in str(fast.report)
     networks.assert_same(fast, model, X)
     networks.timed_wholes(monkeypatch, 0.9)
     fast = networks.optimize(model, (X,), tmp_path, pool)

@@ -1,0 +1,66 @@
+"""How the seconds of a call are shared out: import, tuning, and the end.
+
+The end is comparing with PyTorch, building, checking and timing. What it takes is estimated by the
+number of groups; tuning has at least half of what is left after the import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+#: Seconds of comparing a group, and of building it.
+_COMPARED_S = {"llvm": 0.3, "cuda": 0.3}
+_BUILT_S = {"llvm": 0.05, "cuda": 0.15}
+#: Of checking and timing the whole, at most; and their share of what is left.
+_SETTLED_S, _SETTLED_SHARE = 5.0, 0.15
+#: Tuning for less than this finds nothing.
+_LEAST_TUNING_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a call ends.
+
+    Attributes:
+        begun_s: when it was made, by `time.monotonic`.
+        seconds: what it may take; None: what it takes.
+    """
+
+    begun_s: float
+    seconds: float | None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends."""
+        if self.seconds is None:
+            return math.inf
+        return self.seconds - (time.monotonic() - self.begun_s)
+
+    def tuning_s(self, n_groups: int, kind: str) -> float:
+        """Seconds for tuning a network of so many groups."""
+        end_s = n_groups * (_COMPARED_S[kind] + _BUILT_S[kind]) + self._settled_s
+        return self.left_s - min(end_s, 0.5 * self.left_s)
+
+    def can_tune(self, n_groups: int, kind: str) -> bool:
+        """Whether there is time to tune a network of so many groups."""
+        return self.tuning_s(n_groups, kind) >= _LEAST_TUNING_S
+
+    def comparing_s(self, n_groups: int, kind: str) -> float:
+        """Seconds for comparing groups, so that all can be built."""
+        return self.left_s - n_groups * _BUILT_S[kind] - self._settled_s
+
+    def can_build(self, n_groups: int, kind: str) -> bool:
+        """Whether there is time to build so many groups."""
+        return self.left_s >= n_groups * _BUILT_S[kind]
+
+    @property
+    def _settled_s(self) -> float:
+        if self.seconds is None:
+            return 0.0
+        return min(_SETTLED_S, _SETTLED_SHARE * self.seconds)
+
+
+#: That of a call which takes what it takes.
+NEVER = Deadline(0.0, None)
