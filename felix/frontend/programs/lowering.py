@@ -19,7 +19,7 @@ from tvm import relax, tirx
 from felix import errors, names
 from felix import target as targets
 from felix.frontend import imported, numerics, torch_forms
-from felix.frontend.programs import groups, operators, outlining
+from felix.frontend.programs import constants, groups, operators, outlining
 from felix.frontend.programs.planning import planner
 from felix.frontend.programs.planning.planner import GroupCosts
 from felix.frontend.rewriting import bindings, operator_name, with_function
@@ -112,6 +112,8 @@ def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> 
     mod = relax.transform.DecomposeOpsForInference()(mod)
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = operators.fuse_transposes(mod)
+    legal = torch_forms.legalizations(numerics.legalizations())
+    mod = constants.folded(relax.transform.LegalizeOps(legal)(mod))
     mod = tvm.transform.Sequential(_passes(grouping.fusion))(mod)
     if grouping.fusion is Fusion.RULES:
         return grouping.rules(mod)
@@ -124,7 +126,6 @@ def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
     views = [relax.transform.RewriteDataflowReshape()] if fusion is Fusion.RULES else []
     return [
-        relax.transform.LegalizeOps(torch_forms.legalizations(numerics.legalizations())),
         relax.transform.FoldConstant(),
         *views,
         relax.transform.AnnotateTIROpPattern(),
