@@ -15,6 +15,8 @@ _COMPARED_S = {"llvm": 0.3, "cuda": 0.3}
 _BUILT_S = {"llvm": 0.05, "cuda": 0.15}
 #: Of checking and timing the whole, at most; and their share of what is left.
 _SETTLED_S, _SETTLED_SHARE = 5.0, 0.15
+#: Sketches are made for the grouping in this share.
+_GROUPED_SHARE = 0.25
 #: Tuning for less than this finds nothing.
 _LEAST_TUNING_S = 2.0
 
@@ -37,6 +39,14 @@ class Deadline:
         if self.seconds is None:
             return math.inf
         return self.seconds - (time.monotonic() - self.begun_s)
+
+    def can_sketch(self) -> bool:
+        """Whether there is time to make sketches for the grouping."""
+        return self.seconds is None or self.left_s > (1.0 - _GROUPED_SHARE) * self.seconds
+
+    def is_over(self) -> bool:
+        """Whether the call ends now."""
+        return self.left_s <= 0.0
 
     def tuning_s(self, n_groups: int, kind: str) -> float:
         """Seconds for tuning a network of so many groups."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import tvm
 
@@ -58,7 +59,21 @@ class KnownCosts:
 
 
 class SketchCosts(KnownCosts):
-    """Costs by the sketches of a task, too."""
+    """Costs by the sketches of a task, too.
+
+    Args:
+        known, allow_tf32: as `KnownCosts` takes them.
+        has_time: whether there is time to make further sketches.
+    """
+
+    def __init__(
+        self,
+        known: store.Store | None = None,
+        allow_tf32: bool = False,
+        has_time: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(known, allow_tf32)
+        self._has_time = has_time
 
     def schedules(self, task: Task) -> Schedules:
         """Kernels of the task's best sketch, and whether tensor cores compute it.
@@ -70,13 +85,16 @@ class SketchCosts(KnownCosts):
             RecordError: the file of known results cannot be used.
         """
         allowed = self._allowing(task)
-        if self._known is None:
-            return _schedules(allowed)
-        found = self._known.find_finding(allowed, self._subject)
+        found = None
+        if self._known is not None:
+            found = self._known.find_finding(allowed, self._subject)
         if found is not None:
             return Schedules(**found)
+        if not self._has_time():
+            return super().schedules(task)
         schedules = _schedules(allowed)
-        self._known.add_finding(allowed, self._subject, dataclasses.asdict(schedules))
+        if self._known is not None:
+            self._known.add_finding(allowed, self._subject, dataclasses.asdict(schedules))
         return schedules
 
     @functools.cached_property
@@ -106,8 +124,10 @@ def grouping(
     full: tvm.target.Target,
     known: store.Store | None,
     allow_tf32: bool = False,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> Grouping:
-    """How a network's groups are chosen: in the named way, or as is best for the target.
+    """How a network's groups are chosen: in the named way, or as is best for the target, and by
+    sketches as long as there is time for them.
 
     Raises:
         WorkloadError: there is no such way.
@@ -116,7 +136,7 @@ def grouping(
     if fusion is not None and fusion not in names:
         raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
     chosen = fusion_for(full) if fusion is None else Fusion(fusion)
-    return Grouping(chosen, SketchCosts(known, allow_tf32))
+    return Grouping(chosen, SketchCosts(known, allow_tf32, has_time))
 
 
 def known_grouping(

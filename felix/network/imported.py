@@ -42,7 +42,7 @@ class Network:
         name: for people.
         imported: the model before lowering: parameters, inputs, outputs, how it is called.
         lowered: an IRModule whose "main" takes inputs, then parameters, and calls PrimFuncs, one
-            a group of fused operators.
+            a group of fused operators; empty where there was no time for it.
         target: what it is lowered for.
         examples: the input tensors of one call.
         expected: the model's own outputs on them, those of a judge (`felix.network.judge`) of an
@@ -84,6 +84,7 @@ def read(
     grouping: frontend.Grouping = frontend.Grouping(),  # noqa: B008 - a frozen value
     drawn_on: str | None = None,
     values: Mapping[str, Any] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Network:
     """Import and lower a model.
 
@@ -96,6 +97,7 @@ def read(
         drawn_on: PyTorch's name of the device on which an ONNX file's inputs are drawn if there
             are no examples; the target's kind of device if left out.
         values: of inputs of an ONNX file that are the same in every call.
+        is_over: whether a PyTorch model that is imported is not to be lowered any more.
 
     Raises:
         WorkloadError: torch cannot export the model, or TVM cannot import or lower it.
@@ -114,7 +116,7 @@ def read(
             "optimize takes a torch.nn.Module, a torch.export.ExportedProgram or an ONNX file, "
             f"got {type(model).__name__}"
         )
-    return _of_torch(model, args, kwargs, full, grouping)
+    return _of_torch(model, args, kwargs, full, grouping, is_over)
 
 
 def device_of(full: tvm.target.Target) -> str:
@@ -224,6 +226,7 @@ def _of_torch(
     kwargs: Mapping[str, Any],
     full: tvm.target.Target,
     grouping: frontend.Grouping,
+    is_over: Callable[[], bool],
 ) -> Network:
     module = model
     if isinstance(module, torch.export.ExportedProgram):
@@ -235,7 +238,9 @@ def _of_torch(
     return Network(
         name=type(model).__name__,
         imported=read,
-        lowered=memory.own(frontend.lowered(read, full, grouping)),
+        lowered=tvm.IRModule()
+        if is_over()
+        else memory.own(frontend.lowered(read, full, grouping)),
         target=full,
         examples=_copies(read.calling.flatten(args, kwargs)),
         expected=_copies(_expected(module, args, kwargs)),

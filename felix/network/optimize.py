@@ -115,10 +115,12 @@ def optimize(
         RecordError: there is no database in the folder.
         FelixError: a file cannot be read or written.
     """
-    begun_s = time.monotonic()
+    if seconds is None and trials is None:
+        seconds = DEFAULT_SECONDS
+    deadline = deadlines.Deadline(time.monotonic(), seconds)
     request = outcomes.Request(
         trials=trials,
-        seconds=DEFAULT_SECONDS if seconds is None and trials is None else seconds,
+        seconds=seconds,
         seed=seed,
         options=options or tune_options.TuneOptions(),
         out=None if out is None else pathlib.Path(out),
@@ -133,10 +135,19 @@ def optimize(
         target = imported.default_target(imported.tensors(model, args, kwargs or {}))
     full = targets.parse(target)
     placed = imported.placed(model, args, kwargs or {}, imported.device_of(full))
-    grouping = group_costs.grouping(fusion, full, known, allow_tf32)
-    network = imported.read(*placed, full, shapes, grouping, values=values)
+    grouping = group_costs.grouping(fusion, full, known, allow_tf32, deadline.can_sketch)
+    network = imported.read(
+        *placed,
+        full,
+        shapes,
+        grouping,
+        values=values,
+        is_over=deadline.is_over if pytorch else lambda: False,
+    )
+    if not len(network.lowered.functions):
+        return never_slower.of_model(network, (), outcomes.NOTHING)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
-    return _optimized(network, known, request, deadlines.Deadline(begun_s, request.seconds))
+    return _optimized(network, known, request, deadline)
 
 
 def _optimized(

@@ -65,6 +65,10 @@ class Outcomes:
     passing: frozenset[str] = frozenset()
 
 
+#: What is known where there was no time to look.
+NOTHING = Outcomes({}, frozenset(), "seconds", 0.0)
+
+
 def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outcomes:
     """Look up every task, tune those of which nothing is known, and store what that gave.
 

@@ -43,10 +43,15 @@ def test_without_seconds_a_call_takes_what_it_takes() -> None:
     assert deadlines.NEVER.comparing_s(1000, "cuda") == float("inf")
 
 
-def test_without_time_for_anything_pytorch_runs_the_model(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_without_time_for_anything_pytorch_runs_the_model(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_imported: bool
+) -> None:
     model, pool = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), networks.Pool()
+    monkeypatch.setattr(deadlines.Deadline, "is_over", lambda deadline: not is_imported)
     fast = networks.optimize(model, (X,), tmp_path, pool, seconds=1e-3, trials=None, pytorch=True)
     assert fast.report.runs is Runs.PYTORCH and pool.n_measured == 0
+    assert fast.report.reason == "seconds" and bool(fast.report.groups) == is_imported
     assert "no time to build its network: give more seconds" in str(fast.report)
     networks.assert_same(fast, model, X)
     with pytest.raises(errors.TuningError, match="give more seconds"):

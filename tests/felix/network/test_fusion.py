@@ -161,3 +161,13 @@ def test_what_was_found_of_sketches_is_known(
     )
     monkeypatch.setattr(group_costs, "SOURCES", ("network/group_costs.py",))  # as other code would
     assert group_costs.SketchCosts(known).schedules(task).n_kernels is None
+
+
+def test_without_time_for_sketches_groups_count_as_one_kernel(tmp_path: pathlib.Path) -> None:
+    """What was found before is used all the same."""
+    known, task = store.Store(tmp_path / "known.sqlite"), workloads.softmax((4, 8), target=CUDA)
+    late = group_costs.SketchCosts(known, has_time=lambda: False)
+    assert late.schedules(task) == Schedules(n_kernels=1)
+    found = group_costs.SketchCosts(known).schedules(task)
+    known.add_finding(task, late._subject, {"n_kernels": 3, "has_template": True})
+    assert found != late.schedules(task) == Schedules(n_kernels=3, has_template=True)
