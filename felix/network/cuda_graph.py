@@ -237,16 +237,18 @@ def captured(call: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result
     """The graph of what a call launches, and what it returned.
 
     Raises:
-        TuningError: it cannot be captured; PyTorch draws random numbers as before.
+        TuningError: it cannot be captured; PyTorch goes on as before.
     """
     graph, generators = torch.cuda.CUDAGraph(), torch.cuda.default_generators
-    generator = generators[torch.cuda.current_device()]
+    generator, stream = generators[torch.cuda.current_device()], torch.cuda.current_stream()
     before = generator.clone_state()
     try:
         with torch.cuda.graph(graph):
             result = call()
     except (RuntimeError, ValueError) as error:
-        generator.graphsafe_set_state(before)  # it would go on as if it were captured
+        # PyTorch would go on on the stream that was captured, its random numbers as in a capture
+        torch.cuda.set_stream(stream)
+        generator.graphsafe_set_state(before)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise errors.TuningError(f"the calls cannot be captured: {lines[0]}") from error
     return graph, result

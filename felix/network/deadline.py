@@ -11,12 +11,14 @@ import math
 import time
 
 #: Seconds of comparing a group, and of building it.
-_COMPARED_S = {"llvm": 0.3, "cuda": 0.3}
-_BUILT_S = {"llvm": 0.05, "cuda": 0.15}
+_COMPARED_S = {"llvm": 0.3, "cuda": 0.15}
+_BUILT_S = {"llvm": 0.05, "cuda": 0.1}
 #: Of checking and timing the whole, at most; and their share of what is left.
-_SETTLED_S, _SETTLED_SHARE = 5.0, 0.15
+_SETTLED_S, _SETTLED_SHARE = 4.0, 0.15
 #: Sketches are made for the grouping in this share.
 _GROUPED_SHARE = 0.25
+#: What lowering takes of the import's seconds.
+_LOWERED = 0.5
 #: Tuning for less than this finds nothing.
 _LEAST_TUNING_S = 2.0
 
@@ -44,9 +46,10 @@ class Deadline:
         """Whether there is time to make sketches for the grouping."""
         return self.seconds is None or self.left_s > (1.0 - _GROUPED_SHARE) * self.seconds
 
-    def is_over(self) -> bool:
-        """Whether the call ends now."""
-        return self.left_s <= 0.0
+    def can_lower(self) -> bool:
+        """Whether there is time to lower a model that was just imported: some half of what that
+        took."""
+        return self.seconds is None or self.left_s >= _LOWERED * (self.seconds - self.left_s)
 
     def tuning_s(self, n_groups: int, kind: str) -> float:
         """Seconds for tuning a network of so many groups."""

@@ -84,7 +84,7 @@ def read(
     grouping: frontend.Grouping = frontend.Grouping(),  # noqa: B008 - a frozen value
     drawn_on: str | None = None,
     values: Mapping[str, Any] | None = None,
-    is_over: Callable[[], bool] = lambda: False,
+    can_lower: Callable[[], bool] = lambda: True,
 ) -> Network:
     """Import and lower a model.
 
@@ -97,7 +97,7 @@ def read(
         drawn_on: PyTorch's name of the device on which an ONNX file's inputs are drawn if there
             are no examples; the target's kind of device if left out.
         values: of inputs of an ONNX file that are the same in every call.
-        is_over: whether a PyTorch model that is imported is not to be lowered any more.
+        can_lower: whether there is time to lower a PyTorch model that is imported.
 
     Raises:
         WorkloadError: torch cannot export the model, or TVM cannot import or lower it.
@@ -116,7 +116,7 @@ def read(
             "optimize takes a torch.nn.Module, a torch.export.ExportedProgram or an ONNX file, "
             f"got {type(model).__name__}"
         )
-    return _of_torch(model, args, kwargs, full, grouping, is_over)
+    return _of_torch(model, args, kwargs, full, grouping, can_lower)
 
 
 def device_of(full: tvm.target.Target) -> str:
@@ -226,7 +226,7 @@ def _of_torch(
     kwargs: Mapping[str, Any],
     full: tvm.target.Target,
     grouping: frontend.Grouping,
-    is_over: Callable[[], bool],
+    can_lower: Callable[[], bool],
 ) -> Network:
     module = model
     if isinstance(module, torch.export.ExportedProgram):
@@ -238,9 +238,9 @@ def _of_torch(
     return Network(
         name=type(model).__name__,
         imported=read,
-        lowered=tvm.IRModule()
-        if is_over()
-        else memory.own(frontend.lowered(read, full, grouping)),
+        lowered=memory.own(frontend.lowered(read, full, grouping))
+        if can_lower()
+        else tvm.IRModule(),
         target=full,
         examples=_copies(read.calling.flatten(args, kwargs)),
         expected=_copies(_expected(module, args, kwargs)),

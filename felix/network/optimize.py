@@ -142,7 +142,7 @@ def optimize(
         shapes,
         grouping,
         values=values,
-        is_over=deadline.is_over if pytorch else lambda: False,
+        can_lower=deadline.can_lower if pytorch else lambda: True,
     )
     if not len(network.lowered.functions):
         return never_slower.of_model(network, (), outcomes.NOTHING)

@@ -30,12 +30,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_seconds_are_shared_out(clock: list[float]) -> None:
     deadline = deadlines.Deadline(clock[0], 60.0)
     few, many = deadline.tuning_s(10, "llvm"), deadline.tuning_s(1000, "llvm")
-    assert few == pytest.approx(60.0 - 10 * 0.35 - 5.0) and many == 30.0
+    assert few == pytest.approx(60.0 - 10 * 0.35 - 4.0) and many == 30.0
     assert deadline.can_tune(1000, "llvm") and deadline.can_build(1000, "llvm")
+    assert deadline.can_sketch() and deadline.can_lower()
     clock[0] += 57.0
+    assert not deadline.can_lower() and not deadline.can_sketch()
     assert not deadline.can_tune(1000, "llvm") and not deadline.can_build(1000, "llvm")
     assert deadline.can_build(10, "llvm")
-    assert deadline.comparing_s(10, "llvm") == pytest.approx(3.0 - 0.5 - 5.0)
+    assert deadline.comparing_s(10, "llvm") == pytest.approx(3.0 - 0.5 - 4.0)
 
 
 def test_without_seconds_a_call_takes_what_it_takes() -> None:
@@ -48,7 +50,7 @@ def test_without_time_for_anything_pytorch_runs_the_model(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_imported: bool
 ) -> None:
     model, pool = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), networks.Pool()
-    monkeypatch.setattr(deadlines.Deadline, "is_over", lambda deadline: not is_imported)
+    monkeypatch.setattr(deadlines.Deadline, "can_lower", lambda deadline: is_imported)
     fast = networks.optimize(model, (X,), tmp_path, pool, seconds=1e-3, trials=None, pytorch=True)
     assert fast.report.runs is Runs.PYTORCH and pool.n_measured == 0
     assert fast.report.reason == "seconds" and bool(fast.report.groups) == is_imported
