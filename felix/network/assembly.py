@@ -10,20 +10,26 @@ indices and sometimes other windows than the network's.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from typing import Any, TypeAlias
 
 import torch
 import tvm
 from tvm import relax, tirx
 
+from felix.builder.cuda import build as cuda_build
 from felix.builder.cuda import tvm_module
 from felix.network import executable, groups, imported
 from felix.network.passes import intermediates, prepacking
+from felix.target import cpu
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram, Program
 from felix.torch_calls.form import TorchForm, register
 
+#: Threads that compile kernels.
+_MAX_THREADS = 16
 #: What a group runs; None: its PrimFunc as TVM schedules it.
 Runs: TypeAlias = "Program | TorchForm | None"
 
@@ -49,14 +55,15 @@ def assemble(
     Raises:
         MeasureError: a generated kernel cannot be compiled here.
     """
+    compile_kernels(shipped)
     mod = lowered.clone()
     packed: dict[str, _Packed] = {}
-    modules: list[tvm.runtime.Module] = []
-    for number, (group, runs) in enumerate(shipped):
+    modules: dict[str, tvm.runtime.Module] = {}
+    for group, runs in shipped:
         if isinstance(runs, GeneratedProgram):
             assert group.task is not None  # what was generated was generated for a task
-            name = _name(number)
-            modules.append(_module(runs, group.task, name, runs_here))
+            name = _name(runs, group.task)
+            modules[name] = _module(runs, group.task, name, runs_here)
             function = _Packed(name, tvm_module.workspace_bytes(runs.plan))
             packed.update(dict.fromkeys(group.symbols, function))
         elif isinstance(runs, TorchForm):
@@ -67,7 +74,32 @@ def assemble(
                 _replace(mod, symbol, runs["main"])
     if packed:
         mod = _with_packed_calls(mod, packed)
-    return mod.with_attr("external_mods", modules) if modules else mod
+    return mod.with_attr("external_mods", list(modules.values())) if modules else mod
+
+
+def compile_kernels(shipped: Sequence[tuple[groups.Group, Runs]]) -> None:
+    """Make the cubins of generated kernels, side by side; whatever has them then finds them on
+    disk (`felix.builder.cuda.cubins`).
+
+    Raises:
+        CompileError: NVRTC refuses a kernel.
+        MeasureError: there is no NVRTC here.
+    """
+    programs = _generated(shipped)
+    if len(programs) < 2:
+        return  # made where it is needed
+    width = min(_MAX_THREADS, len(programs), cpu.available_cores())
+    with futures.ThreadPoolExecutor(width) as threads:
+        list(threads.map(cuda_build.cubin_of, programs))
+
+
+def _generated(shipped: Sequence[tuple[groups.Group, Runs]]) -> list[GeneratedProgram]:
+    """The generated programs of a network, with the names that their kernels have in it."""
+    return [
+        tvm_module.with_prefix(runs, _name(runs, group.task))
+        for group, runs in shipped
+        if isinstance(runs, GeneratedProgram) and group.task is not None
+    ]
 
 
 def built(
@@ -94,15 +126,16 @@ def cubins(shipped: Sequence[tuple[groups.Group, Runs]]) -> dict[str, bytes]:
         MeasureError: there is no NVRTC here.
     """
     known: dict[str, bytes] = {}
-    for number, (_, runs) in enumerate(shipped):
-        if isinstance(runs, GeneratedProgram):
-            known |= tvm_module.cubins(tvm_module.with_prefix(runs, _name(number)))
+    for program in _generated(shipped):
+        known |= tvm_module.cubins(program)
     return known
 
 
-def _name(number: int) -> str:
-    """What the host function of a group is called, and its kernels' names begin with."""
-    return f"felix_group{number}"
+def _name(program: GeneratedProgram, task: Task) -> str:
+    """What the host function of a program is called, and its kernels' names begin with: the same
+    in every network, so that it is compiled once."""
+    digest = hashlib.sha256(f"{program.fingerprint} {task.key}".encode()).hexdigest()
+    return f"felix_{digest[:16]}"
 
 
 def _replace(mod: tvm.IRModule, symbol: str, program: tirx.PrimFunc) -> None:

@@ -178,6 +178,10 @@ class Contest:
             for group, outcome in some
             if self.known(group, outcome) is None
         }
+        tuned = [(g, known) for g, known in unknown.values() if known is not None]
+        assembly.compile_kernels(
+            [(g, known.read_program()) for g, known in tuned if known.program is not None]
+        )
         mods = {
             symbol: _assembled(self._network, group, outcome)
             for symbol, (group, outcome) in unknown.items()
