@@ -79,7 +79,7 @@ def module_of(folder: pathlib.Path, name: str, prefix: str = "") -> Any:
 def tvm_for(manifest: dict[str, Any], folder: pathlib.Path, prefix: str = "") -> Any:
     """TVM, whose kernels run on PyTorch's threads if it is installed (`openmp.py`).
 
-    They have as many as the target has cores, where PyTorch is not used in this process.
+    They have as many as the target has cores, where this process is kept from PyTorch.
     """
     threads = manifest["target"].get("num-cores")
     if threads:
@@ -90,8 +90,9 @@ def tvm_for(manifest: dict[str, Any], folder: pathlib.Path, prefix: str = "") ->
         raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
     if "openmp.py" in manifest["files"]:
         openmp = module_of(folder, "openmp", prefix)
-        if openmp.use() and threads and sys.modules.get("torch") is None:
-            openmp.set_threads(threads)
+        is_kept_from_torch = sys.modules.get("torch", tvm) is None
+        if openmp.use() and threads and is_kept_from_torch:
+            openmp.set_threads(min(threads, len(os.sched_getaffinity(0))))
     return tvm
 
 

@@ -217,20 +217,35 @@ class CapturedNetwork:
             return in_order, outputs
         if sides.n_branches < 2:
             return in_order, outputs
-        in_order_us, branched_us = _medians_us([in_order, branched])
+        with _captures():
+            in_order_us, branched_us = _medians_us([in_order, branched])
         self.branching = Branching(sides.n_branches, branched_us, in_order_us)
         return (branched, branched_outputs) if self.branching.pays else (in_order, outputs)
 
 
 def warm_up(call: Callable[[], object]) -> None:
-    """Calls on a side stream, as PyTorch wants them before a capture."""
+    """Calls on a side stream, as PyTorch wants them before a capture.
+
+    Raises:
+        TuningError: they fail, for want of memory above all.
+    """
     current = torch.cuda.current_stream()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(current)
-    with torch.cuda.stream(side):
+    with _captures(), torch.cuda.stream(side):
         for _ in range(_WARM_UP):
             call()
     current.wait_stream(side)
+
+
+@contextlib.contextmanager
+def _captures() -> Iterator[None]:
+    """What PyTorch and TVM raise while calls are captured is a TuningError."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise errors.TuningError(f"the calls cannot be captured: {lines[0]}") from error
 
 
 def captured(call: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
@@ -243,15 +258,13 @@ def captured(call: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result
     generator, stream = generators[torch.cuda.current_device()], torch.cuda.current_stream()
     before = generator.clone_state()
     try:
-        with torch.cuda.graph(graph):
-            result = call()
-    except (RuntimeError, ValueError) as error:
+        with _captures(), torch.cuda.graph(graph):
+            return graph, call()
+    except BaseException:
         # PyTorch would go on on the stream that was captured, its random numbers as in a capture
         torch.cuda.set_stream(stream)
         generator.graphsafe_set_state(before)
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise errors.TuningError(f"the calls cannot be captured: {lines[0]}") from error
-    return graph, result
+        raise
 
 
 def _medians_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

@@ -128,8 +128,6 @@ class Executable:
         Raises:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
-        if not self._is_gpu:
-            torch.get_num_threads()  # PyTorch tells OpenMP of a new thread how many it may have
         with self.turn(), self._instrumented(instrument):
             outputs = self._main(*ready, *self.parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs

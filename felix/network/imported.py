@@ -209,6 +209,7 @@ class _Exported(torch.nn.Module):
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The program's outputs."""

@@ -13,11 +13,12 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from felix import errors
 from felix.network import imported, in_turns, outcomes, pytorch_model, report
 from felix.network.contenders import shipping
 from felix.network.contenders.shipping import Contender
 from felix.network.optimized import OptimizedNetwork
-from felix.network.report import Runs
+from felix.network.report import RunBy
 
 #: A network without tuning whose groups take so many times as long is not built.
 MAX_RATIO = 1.25
@@ -25,7 +26,11 @@ _FELIX = "felix"
 
 
 def settled(
-    fast: OptimizedNetwork, network: imported.Network, *, may_run_pytorch: bool
+    fast: OptimizedNetwork,
+    network: imported.Network,
+    *,
+    may_run_pytorch: bool,
+    budget_s: float = in_turns.BUDGET_S,
 ) -> OptimizedNetwork:
     """The network with the times of whole calls, or the model as PyTorch runs it if it is faster.
 
@@ -33,27 +38,39 @@ def settled(
         fast: the network; its outputs are the model's.
         network: what it was made from.
         may_run_pytorch: whether PyTorch may run the model; its times are in the report anyway.
+        budget_s: seconds for timing.
     """
     args, kwargs = network.imported.calling.arguments_of(network.examples)
     others: Mapping[str, pytorch_model.Call] = {}
     if network.model is not None:
-        others = pytorch_model.of(network.model, network.imported.calling, network.examples)
+        others = _of_pytorch(network)
     calls: dict[str, pytorch_model.Call] = {_FELIX: fast, **others}
     timed = in_turns.latencies_us(
         {name: functools.partial(call, *args, **kwargs) for name, call in calls.items()},
         _FELIX,
         is_gpu=network.target.kind.name == "cuda",
+        budget_s=budget_s,
     )
     timing = _timing(timed)
     if not others or not may_run_pytorch:
-        return fast.reported(timing=timing)
+        fast.change_report(timing=timing)
+        return fast
     best = min(others, key=lambda name: statistics.median(timed[name]))
     ratio = in_turns.ratio(timed[_FELIX], timed[best])
     if ratio.median <= 1.0:
-        return fast.reported(timing=timing, why=f"{best} takes {_inverse(ratio)}")
+        fast.change_report(timing=timing, why=f"{best} takes {_inverse(ratio)}")
+        return fast
     why = f"Felix's network takes {ratio} as {best}"
-    fast = fast.reported(timing=timing, runs=Runs.PYTORCH, why=why, calls=best)
-    return fast.run_by(others[best])
+    fast.change_report(timing=timing, runs=RunBy.PYTORCH, why=why, calls=best)
+    fast.leave_calls_to(others[best])
+    return fast
+
+
+def _of_pytorch(network: imported.Network) -> dict[str, pytorch_model.Call]:
+    assert network.model is not None
+    return pytorch_model.of(
+        network.model, network.imported.calling, network.examples, network.tolerance
+    )
 
 
 def of_model(
@@ -66,9 +83,8 @@ def of_model(
         shipped: what its groups would run.
         gathered: what is known of their tasks.
     """
-    assert network.model is not None
-    calls = pytorch_model.of(network.model, network.imported.calling, network.examples)
-    name, call = list(calls.items())[-1]
+    calls = _of_pytorch(network)
+    name = pytorch_model.GRAPH if pytorch_model.GRAPH in calls else pytorch_model.EAGER
     summary = report.Report(
         network=network.name,
         target=str(network.target.kind.name),
@@ -76,10 +92,10 @@ def of_model(
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
         calls=name,
-        runs=Runs.PYTORCH,
+        runs=RunBy.PYTORCH,
         why="there was no time to build its network: give more seconds",
     )
-    return OptimizedNetwork(network, call, summary)
+    return OptimizedNetwork(network, calls[name], summary)
 
 
 def _inverse(ratio: in_turns.Ratio) -> in_turns.Ratio:
@@ -102,6 +118,8 @@ def is_untuned_near(shipped: Sequence[shipping.Shipped]) -> bool:
         return False
     total_us = untuned_us = 0.0
     for each in shipped:
+        if each.contender is Contender.TVM:
+            continue  # both run the same
         if each.latency_us is None or Contender.TVM not in each.latencies_us:
             return False
         total_us += each.group.calls * each.latency_us
@@ -115,23 +133,29 @@ def or_untuned(
     """The faster of a network and the one without tuning, whole calls of both in turns.
 
     Args:
-        untuned: builds it.
+        fast: the network.
+        network: what it was made from.
+        untuned: builds the other.
     """
-    plain = untuned()
+    try:
+        plain = untuned()
+    except (errors.TuningError, errors.MeasureError):
+        return fast  # it is wrong, or cannot be built: no rival
     args, kwargs = network.imported.calling.arguments_of(network.examples)
     timed = in_turns.latencies_us(
         {
-            Runs.FELIX: functools.partial(fast, *args, **kwargs),
-            Runs.UNTUNED: functools.partial(plain, *args, **kwargs),
+            RunBy.FELIX: functools.partial(fast, *args, **kwargs),
+            RunBy.UNTUNED: functools.partial(plain, *args, **kwargs),
         },
-        Runs.FELIX,
+        RunBy.FELIX,
         is_gpu=network.target.kind.name == "cuda",
     )
-    ratio = in_turns.ratio(timed[Runs.FELIX], timed[Runs.UNTUNED])
+    ratio = in_turns.ratio(timed[RunBy.FELIX], timed[RunBy.UNTUNED])
     if ratio.median <= 1.0:
         return fast
     why = f"the tuned network takes {ratio} as the one without tuning"
-    return plain.reported(runs=Runs.UNTUNED, why=why)
+    plain.change_report(runs=RunBy.UNTUNED, why=why)
+    return plain
 
 
 def as_tvm_builds_it(shipped: Sequence[shipping.Shipped]) -> list[shipping.Shipped]:

@@ -7,7 +7,8 @@
 
     model -> import, lower -> groups -> known results -> tuning of the rest
                                                              |
-    callable <- check <- build <- assembly <- the fastest contender of each group
+    callable <- the faster <- whole calls <- check <- build <- assembly <- the fastest contender
+                 of both       in turns                                    of each group
 
 Equal groups are one task, weighted by its calls, and `felix.tune` shares the time out among the
 tasks. What tuning gives is stored (`felix.database`): the same network again costs no
@@ -34,6 +35,7 @@ from felix.network import (
     group_costs,
     groups,
     imported,
+    in_turns,
     never_slower,
     optimized,
     outcomes,
@@ -208,16 +210,18 @@ def from_outcomes(
 
     fast = _built(network, chosen, gathered, contenders, elapsed_s, begin_step)
     begin_step("timing the network")
+    budget_s = min(in_turns.BUDGET_S, max(0.0, deadline.left_s))
     if may_run_pytorch:
-        return never_slower.settled(fast, network, may_run_pytorch=True)
-    if never_slower.is_untuned_near(chosen.shipped):
+        return never_slower.settled(fast, network, may_run_pytorch=True, budget_s=budget_s)
+    has_time = deadline.can_build(n_groups, kind)
+    if has_time and never_slower.is_untuned_near(chosen.shipped):
         plain = dataclasses.replace(chosen, shipped=never_slower.as_tvm_builds_it(chosen.shipped))
         fast = never_slower.or_untuned(
             fast,
             network,
             lambda: _built(network, plain, gathered, contenders, elapsed_s, begin_step),
         )
-    return never_slower.settled(fast, network, may_run_pytorch=False)
+    return never_slower.settled(fast, network, may_run_pytorch=False, budget_s=budget_s)
 
 
 def _built(

@@ -40,6 +40,7 @@ class OptimizedNetwork:
         self.report = summary
         self._network = _without_parameters(network)
         self.executable: executables.Executable | None = None
+        self._runner: Runner | None = None
         self._model: pytorch_model.Call | None = None
         if isinstance(runs, tuple):
             self.executable, self._runner = runs
@@ -59,7 +60,8 @@ class OptimizedNetwork:
         """
         if self._model is not None:
             return self._model(*args, **kwargs)
-        assert self.executable is not None  # it was built, or PyTorch runs the model
+        # it was built, or PyTorch runs the model
+        assert self.executable is not None and self._runner is not None
         self.executable.check_unchanged()
         calling = self._network.imported.calling
         inputs = [torch.as_tensor(each) for each in calling.flatten(args, kwargs)]
@@ -70,15 +72,13 @@ class OptimizedNetwork:
                 )
         return calling.rebuild(self._runner(inputs))
 
-    def run_by(self, model: pytorch_model.Call) -> OptimizedNetwork:
-        """This network, run by calls of the model; its artifact has the network."""
-        self._model = model
-        return self
+    def leave_calls_to(self, model: pytorch_model.Call) -> None:
+        """Let PyTorch run the model from now on; the artifact has the network."""
+        self._model, self._runner = model, None
 
-    def reported(self, **changes: Any) -> OptimizedNetwork:
-        """This network, with changes of its report."""
+    def change_report(self, **changes: Any) -> None:
+        """Let the report say something else."""
         self.report = dataclasses.replace(self.report, **changes)
-        return self
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
         """Write the artifact of the network, which runs without Felix (`felix.network.bundle`).

@@ -149,6 +149,7 @@ def _tune(
     chosen = request.options
     if chosen.first_schedules is None:
         chosen = dataclasses.replace(chosen, first_schedules=first)
+    chosen = dataclasses.replace(chosen, earlier_seconds_count=False)
     try:
         network = tuning.tune(
             list(tasks),

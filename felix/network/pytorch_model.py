@@ -1,11 +1,13 @@
 """A model as PyTorch runs it, with which its network is compared: eager, or in a CUDA graph.
 
-It is in inference mode and computes no gradients. Its parameters are the model's own.
+It is a copy in inference mode that shares the model's tensors, so the model's own mode may change.
+It computes no gradients and knows no autocast, as networks do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -15,35 +17,49 @@ from torch.utils import _pytree as pytree
 from felix import errors
 from felix.frontend.imported import Calling
 from felix.frontend.pytorch import export
-from felix.network import cuda_graph, executable
+from felix.network import agreement, cuda_graph, executable
 
 #: A call as its user makes it.
 Call: TypeAlias = Callable[..., Any]
 
 EAGER, GRAPH = "PyTorch eager", "PyTorch eager in a CUDA graph"
+#: What models raise that cannot be copied.
+_NOT_COPIED = (TypeError, RuntimeError, ValueError, AttributeError, NotImplementedError)
 
 
 def eager(model: torch.nn.Module) -> Call:
-    """Calls of a model in inference mode and without autocast, as those of its network are.
+    """Calls of a model in inference mode.
 
-    Two threads must not call it at once while the model itself is in training mode.
+    A model that cannot be copied is put into inference mode for each call.
     """
+    alike = _in_inference_mode(model)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as changes:
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):
                     changes.enter_context(torch.autocast(kind, enabled=False))
-            if model.training:
+            if alike is None:
                 changes.enter_context(export.evaluating(model))
             with torch.no_grad():
-                return model(*args, **kwargs)
+                return (alike or model)(*args, **kwargs)
 
     return call
 
 
+def _in_inference_mode(model: torch.nn.Module) -> torch.nn.Module | None:
+    """A copy that shares the model's tensors; None where it cannot be copied."""
+    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    try:
+        return copy.deepcopy(model, shared).eval()
+    except _NOT_COPIED:
+        return None
+
+
 class Captured:
     """A model whose calls replay a CUDA graph of eager mode; safe to call from several threads.
+
+    Once its parameters lie elsewhere, calls are eager.
 
     Args:
         model: on a GPU.
@@ -51,7 +67,7 @@ class Captured:
         examples: the tensors of a call.
 
     Raises:
-        TuningError: it cannot be captured, or returns something else than tensors.
+        TuningError: it cannot be captured.
     """
 
     def __init__(
@@ -62,8 +78,9 @@ class Captured:
         with torch.inference_mode(False):
             self._inputs = [each.clone() for each in examples]
         args, kwargs = signature.arguments_of(self._inputs)
-        call = eager(model)
-        self._eager = call
+        call = self._eager = eager(model)
+        #: with the memory that the graph reads, which stays
+        self._read = [(each, each.detach()) for each in (*model.parameters(), *model.buffers())]
         cuda_graph.warm_up(lambda: call(*args, **kwargs))
         self._graph, outputs = cuda_graph.captured(lambda: call(*args, **kwargs))
         leaves = pytree.tree_leaves(outputs)
@@ -71,22 +88,38 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns, in new tensors."""
-        inputs = self._signature.flatten(args, kwargs)
-        if executable.is_capturing():
+        if executable.is_capturing() or self._has_moved():
             return self._eager(*args, **kwargs)
+        inputs = self._signature.flatten(args, kwargs)
         with self._turns.take(), torch.no_grad():
             for place, value in zip(self._inputs, inputs, strict=True):
                 place.copy_(torch.as_tensor(value))
             self._graph.replay()
             return self._signature.rebuild([each.clone() for each in self._outputs])
 
+    def _has_moved(self) -> bool:
+        return any(each.data_ptr() != read.data_ptr() for each, read in self._read)
+
 
 def of(
-    model: torch.nn.Module, signature: Calling, examples: tuple[torch.Tensor, ...]
+    model: torch.nn.Module,
+    signature: Calling,
+    examples: tuple[torch.Tensor, ...],
+    tolerance: float,
 ) -> dict[str, Call]:
-    """What PyTorch can do with a model, by its name."""
-    calls = {EAGER: eager(model)}
-    if examples and all(each.is_cuda for each in examples):
-        with contextlib.suppress(errors.TuningError):
-            calls[GRAPH] = Captured(model, signature, examples)
+    """What PyTorch can do with a model, by its name; a graph only if it gives the same."""
+    calls: dict[str, Call] = {EAGER: eager(model)}
+    if not examples or not all(each.is_cuda for each in examples):
+        return calls
+    args, kwargs = signature.arguments_of(examples)
+    with contextlib.suppress(errors.TuningError):
+        graph = Captured(model, signature, examples)
+        pair = (graph(*args, **kwargs), calls[EAGER](*args, **kwargs))
+        actual, expected = map(_tensors, pair)
+        if agreement.agree(actual, expected, tolerance):
+            calls[GRAPH] = graph
     return calls
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]

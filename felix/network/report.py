@@ -14,7 +14,7 @@ from felix.network.contenders.shipping import Contender
 _WIDTH = 44
 
 
-class Runs(enum.StrEnum):
+class RunBy(enum.StrEnum):
     """What runs a network's calls."""
 
     FELIX = "felix"
@@ -75,7 +75,7 @@ class Report:
     pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
     judged_by: str | None = None
     unchecked: Sequence[str] = ()
-    runs: Runs = Runs.FELIX
+    runs: RunBy = RunBy.FELIX
     why: str = ""
 
     @property
@@ -85,11 +85,14 @@ class Report:
             return None
         own = (self.timing.model_us, self.timing.graph_us)
         known = [each for each in own if each is not None]
-        return min(known) if self.runs is Runs.PYTORCH else self.timing.network_us
+        return min(known) if self.runs is RunBy.PYTORCH else self.timing.network_us
 
     @property
     def latency_us(self) -> float | None:
-        """Sum of calls x latency of what ships; None if a group was not measured."""
+        """Sum of calls x latency of what ships; None if a group was not measured, or without
+        groups."""
+        if not self.groups:
+            return None
         total = 0.0
         for each in self.groups:
             if each.latency_us is None:
@@ -152,8 +155,8 @@ class Report:
             beside += "" if graph is None else f", in a CUDA graph: {graph:.1f} us"
             beside += ")" if beside else ""
             lines.insert(0, f"a call, warm caches: {self.timing.network_us:.1f} us{beside}")
-        if self.runs is not Runs.FELIX:
-            who = "PyTorch runs the model" if self.runs is Runs.PYTORCH else "it runs untuned"
+        if self.runs is not RunBy.FELIX:
+            who = "PyTorch runs the model" if self.runs is RunBy.PYTORCH else "it runs untuned"
             lines.insert(0, f"{who}: {self.why}")
         elif self.why:
             lines.append(f"timed in turns: {self.why}")

@@ -32,7 +32,7 @@ class Parts:
     allocator: allocate.Allocator
     learner: online_model.Learner
     clock: pacing.Clock
-    deadline: pacing.Deadline
+    limit: pacing.TimeLimit
     breakdown: pacing.Breakdown
 
 
@@ -86,7 +86,10 @@ def restore(
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.RecordError(f"the checkpoint is malformed: {error!r}") from error
     _replay(parts, journal.records, n_learnt)
-    parts.clock.resume(max(earlier_s, *(trial.elapsed_s for trial in journal.records)))
+    earlier_s = max(earlier_s, *(trial.elapsed_s for trial in journal.records))
+    parts.clock.resume(earlier_s)
+    if not parts.request.options.earlier_seconds_count:
+        parts.limit.earlier_s = earlier_s
 
 
 def _replay(parts: Parts, stored: Sequence[records.Trial], n_learnt: int) -> None:

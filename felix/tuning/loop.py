@@ -50,7 +50,8 @@ class Loop:
                 self._end_rounds(has_time=False)
                 return reason
             if reason is None:
-                self._ask()
+                with run.asking():
+                    self._ask()
             if self._searching:
                 self._take_searched()
             elif run.n_pending() and self._searches.is_concurrent:

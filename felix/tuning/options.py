@@ -96,6 +96,8 @@ class TuneOptions:
     settled: frozenset[str] = frozenset()
     #: Schedules of a task to measure before the search chooses any: called when it is opened.
     first_schedules: FirstSchedules | None = None
+    #: Whether the seconds of a session that is resumed count to those of the run.
+    earlier_seconds_count: bool = True
     #: Called many times a second while the run works and waits; True ends it as Ctrl-C does.
     should_stop: Callable[[], bool] | None = None
     #: Called before each round; True ends the run as `should_stop` does, but only once everything

@@ -3,7 +3,7 @@
 `ComputeGuard` holds the measuring pool's lock in shared mode while the tuner computes, and lets a
 waiting kernel be timed first at every call of the cost model (about every 10 ms). `Breakdown`
 adds up wall seconds of the tuner's thread; its parts do not overlap and sum to nearly all.
-`Clock` counts the seconds of a run, `Deadline` says what they are for.
+`Clock` counts the seconds of a run, `TimeLimit` says what they are for.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Clock:
         self._started_s = started_s
 
     def resume(self, earlier_s: float) -> None:
-        """Go on, from now, after so many seconds of earlier sessions."""
-        self._started_s, self._earlier_s = time.monotonic(), earlier_s
+        """Go on after so many seconds of earlier sessions."""
+        self._earlier_s = earlier_s
 
 
 #: Of a run's seconds this share, and so many at most, are for its end: what is on its way is
@@ -48,23 +48,27 @@ class Clock:
 _ENDING, _MAX_ENDING_S = 0.2, 20.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Deadline:
-    """When a run of so many seconds ends; None: never."""
+@dataclasses.dataclass(slots=True)
+class TimeLimit:
+    """When a run of so many seconds ends, by its clock; None: never.
+
+    `earlier_s` are those of earlier sessions that do not count.
+    """
 
     seconds: float | None
+    earlier_s: float = 0.0
 
     @property
     def asking_s(self) -> float:
         """Until then rounds begin."""
         if self.seconds is None:
             return math.inf
-        return self.seconds - min(_ENDING * self.seconds, _MAX_ENDING_S)
+        return self.end_s - min(_ENDING * self.seconds, _MAX_ENDING_S)
 
     @property
     def end_s(self) -> float:
         """Then it ends, whatever is on its way."""
-        return math.inf if self.seconds is None else self.seconds
+        return math.inf if self.seconds is None else self.earlier_s + self.seconds
 
 
 @dataclasses.dataclass(slots=True)

@@ -52,7 +52,7 @@ class PendingTrials:
 
     Args:
         clock, compute_guard, breakdown: of the run.
-        deadline: when candidates that have not begun are cancelled: no further round begins then,
+        limit: when candidates that have not begun are cancelled: no further round begins then,
             or, for the first ones of tasks, the run ends.
     """
 
@@ -61,12 +61,12 @@ class PendingTrials:
         clock: pacing.Clock,
         compute_guard: pacing.ComputeGuard,
         breakdown: pacing.Breakdown,
-        deadline: pacing.Deadline,
+        limit: pacing.TimeLimit,
     ) -> None:
         self._clock = clock
         self._compute_guard = compute_guard
         self._breakdown = breakdown
-        self._deadline = deadline
+        self._limit = limit
         #: oldest first
         self._trials: dict[InFlight, None] = {}
         #: those that are measured or cancelled, in the order of that
@@ -147,11 +147,11 @@ class PendingTrials:
 
     def until_cancelling_s(self) -> float | None:
         """Seconds until candidates are to be cancelled, after those that are late; None: never."""
-        if self._deadline.seconds is None:
+        if self._limit.seconds is None:
             return None
         for until_s, trials in (
-            (self._deadline.asking_s, [each for each in self._trials if not each.is_first]),
-            (self._deadline.end_s, list(self._trials)),
+            (self._limit.asking_s, [each for each in self._trials if not each.is_first]),
+            (self._limit.end_s, list(self._trials)),
         ):
             left_s = until_s - self._clock.elapsed_s
             if left_s > 0.0:
@@ -197,23 +197,21 @@ class Baselines:
             )
 
     def wait(
-        self,
-        breakdown: pacing.Breakdown,
-        compute_guard: pacing.ComputeGuard,
-        left_s: Callable[[], float],
+        self, breakdown: pacing.Breakdown, compute_guard: pacing.ComputeGuard, left_s: float
     ) -> None:
         """Wait for those that are still to come, a while for each, and then give them up.
 
         Args:
             breakdown, compute_guard: of the run.
-            left_s: how long there is for it.
+            left_s: how long there is for all.
 
         Raises:
-            Stopped: the run is asked to stop.
+            Stopped, TimeUp: the run is asked to stop, or its time is up.
         """
+        end = time.monotonic() + left_s
         for task_run, future in list(self._futures.items()):
             with breakdown.of("measure"):
-                compute_guard.wait_for(future, min(BASELINE_WAIT_S, left_s()))
+                compute_guard.wait_for(future, min(BASELINE_WAIT_S, end - time.monotonic()))
             if not future.done():
                 del self._futures[task_run]
 

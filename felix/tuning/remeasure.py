@@ -16,6 +16,7 @@ turns as well, so that which of them ships (`results.faster`) is not decided by 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -92,7 +93,12 @@ class Remeasuring:
                 group.task_run.baseline = again
 
     def _time(self, groups: Sequence[_InTurns]) -> None:
-        """Time the programs of all tasks in turns: in each turn a burst of every one."""
+        """Time the programs of all tasks in turns: in each turn a burst of every one, until the
+        run's time is up."""
+        with contextlib.suppress(pacing.TimeUp):
+            self._time_in_turns(groups)
+
+    def _time_in_turns(self, groups: Sequence[_InTurns]) -> None:
         with self.run.breakdown.of("measure"):
             begun_s = self.run.clock.elapsed_s
             for turn in range(self._options.remeasure_turns if groups else 0):
@@ -109,7 +115,7 @@ class Remeasuring:
 
     def _has_time(self, turn_s: float = 0.0) -> bool:
         """Whether the run goes on for longer than a turn."""
-        return self.run.clock.elapsed_s + turn_s < self.run.deadline.end_s
+        return self.run.clock.elapsed_s + turn_s < self.run.limit.end_s
 
     def _pause(self) -> None:
         """With idle cores, so that a hypervisor may place the virtual machine's anew."""

@@ -8,7 +8,7 @@ clock and the time spent (`pacing`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from felix import errors, events, target
 from felix.autodiff import torch_threads
@@ -35,7 +35,7 @@ class Run(checkpoint.Parts):
         self.request, self.options = request, request.options
         self.clock, self.breakdown = pacing.Clock(), pacing.Breakdown()
         self.clock.begin(request.begun_s)
-        self.deadline = pacing.Deadline(request.budget.seconds)
+        self.limit = pacing.TimeLimit(request.budget.seconds)
         self.rounds = rounds.Rounds()
         with contextlib.ExitStack() as stack:
             self._journal = self._open_journal(request, stack)
@@ -94,7 +94,7 @@ class Run(checkpoint.Parts):
             if task.key in options.settled:
                 self.allocator.settle(index)
         self._pending = pending.PendingTrials(
-            self.clock, self.compute_guard, self.breakdown, self.deadline
+            self.clock, self.compute_guard, self.breakdown, self.limit
         )
         self._baselines = pending.Baselines(request.on_event)
         self.opener = opener.Opener(self, self._baselines)
@@ -137,11 +137,26 @@ class Run(checkpoint.Parts):
     @property
     def is_late(self) -> bool:
         """Whether no further round begins, for time is nearly up."""
-        return self.clock.elapsed_s >= self.deadline.asking_s
+        return self.clock.elapsed_s >= self.limit.asking_s
 
     def warn(self, message: str) -> None:
         """Tell the caller something that changes no result."""
         self.request.on_event(events.Warned(message=message))
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """What is computed in the block ends when no further round begins; no error then."""
+        self._end_at(self.limit.asking_s)
+        try:
+            yield
+        except pacing.TimeUp:
+            pass
+        finally:
+            self._end_at(self.limit.end_s)
+
+    def _end_at(self, elapsed_s: float) -> None:
+        if self.limit.seconds is not None:
+            self.compute_guard.end_when(lambda: self.clock.elapsed_s >= elapsed_s)
 
     def choose_task(self, waiting: Collection[int]) -> TaskRun | None:
         """The task of the next round, none that has one or is to wait; None if no other can
@@ -174,8 +189,8 @@ class Run(checkpoint.Parts):
         size = options.round_size
         if not task_run.n_rounds:
             size = min(size, options.first_round_size)
-            is_limited = self.deadline.seconds is not None and len(self.task_runs) > 1
-            left_s = max(0.0, self.deadline.asking_s - self.clock.elapsed_s)
+            is_limited = self.limit.seconds is not None and len(self.task_runs) > 1
+            left_s = max(0.0, self.limit.asking_s - self.clock.elapsed_s)
             n_fresh = max(1, round(self.allocator.n_fresh / n_at_a_time))
             size = rounds.first_size(size, left_s if is_limited else None, n_fresh)
         if trials is not None:
@@ -300,8 +315,7 @@ class Run(checkpoint.Parts):
 
     def start(self) -> None:
         """Say that tuning begins; from now on it ends in time."""
-        if self.deadline.seconds is not None:
-            self.compute_guard.end_when(lambda: self.clock.elapsed_s >= self.deadline.end_s)
+        self._end_at(self.limit.end_s)
         self.request.on_event(
             events.Started(
                 tasks=tuple(task_run.task.name for task_run in self.task_runs),
@@ -316,13 +330,13 @@ class Run(checkpoint.Parts):
     def remeasure(self) -> None:
         """Measure the fastest candidates again, longer."""
         self.request.on_event(events.Remeasuring())
-        self._baselines.wait(self.breakdown, self.compute_guard, lambda: 0.5 * self._left_s)
+        self._baselines.wait(self.breakdown, self.compute_guard, 0.5 * self._left_s)
         self._baselines.take()
         remeasure.Remeasuring(self, self._recorder).all()
 
     @property
     def _left_s(self) -> float:
-        return max(0.0, self.deadline.end_s - self.clock.elapsed_s)
+        return max(0.0, self.limit.end_s - self.clock.elapsed_s)
 
     def finish(self, reason: str) -> results.NetworkResult:
         """Take the last results in, write the last checkpoint, say that tuning ended."""

@@ -43,15 +43,18 @@ def run(arguments: argparse.Namespace) -> int:
     _check_default(arguments, "a network")
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)
-    summary = _written(path, arguments, out)
+    summary, has_artifact = _written(path, arguments, out)
     there = " where its device is" if arguments.cluster else ""
-    text = f"{summary}\nrun it{there}: python {out / 'run.py'}"
-    _report(arguments, {**summary.to_json(), "out": str(out)}, text)
+    run_it = f"run it{there}: python {out / 'run.py'}" if has_artifact else "there is no artifact"
+    place = str(out) if has_artifact else None
+    _report(arguments, {**summary.to_json(), "out": place}, f"{summary}\n{run_it}")
+    if not has_artifact:
+        return 1
     return interrupts.EXIT_CODE if summary.reason == "interrupted" else 0
 
 
-def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Report:
-    """Tune, build and write the network; what ships."""
+def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> tuple[Report, bool]:
+    """Tune, build and write the network; what ships, and whether there was time to build it."""
     model, of_inputs = _read(path, arguments)
     pool = measuring.pool_of_cluster(arguments.cluster)
     target = arguments.target or inputs.DEFAULT_TARGET
@@ -78,8 +81,9 @@ def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Rep
                 pytorch=not arguments.no_pytorch,
                 database=arguments.database,
             )
-            fast.export(out)
-            return fast.report
+            if fast.executable is not None:
+                fast.export(out)
+            return fast.report, fast.executable is not None
         has_limit = arguments.seconds is not None or arguments.trials is not None
         given = arguments.database
         request = outcomes.Request(
@@ -88,7 +92,7 @@ def _written(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> Rep
             pytorch=False,
             database=None if given is None else databases.Database(given),
         )
-        return elsewhere.tune(model, out, request, target, **how)
+        return elsewhere.tune(model, out, request, target, **how), True
 
 
 def _read(path: str, arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

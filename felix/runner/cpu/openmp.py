@@ -46,8 +46,13 @@ def use() -> bool:
         os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
         return False
+    if sys.modules.get("torch") is not None:
+        # tells OpenMP of a thread that is new to PyTorch how many threads it may have
+        addresses_of = (_FUNCTIONS[0], "_ZN2at15get_num_threadsEv", *_FUNCTIONS[2:])
+    else:
+        addresses_of = _FUNCTIONS
     ffi = _loaded(pathlib.Path(tvm_ffi.libinfo.find_libtvm_ffi()))
-    addresses = [_address(openmp, name) for name in _FUNCTIONS]
+    addresses = [_address(openmp, name) for name in addresses_of]
     launch = _compiled()["felix_openmp"](*addresses, _address(ffi, _RAISE))
     ffi.TVMFFIEnvModRegisterContextSymbol(_SYMBOL, ctypes.c_void_p(launch))
     return True

@@ -61,6 +61,16 @@ def test_exported_program(
     assert pool.n_measured == n_measured
 
 
+def test_without_time_to_build_there_is_a_report_and_no_artifact(
+    tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = _exported(tmp_path), tmp_path / "out"
+    assert main.main(["tune", str(path), "--seconds", "0.001", "--out", str(out), "--quiet"]) == 1
+    printed = capsys.readouterr().out
+    assert "give more seconds" in printed and "there is no artifact" in printed
+    assert not (out / "manifest.json").exists()
+
+
 def test_onnx(
     tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

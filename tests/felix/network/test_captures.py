@@ -41,7 +41,7 @@ def test_a_capture_that_fails_leaves_pytorch_as_it_was() -> None:
 def test_a_captured_model_returns_what_the_model_returns() -> None:
     model, x = networks.Convolutions(8).cuda().eval(), torch.randn(1, 3, 16, 16, device="cuda")
     network = imported.read(model, (x,), {}, target.parse("cuda"))
-    calls = pytorch_model.of(model, network.imported.calling, network.examples)
+    calls = pytorch_model.of(model, network.imported.calling, network.examples, 1e-3)
     assert set(calls) == {pytorch_model.EAGER, pytorch_model.GRAPH}
     graph, other = calls[pytorch_model.GRAPH], torch.randn_like(x)
     with torch.no_grad():
@@ -58,9 +58,8 @@ def test_a_captured_model_survives_what_others_do(clears: str) -> None:
     x = x.cuda()
     network = imported.read(model, (x,), {}, target.parse("cuda"))
     built = cuda_graph.CapturedNetwork(networks.built(network), [x])
-    graph = pytorch_model.of(model, network.imported.calling, network.examples)[
-        pytorch_model.GRAPH
-    ]
+    calls = pytorch_model.of(model, network.imported.calling, network.examples, 1e-3)
+    graph = calls[pytorch_model.GRAPH]
     with torch.no_grad():
         expected = model(x)
         if clears == "empty_cache":

@@ -13,7 +13,7 @@ from felix import errors
 from felix.network import deadline as deadlines
 from felix.network import executable
 from felix.network.contenders.shipping import Contender
-from felix.network.report import Runs
+from felix.network.report import RunBy
 from tests.support import networks
 
 X = torch.randn(2, 8)
@@ -52,7 +52,7 @@ def test_without_time_for_anything_pytorch_runs_the_model(
     model, pool = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), networks.Pool()
     monkeypatch.setattr(deadlines.Deadline, "can_lower", lambda deadline: is_imported)
     fast = networks.optimize(model, (X,), tmp_path, pool, seconds=1e-3, trials=None, pytorch=True)
-    assert fast.report.runs is Runs.PYTORCH and pool.n_measured == 0
+    assert fast.report.runs is RunBy.PYTORCH and pool.n_measured == 0
     assert fast.report.reason == "seconds" and bool(fast.report.groups) == is_imported
     assert "no time to build its network: give more seconds" in str(fast.report)
     networks.assert_same(fast, model, X)
@@ -63,7 +63,7 @@ def test_without_time_for_anything_pytorch_runs_the_model(
 def test_without_pytorch_the_network_is_built_all_the_same(tmp_path: pathlib.Path) -> None:
     model, pool = nn.Linear(8, 8), networks.Pool()
     fast = networks.optimize(model, (X,), tmp_path, pool, seconds=1e-3, trials=None)
-    assert fast.report.runs is Runs.FELIX and fast.report.reason == "seconds"
+    assert fast.report.runs is RunBy.FELIX and fast.report.reason == "seconds"
     assert fast.report.groups[0].contender is Contender.TVM
     networks.assert_same(fast, model, X)
 

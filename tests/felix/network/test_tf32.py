@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -120,11 +120,9 @@ def test_the_precision_of_the_process_is_restored(precision: str) -> None:
 
 
 class Asking(nn.Module):
-    """Notes the precision of convolutions wherever it is called."""
+    """Notes the precision of convolutions wherever it, or a copy, is called."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
+    seen: ClassVar[list[str]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_exporting():

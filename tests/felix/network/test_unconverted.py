@@ -132,8 +132,11 @@ def test_a_network_of_nothing_else(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("operation", [torch.floor_divide, torch.remainder, torch.fmod])
 def test_a_division_is_compared_with_pytorch(
-    everything_known: pathlib.Path, operation: Callable[..., torch.Tensor]
+    everything_known: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: Callable[..., torch.Tensor],
 ) -> None:
+    networks.timed_wholes(monkeypatch, 0.5)  # the model itself raises
     model = Called(operation)
     n, d = torch.arange(-32, 32).int(), torch.arange(1, 65).int()
     fast = networks.optimize(model, (n, d), everything_known, pytorch=True)
@@ -149,7 +152,10 @@ def test_operands_of_contenders_have_no_divisor_of_0() -> None:
     assert check.wrong({Contender.PYTORCH: torch.floor_divide}) == {}
 
 
-def test_a_sum_without_axes(everything_known: pathlib.Path) -> None:
+def test_a_sum_without_axes(
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks.timed_wholes(monkeypatch, 0.5)
     values = torch.arange(64, dtype=torch.int32)
     fast = networks.optimize(Called(torch.sum), values, everything_known, pytorch=True)
     assert torch.equal(fast(values), values.sum())

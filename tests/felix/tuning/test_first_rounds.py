@@ -172,8 +172,8 @@ class Measurer:
 def _trials(number: int, seconds: float | None = None) -> tuple[pending.PendingTrials, Measurer]:
     breakdown = pacing.Breakdown()
     guard = pacing.ComputeGuard(locks.ReadWriteLock(), breakdown)
-    deadline = pacing.Deadline(seconds)
-    trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, deadline)
+    limit = pacing.TimeLimit(seconds)
+    trials = pending.PendingTrials(pacing.Clock(), guard, breakdown, limit)
     measurer = Measurer()
     task_run: Any = types.SimpleNamespace(measurer=measurer, trial=lambda candidate: candidate)
     for each in range(number):

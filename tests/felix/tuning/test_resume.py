@@ -10,6 +10,7 @@ import pytest
 from felix import errors, events
 from felix.database import records, session
 from felix.runner import protocol
+from felix.tuning import pacing
 from tests.support import tuning_fakes as fakes
 
 
@@ -155,3 +156,23 @@ def test_a_resumed_session_keeps_its_strategy(tmp_path: pathlib.Path) -> None:
     assert session.strategy_of(silent.parent) is None
     fakes.tune(trials=8, **arguments)  # another session: the default again
     assert session.strategy_of(tmp_path) == "gradient"
+
+
+def test_seconds_of_an_earlier_session_may_not_count(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = fakes.Clock()
+    monkeypatch.setattr(pacing, "Clock", lambda: clock)
+    monkeypatch.setattr(clock, "resume", clock.wait)
+    pool = fakes.Pool(seconds=0.05, wait=clock.wait)
+    fakes.tune(pool=pool, trials=None, seconds=1.0, out=tmp_path)
+    n_measured = len(pool.measured)
+    clock._now_s = 0.0
+    again = fakes.tune(pool=pool, trials=None, seconds=1.0, out=tmp_path, resume=True)
+    assert len(pool.measured) == n_measured and again.reason == "seconds"
+    clock._now_s = 0.0
+    options = {"earlier_seconds_count": False}
+    more = fakes.tune(
+        pool=pool, trials=None, seconds=1.0, out=tmp_path, resume=True, options=options
+    )
+    assert len(more.records) > len(again.records)

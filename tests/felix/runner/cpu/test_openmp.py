@@ -94,6 +94,28 @@ print(*counts)
     assert _run(script, threads="1") == "1 4"
 
 
+def test_pytorch_says_it_for_threads_that_are_new_to_it() -> None:
+    script = f"""
+from felix.runner.cpu import openmp
+{_KERNEL}
+openmp.use()
+main = kernel()
+torch.set_num_threads(1)
+before = n_threads()
+counts = []
+
+def calls():
+    call()
+    counts.append(n_threads())
+
+thread = threading.Thread(target=calls)
+thread.start()
+thread.join()
+print(counts[0] - before)
+"""
+    assert _run(script) == "1"  # the thread itself
+
+
 def test_threads_of_python_call_kernels_at_the_same_time() -> None:
     script = f"""
 from felix.runner.cpu import openmp
