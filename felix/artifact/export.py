@@ -4,7 +4,7 @@ manifest.json      versions, device, task, best decisions, latencies, sha256 of 
 kernel.so          the compiled library (kernel.ll, LLVM IR, where there is no linker)
 run.py             loads the library, checks it against TVM and numpy, times it
 calm.py            tells `run.py` when the cores are at full speed (`felix.runner.cpu.contention`)
-openmp.py          of a task for a CPU: lets the kernel run on PyTorch's threads
+openmp.py, launch.ll  of a task for a CPU: let the kernel run on PyTorch's threads
 oracle.py          the numpy reference, where the program is plain (`felix.tir.to_numpy`)
 workload.json      the unscheduled program as TVM reads it
 schedule.py        TVMScript of the scheduled program
@@ -139,7 +139,7 @@ def export(
         if result.best.generated is None:
             shutil.copyfile(contention.__file__, folder / "calm.py")
         if result.task.target.kind.name == "llvm":
-            shutil.copyfile(openmp.__file__, folder / "openmp.py")
+            openmp.copy(folder)
         manifest = _manifest(result) | dict(about or {})
         if result.best.generated is not None:
             manifest["kind"] = "generated"
@@ -166,9 +166,8 @@ def _text(module: types.ModuleType) -> str:
 def _clear(folder: pathlib.Path) -> None:
     """Remove what an earlier export wrote, and nothing else."""
     own = """
-        kernel.so kernel.ll run.py calm.py openmp.py oracle.py workload.json schedule.py
-        manifest.json
-        records.jsonl convergence.csv convergence.svg source/kernel.ll source/kernel.s
+        kernel.so kernel.ll run.py calm.py openmp.py launch.ll oracle.py workload.json
+        schedule.py manifest.json records.jsonl convergence.csv convergence.svg source/kernel.ll source/kernel.s
         source/kernel.cu source/kernel.ptx source/host.ll
         """.split()
     tables = (f"database/{name}" for name in metaschedule_files.FILES)

@@ -8,7 +8,7 @@ run.py           loads the network, checks it against the examples and times it;
                  imports it calls `Network(folder)(*inputs)`
 report.txt       the report as people read it
 driver.py, launch_plan.py  of a network for a GPU: they encode tensor maps that TVM cannot
-openmp.py        of a network for a CPU: lets it run on PyTorch's threads
+openmp.py, launch.ll  of a network for a CPU: let it run on PyTorch's threads
 torch_functions.py  runs the groups that PyTorch's operators run, if there are any; then torch is
                  needed, too
 
@@ -91,10 +91,11 @@ def write(
         names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]
         scripts = {FUNCTIONS: functions} if forms else {}
         is_gpu = network.target.kind.name == "cuda"
-        scripts |= _TENSOR_MAP_SCRIPTS if is_gpu else {"openmp.py": openmp}
+        scripts |= _TENSOR_MAP_SCRIPTS if is_gpu else {}
         for name, module in scripts.items():
             shutil.copyfile(str(module.__file__), path / name)
             names.append(name)
+        names += [] if is_gpu else openmp.copy(path)
         manifest = _manifest(network, built, summary)
         manifest["pytorch"] = forms
         manifest["files"] = {name: task_artifact.sha256(path / name) for name in names}
