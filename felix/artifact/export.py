@@ -167,8 +167,8 @@ def _clear(folder: pathlib.Path) -> None:
     """Remove what an earlier export wrote, and nothing else."""
     own = """
         kernel.so kernel.ll run.py calm.py openmp.py launch.ll oracle.py workload.json
-        schedule.py manifest.json records.jsonl convergence.csv convergence.svg source/kernel.ll source/kernel.s
-        source/kernel.cu source/kernel.ptx source/host.ll
+        schedule.py manifest.json records.jsonl convergence.csv convergence.svg
+        source/kernel.ll source/kernel.s source/kernel.cu source/kernel.ptx source/host.ll
         """.split()
     tables = (f"database/{name}" for name in metaschedule_files.FILES)
     for name in (*own, *generated.FILES, *tables):
