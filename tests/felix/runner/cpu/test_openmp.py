@@ -94,6 +94,7 @@ print(*counts)
     assert _run(script, threads="1") == "1 4"
 
 
+@pytest.mark.slow("loads PyTorch and TVM in a process")
 def test_pytorch_says_it_for_threads_that_are_new_to_it() -> None:
     script = f"""
 from felix.runner.cpu import openmp
@@ -116,6 +117,7 @@ print(counts[0] - before)
     assert _run(script) == "1"  # the thread itself
 
 
+@pytest.mark.slow("loads PyTorch and TVM in a process")
 def test_threads_of_python_call_kernels_at_the_same_time() -> None:
     script = f"""
 from felix.runner.cpu import openmp
@@ -171,6 +173,7 @@ def test_without_pytorchs_openmp_tvm_has_all_cores_and_sleeps(
     assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
 
 
+@pytest.mark.slow("loads PyTorch and TVM in a process")
 def test_pytorch_need_not_be_loaded_for_its_openmp() -> None:
     script = """
 import sys
