@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import pathlib
@@ -262,6 +263,7 @@ def test_a_missing_results_file_is_an_error(tmp_path: pathlib.Path) -> None:
         report.fill("{{results nothing}}\n", tmp_path)
 
 
+@functools.cache
 def _imports(path: pathlib.Path) -> set[str]:
     """What a module imports, by the names of packages and modules."""
     found: set[str] = set()

@@ -28,6 +28,9 @@ import tvm_ffi
 _LAUNCH = pathlib.Path(__file__).with_name("launch.ll")
 #: What it asks of OpenMP, in the order in which it takes their addresses.
 _FUNCTIONS = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num", "omp_get_num_threads")
+#: What PyTorch has for the second, which tells OpenMP of a thread that is new to PyTorch how many
+#: threads it may have.
+_OF_PYTORCH = "_ZN2at15get_num_threadsEv"
 #: With what it says in the calling thread that a task failed.
 _RAISE = "TVMFFIErrorSetRaisedFromCStr"
 #: What a kernel calls the launch.
@@ -50,9 +53,8 @@ def use() -> bool:
         os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
         return False
     names = list(_FUNCTIONS)
-    if sys.modules.get("torch") is not None:
-        # tells OpenMP of a thread that is new to PyTorch how many threads it may have
-        names[1] = "_ZN2at15get_num_threadsEv"
+    if hasattr(openmp, _OF_PYTORCH):
+        names[1] = _OF_PYTORCH
     ffi = _loaded(pathlib.Path(tvm_ffi.libinfo.find_libtvm_ffi()))
     addresses = [*(_address(openmp, name) for name in names), _address(ffi, _RAISE)]
     array = (ctypes.c_void_p * len(addresses))(*addresses)
