@@ -11,7 +11,6 @@ from torch import nn
 
 from felix import errors
 from felix.network import deadline as deadlines
-from felix.network import executable
 from felix.network.contenders.shipping import Contender
 from felix.network.report import RunBy
 from tests.support import networks
@@ -71,18 +70,10 @@ def test_without_pytorch_the_network_is_built_all_the_same(tmp_path: pathlib.Pat
 def test_groups_that_there_is_no_time_to_compare_run_in_pytorch(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that computes most is compared; it is compiled with the others of its batch."""
+    """The one that computes most is compared."""
     log = networks.timed_contenders(monkeypatch, 99.0)
     left_s = iter([10.0, 10.0])
     monkeypatch.setattr(deadlines.Deadline, "comparing_s", lambda *arguments: next(left_s, -1.0))
-    compiled: list[int] = []
-    before = executable.compile_networks
-
-    def compile_networks(mods: object, full: object) -> object:
-        compiled.append(len(list(mods)))  # type: ignore[call-overload]
-        return before(mods, full)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(executable, "compile_networks", compile_networks)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 64), nn.Linear(64, 4))
     fast = networks.optimize(model, (X,), tmp_path, trials=12, pytorch=True)
     by_work = sorted(fast.report.groups, key=lambda each: -each.group.task.flops)

@@ -154,7 +154,7 @@ tvm.register_global_func("refuse", lambda row: 1 // 0)
 module = tvm.compile(tvm.script.from_source(PROGRAM), target="llvm")
 try:
     module["main"](tvm.runtime.tensor(numpy.zeros(64, "int32")))
-except Exception as error:
+except (RuntimeError, ZeroDivisionError) as error:
     print(type(error).__name__)
 """
     assert _run(script) in ("RuntimeError", "ZeroDivisionError")
