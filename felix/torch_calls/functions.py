@@ -284,9 +284,9 @@ def _as_measured(out: torch.Tensor, precision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def products_in(precision: str) -> Iterator[None]:
-    """Products and convolutions of float32 in "tf32" or in float32 ("ieee"), as a context."""
+    """Products, convolutions, RNNs of float32 in "tf32" or in float32 ("ieee"), as a context."""
     cudnn: Any = torch.backends.cudnn
-    places: tuple[Any, Any] = torch.backends.cuda.matmul, cudnn.conv
+    places: tuple[Any, ...] = torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
     precisions = [place.fp32_precision for place in places]
     try:
         for place in places:

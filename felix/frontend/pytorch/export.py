@@ -72,7 +72,7 @@ def export(
         WorkloadError: torch cannot export the module, or the module does what is refused.
     """
     try:
-        with evaluating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad(), _one_precision():
             program: ExportedProgram = torch.export.export(model, args, dict(kwargs))
             program = _decomposed(program)
     except EXPORT_ERRORS as error:
@@ -83,6 +83,24 @@ def export(
         _refuse_tensors(node)
         _refuse_chance(node)
     return program
+
+
+@contextlib.contextmanager
+def _one_precision() -> Iterator[None]:
+    """A context in which cuDNN's `allow_tf32` can be read, as torch.export does.
+
+    PyTorch refuses that where `cudnn.conv.fp32_precision` or that of RNNs was set to something
+    else. A graph is the same whatever they say.
+    """
+    cudnn: Any = torch.backends.cudnn
+    with contextlib.ExitStack() as restored:
+        try:
+            bool(cudnn.allow_tf32)
+        except RuntimeError:
+            for place in (cudnn.conv, cudnn.rnn):
+                restored.callback(setattr, place, "fp32_precision", place.fp32_precision)
+            cudnn.allow_tf32 = True
+        yield
 
 
 def _decomposed(program: ExportedProgram) -> ExportedProgram:

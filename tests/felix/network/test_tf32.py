@@ -112,10 +112,11 @@ def test_pytorch_s_operators_of_such_groups_may_use_it(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_the_precision_of_the_process_is_restored(precision: str) -> None:
-    places: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    cudnn: Any = torch.backends.cudnn
+    places: tuple[Any, ...] = torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
     before = [place.fp32_precision for place in places]
     with functions.products_in(precision):
-        assert [place.fp32_precision for place in places] == [precision] * 2
+        assert [place.fp32_precision for place in places] == [precision] * 3
     assert [place.fp32_precision for place in places] == before
 
 
@@ -130,8 +131,13 @@ class Asking(nn.Module):
         return x + 1
 
 
-def test_what_a_model_returns_is_computed_in_float32() -> None:
+@pytest.mark.parametrize("allowed", [False, True])
+def test_what_a_model_returns_is_computed_in_float32(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch convolves in TF32 unless told otherwise, which exact programs would differ from."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    monkeypatch.setattr(Asking, "seen", [])
     model = Asking()
     with functions.products_in("tf32"):
         network = imported.read(model, (X,), {}, target.parse("llvm"))
@@ -164,7 +170,8 @@ def test_planned_groups_are_judged_and_known_by_it(tmp_path: pathlib.Path) -> No
         group_costs.SketchCosts(known),
         group_costs.SketchCosts(known, allow_tf32=True),
     )
-    assert not exact.schedules(task).has_template and allowed.schedules(task).has_template
+    found = [costs.schedules([task])[0].has_template for costs in (exact, allowed)]
+    assert found == [False, True]
     assert exact.latency_us(task) is None and allowed.latency_us(task) == 7.0
     assert known.find(task) is None
 
