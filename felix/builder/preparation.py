@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural
 
-from felix.builder import elementary
+from felix.builder.elementary import functions
 from felix.tir import bfloat16, bindings, grammar, nan
 
 # Changes of the TIR functions of a module, one by one.
@@ -33,7 +33,7 @@ def mapped(func: tirx.PrimFunc, rule: Callable[[Any], Any], *kinds: type) -> tir
 
 def written_out(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with the functions of floats in its TIR functions written out (`elementary`)."""
-    return changed(mod, lambda func: mapped(func, elementary.written_out, tvm.ir.Call))
+    return changed(mod, lambda func: mapped(func, functions.written_out, tvm.ir.Call))
 
 
 # Division of integers that does not end the process.
