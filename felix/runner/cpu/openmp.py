@@ -26,6 +26,8 @@ import tvm_ffi
 
 #: The launch.
 _LAUNCH = pathlib.Path(__file__).with_name("launch.ll")
+#: OpenMP's libraries: GNU's, LLVM's, Intel's.
+_NAMES = ("libgomp", "libomp", "libiomp")
 #: What it asks of OpenMP, in the order in which it takes their addresses.
 _FUNCTIONS = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num", "omp_get_num_threads")
 #: What PyTorch has for the second, which tells OpenMP of a thread that is new to PyTorch how many
@@ -70,7 +72,7 @@ def library() -> Any:
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = pathlib.Path(spec.submodule_search_locations[0], "lib")
-    found = sorted(folder.glob("lib*omp*.so*"))
+    found = sorted(each for name in _NAMES for each in folder.glob(f"{name}*.so*"))
     if sys.modules.get("torch") is not None:  # what it has loaded, from wherever
         found.insert(0, folder / "libtorch_cpu.so")
     for path in found:

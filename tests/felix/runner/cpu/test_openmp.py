@@ -51,8 +51,8 @@ class Module:
 """
 
 
-def _run(script: str, threads: str = "3") -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": threads}
+def _run(script: str, threads: str = "3", **variables: str) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": threads} | variables
     environment.pop("TVM_NUM_THREADS", None)
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -173,12 +173,23 @@ def test_without_pytorchs_openmp_tvm_has_all_cores_and_sleeps(
     assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
 
 
-@pytest.mark.slow("loads PyTorch and TVM in a process")
 def test_pytorch_need_not_be_loaded_for_its_openmp() -> None:
+    """As in a run worker, whose environment keeps libraries for linear algebra to one thread."""
     script = """
-import sys
+import os, pathlib, sys
 from felix import without_torch
 from felix.runner.cpu import openmp
-print(openmp.use(), sys.modules["torch"])
+assert openmp.use() and sys.modules["torch"] is None
+openmp.set_threads(3)
+import numpy, tvm
+from tvm import s_tir, te
+x = te.placeholder((64, 64), name="x")
+y = te.compute((64, 64), lambda i, j: x[i, j] + 1.0, name="y")
+schedule = s_tir.Schedule(te.create_prim_func([x, y]).with_attr("global_symbol", "main"))
+schedule.parallel(schedule.get_loops("y")[0])
+values = [tvm.runtime.tensor(numpy.zeros((64, 64), "float32")) for _ in range(2)]
+tvm.compile(schedule.mod, target="llvm")["main"](*values)
+assert "libtorch" not in pathlib.Path("/proc/self/maps").read_text()
+print(len(os.listdir("/proc/self/task")))
 """
-    assert _run(script) == "True None"
+    assert _run(script, threads="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1") == "3"
