@@ -121,7 +121,9 @@ def pool(
 
 # A child that is asked one question: it runs a module with a folder as its argument.
 
-_REQUEST, _ANSWER, _LOG = "request.json", "answer.json", "log"
+_REQUEST, _ANSWER = "request.json", "answer.json"
+#: Where a child with a folder writes.
+LOG = "log"
 #: Of an answer and of a log that are read, at most: a child may be hostile.
 MAX_ANSWER_BYTES, _MAX_LOG_BYTES = 16 << 20, 1 << 16
 
@@ -161,8 +163,8 @@ def ask(
         TimeoutError, Unanswered, OSError: it did not end in time, gave none, did not start.
     """
     with tempfile.TemporaryDirectory(prefix="felix-work-") as folder:
-        pathlib.Path(folder, _REQUEST).write_text(json.dumps(request))
-        with open(pathlib.Path(folder, _LOG), "wb") as log:
+        pose(folder, request)
+        with open(pathlib.Path(folder, LOG), "wb") as log:
             process = start(module, folder, environment=environment, log=log)
         try:
             status = process.wait(timeout_s)
@@ -170,11 +172,25 @@ def ask(
             raise TimeoutError(f"{module} takes more than {timeout_s:g} s") from None
         finally:
             end(process)
-        try:
-            return json.loads(end_of(pathlib.Path(folder, _ANSWER), MAX_ANSWER_BYTES))
-        except (OSError, ValueError, RecursionError):
-            said = end_of(pathlib.Path(folder, _LOG), _MAX_LOG_BYTES).strip().splitlines()
-            raise Unanswered(said[-1] if said else "no message", status) from None
+        return answer_in(folder, status)
+
+
+def pose(folder: str, request: Any) -> None:
+    """Put the request into the folder of a child."""
+    pathlib.Path(folder, _REQUEST).write_text(json.dumps(request))
+
+
+def answer_in(folder: str, status: int) -> Any:
+    """What a child with a folder has answered before it ended with this status.
+
+    Raises:
+        Unanswered: nothing.
+    """
+    try:
+        return json.loads(end_of(pathlib.Path(folder, _ANSWER), MAX_ANSWER_BYTES))
+    except (OSError, ValueError, RecursionError):
+        said = end_of(pathlib.Path(folder, LOG), _MAX_LOG_BYTES).strip().splitlines()
+        raise Unanswered(said[-1] if said else "no message", status) from None
 
 
 def end_of(path: pathlib.Path, n_bytes: int) -> str:

@@ -53,6 +53,7 @@ def serve(argv: Sequence[str], load: Callable[[], None], work: Work) -> None:
     gc.freeze()  # workers need not copy these pages to look through them
     gc.enable()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGCONT)  # it may stand still by then
     workers: set[int] = set()
     try:
         control.send(b'{"ready": true}')

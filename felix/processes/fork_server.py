@@ -58,10 +58,23 @@ class ForkServer:
         """Process id of the running fork server."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has loaded what it forks workers with."""
+        return self._ready
+
     def launch(self) -> None:
         """Start the process without waiting for it to be ready."""
         with self._lock:
             self._launch()
+
+    def await_ready(self) -> None:
+        """Wait until the process can fork; one that failed is replaced when it has to."""
+        with self._lock:
+            try:
+                self._await_ready()
+            except ConnectionError:
+                self._drop()
 
     def fork(self, settings: dict[str, Any], *pipes: Connection | socket.socket) -> int:
         """Fork a worker that has these pipes; returns its pid, which is its group's, too.
@@ -120,6 +133,12 @@ class ForkServer:
 
     def _request(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """One request in lock-step; ConnectionError when the process is gone."""
+        self._await_ready()
+        assert self._control is not None
+        socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+        return self._receive()
+
+    def _await_ready(self) -> None:
         self._launch()
         assert self._control is not None
         if not self._ready:
@@ -127,8 +146,6 @@ class ForkServer:
             self._receive()
             self._control.settimeout(None)
             self._ready = True
-        socket.send_fds(self._control, [json.dumps(request).encode()], fds)
-        return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         assert self._control is not None
