@@ -182,6 +182,12 @@ def name_of(tx: orm.Session, job_id: int) -> str | None:
     return tx.scalar(sa.select(models.Network.name).where(models.Network.job_id == job_id))
 
 
+def n_groups(tx: orm.Session, job_id: int) -> int:
+    """Groups of the network of a job; 0 if it puts none together."""
+    stored = tx.get(models.Network, job_id)
+    return 0 if stored is None else len(stored.groups)
+
+
 def finish(tx: orm.Session, fence: leases.Fence, built: Built) -> None:
     """The network is built: what ships of each group, and what a call takes.
 

@@ -239,17 +239,13 @@ def _answer(
     kinds = ["bundle"]
     if networks.name_of(tx, request.job_id) is not None:
         kinds.append("network")
-    expected = [(task.program_key, task.weight) for task in request.new.tasks]
     for job in {each.job.id: each.job for each in same}.values():
         if job.state != _S.SUCCEEDED or not _is_enough(job, request.new):
             continue
         job_id = job.id
         if not _lock(tx, [job_id]):
             continue
-        query = sa.select(models.Task.program_key, models.Task.weight).where(
-            models.Task.job_id == job_id
-        )
-        if [tuple(row) for row in tx.execute(query.order_by(models.Task.number))] != expected:
+        if not _has_tasks(tx, job, request.new):
             continue
         made = models.Artifact
         files = sa.select(made).where(made.job_id == job_id, made.kind.in_(kinds))
@@ -257,6 +253,20 @@ def _answer(
         if len(made_files) == len(kinds) and (len(kinds) == 1 or _same_model(job, request.new)):
             return job, made_files
     return None
+
+
+def _has_tasks(tx: orm.Session, job: models.Job, new: jobs.NewJob) -> bool:
+    """Whether a job is of exactly the new one's tasks, and its artifact has all of them, or all
+    that its seconds had time for, if the new one has no more."""
+    task = models.Task
+    is_left_out = sa.and_(task.best_us.is_not(None), task.source.is_(None))
+    query = sa.select(task.program_key, task.weight, is_left_out).where(task.job_id == job.id)
+    found = tx.execute(query.order_by(task.number)).all()
+    expected = [(each.program_key, each.weight) for each in new.tasks]
+    has_all = job.seconds is None or not any(left_out for _, _, left_out in found)
+    return [(key, weight) for key, weight, _ in found] == expected and (
+        has_all or _had_seconds(job, new)
+    )
 
 
 def _same_model(job: models.Job, new: jobs.NewJob) -> bool:
@@ -277,9 +287,13 @@ def _is_enough(job: models.Job, new: jobs.NewJob) -> bool:
     """Whether the job searched at least as long as the new one asks for."""
     if job.reason == "exhausted" or (job.reason == "converged" and job.options == new.options):
         return True
-    if new.seconds is not None and job.elapsed_s >= new.seconds:
-        return True
-    return new.trials is not None and job.n_trials >= new.trials
+    return _had_seconds(job, new) or (new.trials is not None and job.n_trials >= new.trials)
+
+
+def _had_seconds(job: models.Job, new: jobs.NewJob) -> bool:
+    """Whether the job had the seconds that the new one asks for: its own, if it used them up."""
+    had_s = job.seconds if job.reason == "seconds" and job.seconds else job.elapsed_s
+    return new.seconds is not None and had_s >= new.seconds
 
 
 def _finish(

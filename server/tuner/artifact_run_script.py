@@ -25,7 +25,8 @@ def main() -> int:
     reports, total_us, n_failed = [], 0.0, 0
     for task in tasks:
         if task["folder"] is None:
-            reason = f"skipped: {task['skipped']}" if task["skipped"] else "no schedule was found"
+            reason = f"skipped: {task['skipped']}" if task["skipped"] else task["left_out"]
+            reason = reason or "no schedule was found"
             print(f"{task['name']}: {reason}", file=sys.stderr)
             continue
         command = [sys.executable, str(HERE / task["folder"] / "run.py"), "--json"]

@@ -9,7 +9,6 @@ address is part of it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
@@ -17,20 +16,22 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from felix import errors, files, frontend, names
 from felix.artifact import convergence, export
 from felix.cli import report
 from felix.database import records, store
-from felix.network import elsewhere, groups, imported, optimize, outcomes
+from felix.network import deadline as deadlines
+from felix.network import elsewhere, groups, imported, optimize, optimized, outcomes
 from felix.network import report as network_report
-from felix.network.contenders import contest, shipping
+from felix.network.contenders import alone, contest, shipping
 from felix.tuning import results
 from server.parsing import grouping
 from server.store import artifacts, networks, rows
 from server.tuner import artifact_run_script, job_access
+from server.tuner import budget as budgets
 
 #: Code for viewers is cut after so many characters.
 MAX_CODE = 1 << 20
@@ -41,32 +42,37 @@ SOURCES = ("source/kernel.cu", "source/kernel.ll")
 #: The assembly of a task, whichever there is: the CPU's, or PTX of a GPU.
 ASSEMBLIES = ("source/kernel.s", "source/kernel.ptx")
 
+#: Why something is left out that the seconds of a job were too few for.
+LEFT_OUT = "there was no time: give the job more seconds"
+
 
 def write(
     result: results.NetworkResult,
-    job: rows.Job,
+    claimed: job_access.JobAccess,
     path: pathlib.Path,
-    begin_step: Callable[[str], None],
+    budget: budgets.Budget,
 ) -> list[artifacts.Code]:
-    """Write the zip to `path`; the code of each task that has a schedule.
+    """Write the zip to `path`; the code of each task that is in it.
 
     Args:
         result: of the run.
-        job: what the user submitted.
+        claimed: the job.
         path: of the zip; scratch files go beside it.
-        begin_step: called with what is done from now on.
+        budget: of the job: tasks that there is no time for are left out, the hottest one last.
 
     Raises:
+        LeaseLost
         OutputError: there is no room for it.
     """
-    begin_step("making the artifact")
+    job = claimed.job
+    claimed.begin_step("making the artifact")
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         folder = pathlib.Path(scratch, f"felix-job-{job.id}")
         if len(result.results) == 1:
             where = [folder]
             export.export(result.results[0], folder, about={"job": describe(job, result)})
         else:
-            where = _several(result, job, folder, begin_step)
+            where = _several(result, claimed, folder, budget)
         write_zip(folder, path)
         return [
             _code(number, place)
@@ -86,42 +92,29 @@ def describe(job: rows.Job, result: results.NetworkResult) -> dict[str, Any]:
 
 def _several(
     result: results.NetworkResult,
-    job: rows.Job,
+    claimed: job_access.JobAccess,
     folder: pathlib.Path,
-    begin_step: Callable[[str], None],
+    budget: budgets.Budget,
 ) -> list[pathlib.Path]:
     folder.mkdir()
     where = results.folders(folder, result.results)
-    for task_result, place in zip(result.results, where, strict=True):
-        if task_result.best_or_none is not None:
-            begin_step(f"making the artifact of task {place.name}")
-            task_result.export(place)
-    begin_step("making the artifact")
+    written = _write_tasks(result, where, claimed, budget)
+    claimed.begin_step("making the artifact")
     if result.curve:
-        title = f"{job.name}: {report.duration(result.latency_us)}"
-        convergence.draw(result.curve, title, folder / convergence.FILE_NAME)
+        title = f"{claimed.job.name}: {report.duration(result.latency_us)}"
+        convergence.draw(
+            convergence.of_trials(result.curve), title, folder / convergence.FILE_NAME
+        )
     shutil.copyfile(artifact_run_script.__file__, folder / "run.py")
-    tasks = [
-        {
-            "name": task_result.task.name,
-            "weight": task_result.task.weight,
-            "flops": task_result.task.flops,
-            "folder": place.name if task_result.best_or_none is not None else None,
-            "latency_us": None
-            if task_result.best_or_none is None
-            else task_result.best_or_none.latency_us,
-            "ships": "unscheduled" if task_result.ships_unscheduled else "tuned",
-            "unscheduled_us": task_result.unscheduled_us,
-            "skipped": task_result.skipped,
-        }
-        for task_result, place in zip(result.results, where, strict=True)
-    ]
     manifest = {
         "felix_bundle": 1,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": records.versions(),
-        "job": describe(job, result),
-        "tasks": tasks,
+        "job": describe(claimed.job, result),
+        "tasks": [
+            _entry(each, place.name if number in written else None)
+            for number, (each, place) in enumerate(zip(result.results, where, strict=True))
+        ],
         "files": {
             each.relative_to(folder).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest()
             for each in sorted(folder.rglob("*"))
@@ -130,6 +123,49 @@ def _several(
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     return where
+
+
+def _write_tasks(
+    result: results.NetworkResult,
+    where: Sequence[pathlib.Path],
+    claimed: job_access.JobAccess,
+    budget: budgets.Budget,
+) -> set[int]:
+    """Write the artifacts of tasks, the hottest first, while there is time; whose were written."""
+    total_us = {
+        number: each.task.weight * each.best_or_none.latency_us
+        for number, each in enumerate(result.results)
+        if each.best_or_none is not None
+    }
+    written: set[int] = set()
+    for number in sorted(total_us, key=lambda number: total_us[number], reverse=True):
+        if written and not budget.can_write():
+            break
+        claimed.begin_step(f"making the artifact of task {where[number].name}")
+        result.results[number].export(where[number])
+        written.add(number)
+    if len(written) < len(total_us):
+        claimed.warn(
+            f"{len(total_us) - len(written)} of {len(total_us)} tasks are not in the artifact: "
+            f"{LEFT_OUT}"
+        )
+    return written
+
+
+def _entry(result: results.TuneResult, folder: str | None) -> dict[str, Any]:
+    """What the manifest says of a task whose artifact is in a folder; None: it has none."""
+    best = result.best_or_none
+    return {
+        "name": result.task.name,
+        "weight": result.task.weight,
+        "flops": result.task.flops,
+        "folder": folder,
+        "latency_us": None if best is None else best.latency_us,
+        "ships": "unscheduled" if result.ships_unscheduled else "tuned",
+        "unscheduled_us": result.unscheduled_us,
+        "skipped": result.skipped,
+        "left_out": LEFT_OUT if best is not None and folder is None else None,
+    }
 
 
 def _unscheduled(result: results.NetworkResult) -> float | None:
@@ -163,20 +199,26 @@ def _first_text(folder: pathlib.Path, names: Sequence[str]) -> str:
 
 
 def write_zip(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """Write a folder as a zip file; no file has a time stamp: equal contents make equal zips."""
+    """Write a folder as a zip file; no file has a time stamp: equal contents make equal zips.
+
+    Tensors are stored as they are: floats hardly become smaller, and large networks take long.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
                 name = file.relative_to(folder.parent).as_posix()
                 info = zipfile.ZipInfo(name)
                 info.external_attr = (0o755 if file.suffix == ".so" else 0o644) << 16
-                archive.writestr(info, file.read_bytes(), zipfile.ZIP_DEFLATED)
+                is_plain = file.suffix == ".bin"
+                method = zipfile.ZIP_STORED if is_plain else zipfile.ZIP_DEFLATED
+                archive.writestr(info, file.read_bytes(), method)
 
 
 def write_network(
     result: results.NetworkResult,
     claimed: job_access.JobAccess,
     path: pathlib.Path,
+    budget: budgets.Budget,
     runs_here: bool,
 ) -> networks.Built:
     """Build the network and write the zip to `path`; what the network is.
@@ -185,24 +227,34 @@ def write_network(
         result: of the run.
         claimed: the job; it has the ONNX file.
         path: of the zip; scratch files go beside it.
+        budget: of the job.
         runs_here: whether this machine has the device; the network is not checked or timed
             otherwise.
 
     Raises:
         WorkloadError: the file cannot be read.
-        TuningError: the network's outputs differ from those of its build without tuning.
+        TuningError: the network's outputs differ from those of its judge, or there is no time to
+            build it.
         FelixError: it cannot be compiled or written here.
     """
     job = claimed.job
     claimed.begin_step("reading the model")
     network, every = _read_network(result, claimed, None if runs_here else "cpu")
+    if not budget.can_build():
+        raise errors.TuningError(f"the network is not built: {LEFT_OUT}")
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         folder = pathlib.Path(scratch, f"felix-job-{job.id}-network")
-        write_folder = _run_and_write if runs_here else elsewhere.write
-        if runs_here and job.workload.get("pytorch"):
-            compared = store.Store(pathlib.Path(scratch, "compared.sqlite"))
-            write_folder = functools.partial(_run_and_write, compared=compared)
-        summary = write_folder(network, every, _outcomes(result), folder, claimed.begin_step)
+        gathered = _outcomes(result)
+        if runs_here:
+            compared = None
+            if job.workload.get("pytorch"):
+                compared = store.Store(pathlib.Path(scratch, "compared.sqlite"))
+            fast = _built_here(network, every, gathered, claimed, budget.deadline, compared)
+            claimed.begin_step("writing the network")
+            fast.export(folder)
+            summary = fast.report
+        else:
+            summary = elsewhere.write(network, every, gathered, folder, claimed.begin_step)
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["job"] = describe(job, result)
         text = json.dumps(manifest, indent=2) + "\n"
@@ -244,26 +296,29 @@ def _read_network(
     )
 
 
-def _run_and_write(
+def _built_here(
     network: imported.Network,
     every: Sequence[groups.Group],
     gathered: outcomes.Outcomes,
-    folder: pathlib.Path,
-    begin_step: Callable[[str], None],
-    compared: store.Store | None = None,
-) -> network_report.Report:
-    """Build, check, time and write; as `elsewhere.write`.
+    claimed: job_access.JobAccess,
+    deadline: deadlines.Deadline,
+    compared: store.Store | None,
+) -> optimized.OptimizedNetwork:
+    """The network, built, checked and timed.
 
     Args:
+        network, every, gathered, deadline: as `optimize.from_outcomes` takes them.
+        claimed: the job.
         compared: where comparisons with PyTorch's operators are stored; None: they do not contend.
     """
-    contenders = contest.Contest(network, compared)
-    fast = optimize.from_outcomes(network, every, gathered, contenders, begin_step)
-    if fast.report.timing is None:
-        raise errors.TuningError("the network was not timed")
-    begin_step("writing the network")
-    fast.export(folder)
-    return fast.report
+    alone_us: contest.Alone = {}
+    if compared is not None:
+        claimed.begin_step("timing PyTorch's operators")
+        alone_us = alone.latencies_us(every, compared, deadline.timing())
+    contenders = contest.Contest(network, compared, alone_us)
+    return optimize.from_outcomes(
+        network, every, gathered, contenders, claimed.begin_step, deadline
+    )
 
 
 def _outcomes(result: results.NetworkResult) -> outcomes.Outcomes:

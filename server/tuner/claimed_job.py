@@ -21,7 +21,7 @@ from felix.database import records
 from felix.runner import protocol
 from server import errors, logs, states
 from server.database import database
-from server.store import artifacts, blobs, jobs, leases, progress, reuse, rows, trials
+from server.store import artifacts, blobs, jobs, leases, networks, progress, reuse, rows, trials
 from server.tuner import heartbeat, job_access
 
 _log = logs.of(__name__)
@@ -38,6 +38,7 @@ MAX_INFRASTRUCTURE = 24
 READS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "programs": jobs.programs,
     "tasks": jobs.tasks,
+    "n_groups": networks.n_groups,
     "known_schedules": reuse.known_schedules,
     "known_imports": reuse.known_imports,
     "known_similar": reuse.known_similar,

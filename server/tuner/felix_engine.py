@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from server.parsing import devices
 from server.store import artifacts as store_artifacts
 from server.store import networks, reuse
 from server.tuner import artifacts, engine, job_access, places, run_records
+from server.tuner import budget as budgets
 
 if TYPE_CHECKING:
     from felix.space.sketch import Sketch
@@ -65,8 +67,10 @@ class FelixEngine(engine.RemoteEngine):
 
     def run(self, claimed: job_access.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
+        begun_s = time.monotonic()
         claimed.begin_step("beginning the run")
         device, tasks = self._tasks(claimed)
+        budget = budgets.of(claimed, tasks, begun_s)
         about = {
             "worker": claimed.job.worker_id,
             "device": device["name"],
@@ -79,7 +83,7 @@ class FelixEngine(engine.RemoteEngine):
         result = felix.tune(
             tasks,
             trials=job.trials,
-            seconds=job.seconds,
+            seconds=budget.tuning_s,
             seed=job.seed,
             strategy=job.strategy,
             options=options.TuneOptions(
@@ -100,21 +104,22 @@ class FelixEngine(engine.RemoteEngine):
             raise errors.NoDevice(lost)
         has_schedule = any(each.best_or_none is not None for each in result.results)
         failure = None if has_schedule else result.results[0].failure()
-        return engine.Outcome(reason=result.reason, failure=failure, result=result)
+        return engine.Outcome(reason=result.reason, failure=failure, result=(result, budget))
 
     def export(
         self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[store_artifacts.Code]:
         """See `engine.Engine`."""
-        result: results.NetworkResult = outcome.result
-        return artifacts.write(result, claimed.job, path, claimed.begin_step)
+        result, budget = _ended(outcome)
+        return artifacts.write(result, claimed, path, budget)
 
     def build_network(
         self, claimed: job_access.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
+        result, budget = _ended(outcome)
         return artifacts.write_network(
-            outcome.result, claimed, path, runs_here=self._places.are_here
+            result, claimed, path, budget, runs_here=self._places.are_here
         )
 
     def close(self) -> None:
@@ -136,6 +141,12 @@ class FelixEngine(engine.RemoteEngine):
         return device, [
             Task.from_json(text, resolved, trusted=True) for text in claimed.programs()
         ]
+
+
+def _ended(outcome: engine.Outcome) -> tuple[results.NetworkResult, budgets.Budget]:
+    """What a run gave, and the seconds of its job."""
+    ended: tuple[results.NetworkResult, budgets.Budget] = outcome.result
+    return ended
 
 
 #: Schedules of an earlier job that are measured first.

@@ -45,6 +45,10 @@ class JobAccess(abc.ABC):
         """The job's tasks, in order, with what is known of them."""
         return list(self.do("tasks"))
 
+    def n_groups(self) -> int:
+        """Groups of the network that is built in the end; 0: none is."""
+        return int(self.do("n_groups"))
+
     def model_file(self) -> bytes:
         """The file that the job was made from.
 

@@ -157,14 +157,12 @@ class Tuner:
                 and claimed.instruction is not states.Instruction.STOP
             ):
                 return self._release(claimed)
-            if outcome.failure is not None:
+            has_artifact = self._deliver(claimed, outcome)
+            if outcome.failure is not None and not has_artifact:
                 failure = outcome.failure
                 return claimed.write(
                     lambda tx: leases.fail(tx, claimed.fence, "no_schedule", failure, None)
                 )
-            self._deliver(claimed, outcome)
-            if claimed.read(lambda tx: networks.name_of(tx, claimed.job.id)) is not None:
-                self._deliver_network(claimed, outcome)
         except errors.Cancelled:
             return self._release(claimed)
         except engine_errors.NoDevice as error:
@@ -193,8 +191,22 @@ class Tuner:
         payload = {"no_device": True, "message": why}
         return claimed.write(lambda tx: leases.release(tx, claimed.fence, payload))
 
-    def _deliver(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> None:
-        """Make the artifact; the blob first, the row second."""
+    def _deliver(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> bool:
+        """Make the artifacts that the job is to have; whether there is one.
+
+        A network is built, too, if time did not suffice for any schedule.
+        """
+        has_schedule = outcome.failure is None
+        if has_schedule:
+            self._deliver_bundle(claimed, outcome)
+        elif outcome.reason != "seconds":
+            return False
+        has_network = claimed.read(lambda tx: networks.n_groups(tx, claimed.job.id)) > 0
+        is_built = has_network and self._deliver_network(claimed, outcome)
+        return has_schedule or is_built
+
+    def _deliver_bundle(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> None:
+        """Make the artifact of the tasks; the blob first, the row second."""
         with tempfile.TemporaryDirectory(prefix="felix-artifact-") as scratch:
             path = pathlib.Path(scratch, f"felix-job-{claimed.job.id}.zip")
             codes = self._engine.export(claimed, outcome, path)
@@ -208,8 +220,8 @@ class Tuner:
 
             claimed.write(write)
 
-    def _deliver_network(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> None:
-        """Build the network; one that cannot be built costs nothing but its artifact."""
+    def _deliver_network(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> bool:
+        """Build the network; whether it is built. Else nothing but its artifact is missing."""
         with tempfile.TemporaryDirectory(prefix="felix-artifact-") as scratch:
             path = pathlib.Path(scratch, f"felix-job-{claimed.job.id}-network.zip")
             try:
@@ -226,7 +238,7 @@ class Tuner:
                     job=claimed.job.id,
                 )
                 claimed.write(lambda tx: networks.fail(tx, claimed.fence, failure))
-                return
+                return False
             new = self._stored(path, "network")
 
             def write(tx: Any) -> None:
@@ -235,6 +247,7 @@ class Tuner:
                 networks.finish(tx, claimed.fence, built)
 
             claimed.write(write)
+            return True
 
     def _stored(self, path: pathlib.Path, kind: str) -> artifacts.NewArtifact:
         """A zip as an artifact whose content is in the blob store."""

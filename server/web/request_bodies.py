@@ -156,7 +156,13 @@ class JobSettings(RequestBody):
     trials: int | None = pydantic.Field(
         default=None, ge=1, le=MAX_INT, description="default, if seconds are not given: 64 a task"
     )
-    seconds: float | None = pydantic.Field(default=None, gt=0, le=30 * 86400)
+    seconds: float | None = pydantic.Field(
+        default=None,
+        gt=0,
+        le=30 * 86400,
+        description="from the start of the run to its artifacts, without the queue; at most 10 % "
+        "or 5 s more. What there is no time for is left out",
+    )
     seed: int = pydantic.Field(default=0, ge=0, le=MAX_INT)
     strategy: StrategyName | None = pydantic.Field(
         default=None, description="default: gradient on a CPU, local on a GPU"

@@ -322,6 +322,8 @@ class Engine(InItsTuner):
 
     latency_of: Callable[[int], float | None] = lambda number: 100.0 / (number + 1)
     pause_s: float = 0.0
+    #: how a run ends
+    reason: str = "trials"
     failure: str | None = None
     #: why the network cannot be built
     network_error: Exception | None = None
@@ -364,7 +366,7 @@ class Engine(InItsTuner):
                 state = {"n": number + 1}
                 at.save(progress.Checkpoint(number + 1, state, None), number + 1.0, {})
             self.begun.set()
-        return engine.Outcome(reason="trials", failure=self.failure, result=None)
+        return engine.Outcome(reason=self.reason, failure=self.failure, result=None)
 
     def export(
         self, at: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path

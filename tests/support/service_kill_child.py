@@ -54,7 +54,8 @@ class FakeDeviceEngine(service_fakes.InItsTuner, felix_engine.FelixEngine):
         self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[artifacts.Code]:
         """A small file instead of a compiled kernel."""
-        path.write_text(f"{outcome.result.latency_us}")
+        result, _ = outcome.result
+        path.write_text(f"{result.latency_us}")
         return []
 
 

@@ -59,6 +59,7 @@ def measured(
     n_trials: int = 8,
     versions: dict[str, str] | None = None,
     end: str = "succeed",
+    reason: str = "trials",
     key_id: int | None = None,
     **changes: Any,
 ) -> rows.Job:
@@ -85,7 +86,7 @@ def measured(
             trials.append(tx, claim.fence, new_trial)
         if end == "succeed":
             _bundle(tx, claim, job.id)
-            leases.succeed(tx, claim.fence, changes.get("reason", "trials"))
+            leases.succeed(tx, claim.fence, reason)
         else:
             leases.fail(tx, claim.fence, "broken", "broken", None)
     return service_fakes.get(db, job.id)
@@ -361,15 +362,26 @@ def test_enough_is_what_the_budget_asks() -> None:
     from types import SimpleNamespace
 
     def enough(job: dict[str, Any], **new: Any) -> bool:
-        fields = {"reason": "trials", "n_trials": 64, "elapsed_s": 30.0, "options": {}} | job
+        fields = {"reason": "trials", "n_trials": 64, "elapsed_s": 30.0, "seconds": None}
+        fields |= {"options": {}} | job
         new_job = service_fakes.new_job(**({"trials": 64} | new))
         return reuse._is_enough(SimpleNamespace(**fields), new_job)  # type: ignore[arg-type]
 
     assert enough({}) and not enough({}, trials=65)
     assert enough({}, trials=20_000, seconds=30.0) and not enough({}, trials=20_000, seconds=31.0)
+    spent = {"reason": "seconds", "seconds": 40.0}  # the rest made the artifacts
+    assert enough(spent, trials=99, seconds=40.0) and not enough(spent, trials=99, seconds=41.0)
     assert enough({"reason": "exhausted"}, trials=10**4)
     assert enough({"reason": "converged", "options": {"p": 3}}, trials=99, options={"p": 3})
     assert not enough({"reason": "converged", "options": {"p": 3}}, trials=99, options={"p": 9})
+
+
+def test_an_artifact_without_all_tasks_answers_no_larger_job(db: database.Database) -> None:
+    """There was no time for the one of the second task."""
+    first = measured(db, "a", "b", seconds=20.0, reason="seconds")
+    for more in ({"seconds": None}, {"seconds": 30.0}):
+        assert submit(db, "a", "b", **more).reused_from is None
+    assert submit(db, "a", "b", seconds=20.0).reused_from == first.id
 
 
 def test_a_new_program_begins_with_those_of_its_family(db: database.Database) -> None:

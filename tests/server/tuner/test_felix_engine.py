@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import felix
+from felix.network import deadline as deadlines
 from felix.tuning import options
 from server import settings, states
 from server.database import database, schema
@@ -35,6 +36,7 @@ from server.store import (
     tuners,
 )
 from server.tuner import artifacts as tuner_artifacts
+from server.tuner import budget as budgets
 from tests.support import run_py, service_fakes, tuning_fakes
 from tests.support.waiting import until
 
@@ -286,7 +288,9 @@ def test_the_artifact_of_several_tasks(db: database.Database, tmp_path: pathlib.
     chosen = options.TuneOptions(round_size=2, pool=lambda task: tuning_fakes.Pool())
     network = felix.tune(tasks, trials=4, options=chosen)
     job = service_fakes.create(db, n_tasks=2, name="two tasks")
-    made = tuner_artifacts.write(network, job, tmp_path / "artifact.zip", lambda step: None)
+    claimed = service_fakes.claim_next(db)
+    whole = budgets.Budget(deadline=deadlines.NEVER, kind="llvm", n_tasks=2)
+    made = tuner_artifacts.write(network, claimed, tmp_path / "artifact.zip", whole)
     assert [code.task for code in made] == [0, 1]
     assert all("T.prim_func" in code.schedule and "define" in code.source for code in made)
     assert all(".text" in code.assembly for code in made)

@@ -65,7 +65,9 @@ def test_a_run_tells_everything(db: database.Database) -> None:
     outcome = run(service_fakes.claim_next(db))
     assert (outcome.reason, outcome.failure) == ("trials", None)
     after = service_fakes.get(db, job.id)
-    best_us = outcome.result.results[0].best.latency_us
+    tuned, budget = outcome.result
+    best_us = tuned.results[0].best.latency_us
+    assert budget.tuning_s is None and budget.can_write() and budget.can_build()
     assert after.n_trials == 24
     assert after.best_us == pytest.approx(2.0 * best_us)
     assert after.unscheduled_us == 2.0 * tuning_fakes.UNSCHEDULED_US

@@ -214,6 +214,33 @@ def test_a_failed_network_costs_its_artifact_only(at: Bench, error: Exception | 
 
 
 @pytest.mark.parametrize(
+    ("reason", "error", "kinds"),
+    [
+        ("seconds", None, ["network"]),
+        ("seconds", engine_errors.TuningError("there was no time"), []),
+        ("trials", None, []),
+    ],
+)
+def test_a_network_is_built_though_there_was_no_time_to_tune(
+    at: Bench, reason: str, error: Exception | None, kinds: list[str]
+) -> None:
+    at.engine.reason, at.engine.failure, at.engine.network_error = reason, "nothing ran", error
+    job_id = service_fakes.create(at.db, kind="onnx", trials=4).id
+    service_fakes.write(at.db, networks.create, job_id, *service_fakes.network())
+    after = at.worked(job_id)
+    files = service_fakes.read(at.db, artifacts.of_job, job_id)
+    assert [file.kind for file in files] == kinds
+    if kinds:
+        assert (after.state, after.reason) == (State.SUCCEEDED, "seconds")
+    else:
+        assert (after.state, after.error, after.message) == (
+            State.FAILED,
+            "no_schedule",
+            "nothing ran",
+        )
+
+
+@pytest.mark.parametrize(
     "group",
     [
         {"name": "a\x00", "calls": 1},
