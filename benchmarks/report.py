@@ -35,6 +35,7 @@ PAGES = common.ROOT / "docs" / "results"
 RENDER: dict[str | None, str] = {
     None: "support.model_tables:render",
     "artifact_repeat": "artifact_repeat:render",
+    "backend_calls": "backend_calls:render",
     "cluster_scaling": "cluster_scaling:render",
     "corpus": "support.corpus_table:render",
     "corpus_tuned": "support.corpus_table:render_tuned",
@@ -57,6 +58,7 @@ RENDER: dict[str | None, str] = {
     "structure": "structure:render",
     "template_fuzz": "template_fuzz:render",
     "tensor_cores": "tensor_cores:render",
+    "threads": "threads:render",
 }
 TAG = re.compile(r"^\{\{(?P<kind>results|figure) (?P<names>[\w -]+)\}\}$", re.MULTILINE)
 _HEAD = (

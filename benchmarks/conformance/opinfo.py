@@ -29,7 +29,7 @@ from benchmarks.conformance import ledger
 from felix import frontend, target
 from felix.frontend.pytorch import export
 from felix.network import agreement
-from felix.network.backend import graphs, part, partition, report, tracing
+from felix.network.backend import functional, part, partition, report, tracing, tuned_part
 from felix.tir import grammar
 
 #: PyTorch's own flag of whether switches such as `torch.backends.cudnn.enabled` may be set.
@@ -221,14 +221,11 @@ class _Untuned(part.Runner):
     """Runs a part as TVM schedules it, where it can be imported and built."""
 
     def __init__(self, cut: partition.Cut) -> None:
-        super().__init__()
-        self._graph = cut.graph
-        self._tuned: part.TunedPart | None = None
+        super().__init__(cut)
+        self._tuned: tuned_part.TunedPart | None = None
         reason = str(cut.program)
         if isinstance(cut.program, partition.PartProgram):
-            self._tuned = part.TunedPart(
-                cut.program, (), cut.parameters, part.outputs_of(cut.graph)
-            )
+            self._tuned = tuned_part.TunedPart(cut, cut.program, ())
             reason = "it is imported"
         self.report = report.PartReport(
             name=cut.name, operators=cut.operators, is_tuned=self.is_tuned, reason=reason
@@ -238,17 +235,17 @@ class _Untuned(part.Runner):
     def is_tuned(self) -> bool:
         return self._tuned is not None
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
+    def outputs(self, inputs: Sequence[torch.Tensor]) -> Sequence[Any]:
         reason = None if self._tuned is None else self._tuned.unfit(inputs)
         if reason is None and self._tuned is not None:
             try:
-                return part.arranged(self._graph, self._tuned(inputs))
+                return self._tuned(inputs)
             except grammar.TVM_ERRORS as error:
                 reason = f"{_DOES_NOT_RUN}{grammar.first_line(error)}"
         if reason is not None:  # as of `part.Part`, which PyTorch runs then
             self._tuned = None
             self.report = dataclasses.replace(self.report, is_tuned=False, reason=reason)
-        return self._graph(*inputs)
+        return self._by_pytorch(inputs)
 
 
 def judged(sample: Sample) -> ledger.Found | None:
@@ -263,12 +260,12 @@ def judged(sample: Sample) -> ledger.Found | None:
 
 def _compared(sample: Sample, expected: Sequence[torch.Tensor]) -> ledger.Found:
     full = target.parse("llvm")
-    made: list[tuple[graphs.FunctionalGraph, set[torch.dtype]]] = []
+    made: list[tuple[functional.FunctionalGraph, set[torch.dtype]]] = []
 
-    def compiler(functional: torch.fx.GraphModule) -> graphs.FunctionalGraph:
-        nodes = functional.graph.nodes
+    def compiler(graph: torch.fx.GraphModule) -> functional.FunctionalGraph:
+        nodes = graph.graph.nodes
         dtypes = {each.dtype for node in nodes for each in partition.tensors(node)}
-        made.append((graphs.FunctionalGraph(functional, set(), full, _runners), dtypes))
+        made.append((functional.FunctionalGraph(graph, set(), full, _runners), dtypes))
         return made[0][0]
 
     with torch.no_grad():
@@ -280,14 +277,14 @@ def _compared(sample: Sample, expected: Sequence[torch.Tensor]) -> ledger.Found:
         except tracing.ERRORS as error:
             return ledger.Found("pytorch", f"it cannot be traced: {grammar.first_line(error)}")
         results = call(*tensors)
-    ((functional, dtypes),) = made
-    reasons = [each.reason for each in functional.reports()]
+    ((split, dtypes),) = made
+    reasons = [each.reason for each in split.reports()]
     if any(each.startswith(_DOES_NOT_RUN) for each in reasons):
         return ledger.Found("unclear", "; ".join(reasons))
-    if not functional.is_tuned:
-        every = sorted({*functional.pytorch.values(), *reasons})
+    if not split.is_tuned:
+        every = sorted({*split.pytorch.values(), *reasons})
         return ledger.Found("pytorch", "; ".join(every) or "it has no operator")
-    if partition.BY_CHANCE in functional.pytorch.values():
+    if partition.BY_CHANCE in split.pytorch.values():
         return ledger.Found("pytorch", partition.BY_CHANCE)
     limit = agreement.tolerance(dtypes)
     difference = _unlike(results, expected, limit)
@@ -295,7 +292,7 @@ def _compared(sample: Sample, expected: Sequence[torch.Tensor]) -> ledger.Found:
         difference = _unlike(results, _in_float32(sample, expected), limit)
     if difference is None:
         return ledger.Found("right")
-    operators = sorted({name for each in functional.reports() for name in each.operators})
+    operators = sorted({name for each in split.reports() for name in each.operators})
     return ledger.Found("wrong", f"{difference}, of {', '.join(operators)}")
 
 
@@ -332,5 +329,5 @@ def _difference(result: torch.Tensor, right: torch.Tensor, is_exact: bool) -> fl
     return max(agreement.difference(result[each], right[each]) for each in (is_far, ~is_far))
 
 
-def _runners(full: tvm.target.Target) -> graphs.Runners:
+def _runners(full: tvm.target.Target) -> functional.Runners:
     return frontend.Grouping(), _Untuned

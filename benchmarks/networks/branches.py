@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.networks import compare, repeated, results
+from benchmarks.networks import catalogue, repeated, results
 from benchmarks.support import common
 
 NAME = "networks_branches"
@@ -120,9 +120,7 @@ def _perceptron(*widths: int) -> nn.Module:
 
 def _made(name: str, dtype: torch.dtype, small: bool) -> tuple[nn.Module, tuple[Any, ...]]:
     """A network and its inputs, batch 1."""
-    from benchmarks.networks import catalogue
-
-    if name in compare.NETWORKS:
+    if name in catalogue.NETWORKS:
         return catalogue.make(name, dtype=dtype, small=small)
     torch.manual_seed(0)
     if name == "googlenet":
@@ -137,9 +135,9 @@ def _made(name: str, dtype: torch.dtype, small: bool) -> tuple[nn.Module, tuple[
 def main() -> int:
     """Run the cases; returns 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = [*compare.NETWORKS, "googlenet", "dlrm"]
+    names = [*catalogue.NETWORKS, "googlenet", "dlrm"]
     parser.add_argument("--networks", nargs="+", choices=names, default=names)
-    parser.add_argument("--dtypes", nargs="+", choices=compare.DTYPES, default=compare.DTYPES)
+    parser.add_argument("--dtypes", nargs="+", choices=catalogue.DTYPES, default=catalogue.DTYPES)
     parser.add_argument("--small", action="store_true", help="the networks' small variants")
     parser.add_argument("--trials", type=int, default=256, help="of each network")
     parser.add_argument("--captures", type=int, default=5)

@@ -1,4 +1,8 @@
-"""Networks by name, whole or small, with their inputs; weights and inputs follow from a seed."""
+"""Networks by name, whole or small, with their inputs; weights and inputs follow from a seed.
+
+`NETWORKS` are written out here. Those of `OF_PACKAGES` are made by torchvision, timm and
+transformers (the extra `networks`), with random weights.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.networks import convolutional, transformers
+from benchmarks.networks import convolutional, public, transformers
+
+#: Element types with which networks are compared.
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,11 +27,13 @@ class Network:
         whole: makes the network of the papers.
         small: makes one of the same operators for a CPU.
         inputs: a batch, and whether the network is small -> its inputs.
+        batch: with which it is compared.
     """
 
     whole: Callable[[], nn.Module]
     small: Callable[[], nn.Module]
     inputs: Callable[[int, bool], tuple[torch.Tensor, ...]]
+    batch: int = 1
 
 
 def _images(batch: int, small: bool) -> tuple[torch.Tensor, ...]:
@@ -52,6 +61,11 @@ def _embedded(batch: int, small: bool) -> tuple[torch.Tensor, ...]:
     return (torch.randn(batch, *((10, 32) if small else (100, 4096))),)
 
 
+def _text(batch: int, small: bool) -> tuple[torch.Tensor, ...]:
+    rows, vocabulary = (8, public.VOCABULARY) if small else (256, 50257)
+    return (torch.randint(0, vocabulary, (batch, rows)),)
+
+
 NETWORKS = {
     "resnet50": Network(
         convolutional.resnet, lambda: convolutional.resnet((2, 1), 8, 10), _images
@@ -73,6 +87,42 @@ NETWORKS = {
 }
 
 
+def _of_torchvision(name: str) -> Callable[[], nn.Module]:
+    return _spread(lambda: public.made("torchvision.models", name))
+
+
+def _of_public(name: str) -> Callable[[], nn.Module]:
+    return _spread(public.NETWORKS[name].model)
+
+
+def _of_text(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return _spread(lambda: public.Positional(make(), ["input_ids"], {"use_cache": False}))
+
+
+def _spread(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A maker of a model without weights that are all equal."""
+
+    def made() -> nn.Module:
+        model = make()
+        public.spread(model)
+        return model
+
+    return made
+
+
+OF_PACKAGES = {
+    "convnext_tiny": Network(_of_torchvision("convnext_tiny"), _of_public("convnext"), _images),
+    "swin_t": Network(_of_torchvision("swin_t"), _of_public("swin"), _images),
+    "efficientnet_b0": Network(
+        _of_torchvision("efficientnet_b0"), _of_public("efficientnet"), _images, batch=8
+    ),
+    "gpt2": Network(
+        _of_text(public.of_transformers("GPT2Model", "GPT2Config")), _of_text(public.GPT2), _text
+    ),
+}
+EVERY = NETWORKS | OF_PACKAGES
+
+
 def make(
     name: str,
     *,
@@ -85,8 +135,9 @@ def make(
 
     Raises:
         KeyError: no network has the name.
+        ImportError: its package is not installed.
     """
-    network = NETWORKS[name]
+    network = EVERY[name]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = network.small() if small else network.whole()

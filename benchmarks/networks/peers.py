@@ -8,6 +8,7 @@ PyTorch's TorchScript exporter writes, with inputs and outputs bound on the devi
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +21,19 @@ from benchmarks.networks import onnx_files
 Call = Callable[[], Any]
 #: `torch.compile`'s modes by the names of peers; None: its default.
 MODES = {"inductor": None, "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"}
-ONNX_RUNTIME = "onnxruntime"
-#: Peers on each kind of device.
-CPU = ("eager", "inductor", "max-autotune", ONNX_RUNTIME)
-CUDA = ("eager", "eager-graph", *MODES, ONNX_RUNTIME)
+EAGER, GRAPH, ONNX_RUNTIME = "eager", "eager-graph", "onnxruntime"
+#: Tuned by TVM for as long as Felix is: `benchmarks.networks.stock`.
+STOCK = "stock"
+#: What TVM's own rules need. It takes long to import, and where Felix is first it puts an empty
+#: module there.
+INTRINSICS = "tvm.s_tir.tensor_intrin"
+#: Peers by the kind of target, in the order in which they are prepared: compiling clears what
+#: products of PyTorch work with, so the graph comes last.
+EVERY = {
+    "llvm": (EAGER, "inductor", ONNX_RUNTIME, STOCK),
+    "cuda": (EAGER, "reduce-overhead", "max-autotune", "inductor", ONNX_RUNTIME, STOCK, GRAPH),
+}
+DEFAULT = {"llvm": (EAGER,), "cuda": (EAGER, "reduce-overhead", "max-autotune", GRAPH)}
 
 
 class Unavailable(Exception):
@@ -31,37 +41,30 @@ class Unavailable(Exception):
 
 
 def make(name: str, model: nn.Module, inputs: Sequence[torch.Tensor]) -> Call:
-    """The peer of that name, ready to be timed; what it compiles is compiled.
+    """The peer of that name but stock; its first call compiles what is compiled.
+
+    Calls have to be made under `torch.no_grad`, and this one, too.
 
     Raises:
         Unavailable: its package is missing.
         Exception: whatever the peer raises for this model.
     """
-    with torch.no_grad():
-        if name == "eager":
-            call: Call = lambda: model(*inputs)  # noqa: E731
-        elif name == "eager-graph":
-            call = _captured(model, inputs)
-        elif name == ONNX_RUNTIME:
-            call = _onnx_runtime(model, inputs)
-        else:
-            compiled = torch.compile(model, mode=MODES[name], dynamic=False)
-            call = lambda: compiled(*inputs)  # noqa: E731
-        for _ in range(3):
-            call()
-    return call
+    if name == ONNX_RUNTIME:
+        return _onnx_runtime(model, inputs)
+    eager = functools.partial(model, *inputs)
+    if name == EAGER:
+        return eager
+    if name == GRAPH:
+        return _captured(eager)
+    return functools.partial(torch.compile(model, mode=MODES[name], dynamic=False), *inputs)
 
 
-def _captured(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Call:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            model(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = model(*inputs)
+def _captured(call: Call) -> Call:
+    """The replay of a call, whose products work in memory of the graph's own."""
+    from felix.network import cuda_graph
+
+    cuda_graph.warm_up(call)
+    graph, outputs = cuda_graph.captured(call)
 
     def replay() -> Any:
         graph.replay()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -45,12 +45,37 @@ def make(name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = network.model().eval()
-        _spread(model)
+        spread(model)
         calls = [{**network.inputs(), **network.options} for _ in range(2)]
     return model, calls
 
 
-def _spread(model: nn.Module) -> None:
+class Positional(nn.Module):
+    """A network that is called with its tensors by position.
+
+    Args:
+        model: the network.
+        names: of the tensors.
+        options: arguments of every call that are no tensors.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str], options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.names, self.options = model, tuple(names), dict(options)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(**dict(zip(self.names, inputs, strict=True)), **self.options)
+
+
+def positional(name: str) -> tuple[Positional, tuple[torch.Tensor, ...]]:
+    """A network and the inputs of a call, both by position; raises as `make` does."""
+    model, (call, _) = make(name)
+    options = NETWORKS[name].options
+    tensors = {key: value for key, value in call.items() if key not in options}
+    return Positional(model, list(tensors), options).eval(), tuple(tensors.values())
+
+
+def spread(model: nn.Module) -> None:
     """Make weights and statistics random that are all equal."""
     statistics = [n for n, _ in model.named_buffers() if n.endswith(("_mean", "_var"))]
     tensors = [*model.parameters(), *map(model.get_buffer, statistics)]
@@ -79,20 +104,21 @@ def load_packages() -> None:
 
 
 def _of_torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: _made("torchvision.models", name, num_classes=10, **options)
+    return lambda: made("torchvision.models", name, num_classes=10, **options)
 
 
 def _convnext() -> nn.Module:
-    block = functools.partial(_made, "torchvision.models.convnext", "CNBlockConfig")
+    block = functools.partial(made, "torchvision.models.convnext", "CNBlockConfig")
     blocks: list[Any] = [block(16, 24, 1), block(24, None, 2)]
-    return _made("torchvision.models", "ConvNeXt", blocks, num_classes=10)
+    return made("torchvision.models", "ConvNeXt", blocks, num_classes=10)
 
 
 def _of_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: _made("timm", "create_model", name, num_classes=10, **options)
+    return lambda: made("timm", "create_model", name, num_classes=10, **options)
 
 
-def _made(module: str, function: str, *args: Any, **options: Any) -> nn.Module:
+def made(module: str, function: str, *args: Any, **options: Any) -> nn.Module:
+    """What a function of a package gives, by the names of both."""
     load_packages()
     model: nn.Module = getattr(importlib.import_module(module), function)(*args, **options)
     return model

@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.networks import compare, results
+from benchmarks.networks import catalogue, results
 from benchmarks.support import common
 
 NAME = "networks_repeated"
@@ -69,9 +70,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--networks", nargs="+", choices=compare.NETWORKS, default=compare.NETWORKS
+        "--networks", nargs="+", choices=catalogue.NETWORKS, default=catalogue.NETWORKS
     )
-    parser.add_argument("--dtypes", nargs="+", choices=compare.DTYPES, default=compare.DTYPES)
+    parser.add_argument("--dtypes", nargs="+", choices=catalogue.DTYPES, default=catalogue.DTYPES)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--other-batch", type=int, default=16)
     parser.add_argument("--small", action="store_true", help="the networks' small variants")
@@ -138,7 +139,6 @@ def _optimize(case: Mapping[str, Any], batch: int, folder: pathlib.Path) -> dict
     import torch
 
     import felix
-    from benchmarks.networks import catalogue, tuned
     from felix import events
     from felix.database import store
     from felix.network import groups, imported
@@ -151,7 +151,7 @@ def _optimize(case: Mapping[str, Any], batch: int, folder: pathlib.Path) -> dict
     known, trials = store.Store(folder / "known.sqlite"), 0
     before = store.Store(folder / "before.sqlite")
     if known.path.exists():
-        tuned.copy_database(known.path, before.path)
+        _copy_database(known.path, before.path)
 
     def count(event: events.Event) -> None:
         nonlocal trials
@@ -178,6 +178,12 @@ def _optimize(case: Mapping[str, Any], batch: int, folder: pathlib.Path) -> dict
         "similar": sum(bool(before.similar(task)) for task in others),
         "max_error": fast.report.max_error,
     }
+
+
+def _copy_database(source: pathlib.Path, target: pathlib.Path) -> None:
+    target.unlink(missing_ok=True)
+    with sqlite3.connect(source) as opened, sqlite3.connect(target) as copy:
+        opened.backup(copy)
 
 
 class Memory:

@@ -1,102 +1,155 @@
-"""What results files of networks say: of `compare`, `repeated` and `branches`; a picture.
+"""What results files of networks say: of `compare`, `repeated` and `branches`.
 
-The best peer is the fastest of PyTorch eager, eager in a CUDA graph, inductor in its modes and
-ONNX Runtime. Ratios are another's latency over Felix's at the last number of seconds. When Felix
-was ahead of the best peer counts everything since its first call: import, tuning, comparing,
-building.
+Ratios of `compare` are another's latency over Felix's: the median of turns, and the interval that
+has it in 95 of 100 cases. The best peer is the one with the least ratio. PyTorch as it is ready at
+once is the *reference*: eager in a CUDA graph, or eager on a CPU.
 """
 
 from __future__ import annotations
 
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.networks import peers
 from benchmarks.support import common, ratios
 
-_PEERS = ("eager", "eager-graph", "inductor", "reduce-overhead", "max-autotune", "onnxruntime")
 Run = Mapping[str, Any]
+#: The reference by the kind of target.
+REFERENCES = {"cuda": peers.GRAPH, "llvm": peers.EAGER}
+#: A network is slower than PyTorch below this ratio to its graph, ...
+_LEAST = 0.98
+#: ... or if all of the interval says that it takes more than this many times as long as eager.
+_MOST = 1.02
 
 
 def label(case: Run) -> str:
     """A case in words: its network, batch and element type."""
     small = "-small" if case["small"] else ""
-    batch = f"-b{case['batch']}" if "batch" in case and not isinstance(case["batch"], dict) else ""
-    way = f"-{case['fusion']}" if case.get("fusion") else ""
-    return f"{case['name']}{small}{batch}-{case['dtype']}{way}"
+    batch = f"-b{case['batch']}" if isinstance(case.get("batch"), int) else ""
+    return f"{case['name']}{small}{batch}-{case['dtype']}"
 
 
-def point(tool: str, seconds: float) -> str:
-    """A tool after so many seconds, as a contender."""
-    return f"{tool} {seconds:g} s"
+def sentence(run: Run) -> str:
+    """What a case gave, for who runs it."""
+    if "failure" in run:
+        return f"failed: {run['failure']}"
+    felix, us = run["felix"], run["latency_us"]
+    said = [f"felix {us['felix']:.1f} us ({felix['runs']} runs it, after {felix['took_s']:.1f} s)"]
+    for name, peer in run["peers"].items():
+        known = f"{us[name]:.1f} us" if name in us else f"failed: {peer['failure']}"
+        said.append(f"{name} {known}")
+    return ", ".join(said)
 
 
-def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each case of which Felix and a peer were timed."""
-    made = []
-    for run in runs:
-        us, seconds = run["times"]["latency_us"], run["seconds"]
-        felix, stock = curve(run, "felix"), curve(run, "stock")
-        peers = {name: us[name] for name in _PEERS if name in us}
-        if point("felix", seconds[-1]) not in us or not peers:
-            continue
-        felix_us, best = us[point("felix", seconds[-1])], min(peers, key=lambda each: peers[each])
-        stock_us = dict(stock).get(seconds[-1])
-        took = {each["seconds"]: each["elapsed_s"] for each in run["felix"]["points"]}
-        ahead = [took[moment] for moment, latency_us in felix if latency_us < peers[best]]
-        made.append(
-            {
-                "case": label(run),
-                "dtype": run["dtype"],
-                "seconds": seconds[-1],
-                "felix": felix_us,
-                "best": best,
-                "best_us": peers[best],
-                "best_ratio": peers[best] / felix_us,
-                "eager_ratio": us["eager"] / felix_us if "eager" in us else None,
-                "stock_ratio": stock_us / felix_us if stock_us else None,
-                "ahead_s": ahead[0] if ahead else None,
-            }
-        )
-    return made
+def kind_of(run: Run) -> str:
+    """The kind of a case's target."""
+    return str(run["target"]).partition(" ")[0]
 
 
-def curve(run: Run, tool: str) -> list[tuple[float, float]]:
-    """(seconds, latency in us) of a tool's points that were timed."""
-    us = run["times"]["latency_us"]
-    return [(moment, us[name]) for moment in run["seconds"] if (name := point(tool, moment)) in us]
+def best_peer(run: Run) -> str | None:
+    """The fastest of what PyTorch and ONNX Runtime can do; None if none was timed."""
+    own = {name: ratio["median"] for name, ratio in run["ratios"].items() if name != peers.STOCK}
+    return min(own, key=lambda name: own[name], default=None)
 
 
-def render(*results: Run) -> str:
-    """Every case, and geometric means by element type."""
-    every = rows([run for data in results for run in data["runs"]])
-    keys = "case seconds felix best best_us best_ratio eager_ratio stock_ratio ahead_s".split()
-    head = ["network", "tuning s", "Felix us", "best peer", "its us", "peer / Felix"]
-    head += ["eager / Felix", "stock / Felix", "ahead after s"]
-    means = []
-    for dtype in dict.fromkeys(row["dtype"] for row in every):
-        best = {row["case"]: row["best_ratio"] for row in every if row["dtype"] == dtype}
-        ends = ratios.ends({name: [ratio] for name, ratio in best.items()})
-        means.append([dtype, len(best), str(ratios.single(best)), *ends])
-    tables = [
-        common.table(["type", "networks", "best peer / Felix", "least", "most"], means),
-        common.table(head, [[row[key] for key in keys] for row in every]),
-    ]
-    return "\n\n".join(tables) if every else ""
+def is_slower(run: Run) -> bool:
+    """Whether Felix's side is slower than PyTorch as it is ready at once."""
+    graph, eager = (run["ratios"].get(name) for name in (peers.GRAPH, peers.EAGER))
+    is_below = graph is not None and graph["median"] < _LEAST
+    return is_below or (eager is not None and 1.0 / eager["high"] > _MOST)
 
 
-def table_of_peers(runs: Sequence[Run]) -> str:
-    """The latencies of all contenders, and what could not run, for who ran it."""
-    body = [
-        [label(run), name, us, run["times"]["failures"].get(name, "")]
+def render(*files: Run) -> str:
+    """Of each kind of target: geometric means, every case, and when Felix was ahead."""
+    runs = [run for data in files for run in data["runs"]]
+    done = [run for run in runs if "failure" not in run and best_peer(run) is not None]
+    tables = []
+    for kind in dict.fromkeys(map(kind_of, done)):
+        of_kind = [run for run in done if kind_of(run) == kind]
+        reference = REFERENCES[kind]
+        tables += [_means(of_kind, reference), _every(of_kind, reference)]
+        if len({run["seconds"] for run in of_kind}) > 1:
+            tables.append(_ahead(of_kind))
+    failed = [
+        f"- {label(run)}, {run['way']}, {run['seconds']:g} s: {run['failure']}"
         for run in runs
-        for name, us in [
-            *run["times"]["latency_us"].items(),
-            *dict.fromkeys(run["times"]["failures"]).items(),
-        ]
+        if "failure" in run
     ]
-    return common.table(["network", "contender", "us", "why it did not run"], body)
+    return "\n\n".join([*tables, "\n".join(failed)] if failed else tables)
+
+
+def _means(runs: Sequence[Run], reference: str) -> str:
+    """A row for each element type, way and number of seconds."""
+    head = ["type", "way", "s", "networks", "best peer / Felix", "least", "most"]
+    head += [f"{reference} / Felix", "slower", "longest took s"]
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run["dtype"], run["way"], run["seconds"]), []).append(run)
+    body = []
+    for group, of_it in groups.items():
+        best = {label(run): run["ratios"][best_peer(run)]["median"] for run in of_it}
+        of_reference = {
+            label(run): run["ratios"][reference]["median"]
+            for run in of_it
+            if reference in run["ratios"]
+        }
+        body.append(
+            [
+                *group,
+                len(of_it),
+                str(ratios.single(best)),
+                *ratios.ends({name: [ratio] for name, ratio in best.items()}),
+                str(ratios.single(of_reference)) if of_reference else None,
+                sum(map(is_slower, of_it)),
+                max(run["felix"]["took_s"] for run in of_it),
+            ]
+        )
+    return common.table(head, body)
+
+
+def _every(runs: Sequence[Run], reference: str) -> str:
+    """A row for each case; columns that would be empty, or the same for all, are left out."""
+    head = ["network", "way", "s", "took s", "runs", "Felix us", "best peer", "its us"]
+    head += ["peer / Felix", f"{reference} / Felix", "peer ready s", "again s", "stock / Felix"]
+    body = []
+    for run in runs:
+        best, felix = str(best_peer(run)), run["felix"]
+        row = [label(run), run["way"], run["seconds"], felix["took_s"], felix["runs"]]
+        row += [run["latency_us"]["felix"], best, run["latency_us"][best]]
+        row += [_with_interval(run, best), _median(run, reference)]
+        row += [run["peers"][best]["ready_s"], felix["again_s"], _median(run, peers.STOCK)]
+        body.append(row)
+    is_best = {str(best_peer(run)) for run in runs} == {reference}
+    said_already = {f"{reference} / Felix"} if is_best else set()
+    kept = [
+        number
+        for number, name in enumerate(head)
+        if name not in said_already and any(row[number] is not None for row in body)
+    ]
+    return common.table(
+        [head[number] for number in kept], [[row[number] for number in kept] for row in body]
+    )
+
+
+def _ahead(runs: Sequence[Run]) -> str:
+    """After how many seconds since a call each network was clearly faster than the best peer."""
+    least_s: dict[str, float | None] = {}
+    for run in runs:
+        known_s = least_s.setdefault(label(run), None)
+        took_s = run["felix"]["took_s"]
+        if run["ratios"][best_peer(run)]["low"] > 1.0:
+            least_s[label(run)] = took_s if known_s is None else min(known_s, took_s)
+    return common.table(["network", "ahead after s"], list(least_s.items()))
+
+
+def _with_interval(run: Run, name: str) -> str:
+    ratio = run["ratios"][name]
+    return str(ratios.Mean(ratio["median"], ratio["low"], ratio["high"]))
+
+
+def _median(run: Run, name: str) -> float | None:
+    return run["ratios"][name]["median"] if name in run["ratios"] else None
 
 
 def render_repeated(data: Run) -> str:
@@ -131,46 +184,3 @@ def render_branches(data: Run) -> str:
         times = [in_order, branched, statistics.median(each), min(each), max(each)]
         body.append([label(run), run["calls"], captures[0]["branches"], *times])
     return common.table(head, body)
-
-
-def picture(data: Run, path: pathlib.Path) -> None:
-    """For each case the latencies of Felix and stock by seconds, and lines for the peers."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    labels = {row["case"] for row in rows(data["runs"])}
-    runs = [run for run in data["runs"] if label(run) in labels]
-    columns = min(4, len(runs))
-    lines = -(-len(runs) // columns)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=(3.2 * columns, 2.6 * lines), squeeze=False
-    )
-    for axis, run in zip(axes.flat, runs, strict=False):
-        _panel(axis, run)
-    for axis in list(axes.flat)[len(runs) :]:
-        axis.axis("off")
-    handles: dict[str, Any] = {}
-    for axis in axes.flat:
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(name, handle)
-    figure.legend(handles.values(), handles, loc="lower center", ncols=4, fontsize=7)
-    figure.tight_layout(rect=(0, 0.25 / lines, 1, 1))
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
-def _panel(axis: Any, run: Run) -> None:
-    us = run["times"]["latency_us"]
-    for number, name in enumerate(_PEERS):
-        if name in us:
-            axis.axhline(
-                us[name], color=f"C{number + 2}", linewidth=0.9, linestyle="--", label=name
-            )
-    for number, tool in enumerate(("felix", "stock")):
-        points = curve(run, tool)
-        if points:
-            axis.plot(*zip(*points, strict=True), marker="o", color=f"C{number}", label=tool)
-    axis.set(title=label(run), xlabel="seconds of tuning", ylabel="us", yscale="log")
-    axis.title.set_fontsize(8)
