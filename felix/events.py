@@ -115,6 +115,15 @@ class Trial(_OfTask):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLatency:
+    """What the groups of a network take together by now, with cold caches, whoever runs them;
+    `elapsed_s` is since the call that optimizes it."""
+
+    latency_us: float
+    elapsed_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """The cost model was fine-tuned; losses are those of `costmodel.FineTuner`."""
 
@@ -169,6 +178,7 @@ Event: TypeAlias = (
     | Baseline
     | RoundStarted
     | Trial
+    | NetworkLatency
     | Trained
     | Warned
     | Remeasuring

@@ -253,7 +253,7 @@ def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
         rows.writerows(result.curve)
     title = f"{result.task.name}: {result.best.latency_us:.2f} us"
     path = folder / convergence.FILE_NAME
-    if not convergence.draw(result.curve, title, path, "best latency (us)"):
+    if not convergence.draw(convergence.of_trials(result.curve), title, path, "best latency (us)"):
         notes.append("no convergence.svg: matplotlib is not installed")
 
 

@@ -111,7 +111,12 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         help="candidates to measure (default: 64 a workload, or until --seconds; a network: "
         "until 300 seconds)",
     )
-    add("--seconds", type=values.positive(float), metavar="S", help="end after this long")
+    add(
+        "--seconds",
+        type=values.positive(float),
+        metavar="S",
+        help="how long the call takes; of a network import, tuning and build together",
+    )
     add(
         "--seed",
         type=values.natural,
@@ -285,7 +290,12 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("workload", metavar="WORKLOAD", help="as for tune, or an ONNX file")
     add("--target", help="what to tune for (default: llvm)")
     add("--trials", **_COUNT, help="candidates to measure")
-    add("--seconds", type=values.positive(float), metavar="S", help="end after this long")
+    add(
+        "--seconds",
+        type=values.positive(float),
+        metavar="S",
+        help="how long the job takes from the start of its run to its artifacts",
+    )
     add("--seed", type=values.natural, help="everything random follows from it (default 0)")
     add("--strategy", choices=strategies.NAMES, help="how to search")
     add("--round", **_COUNT, help="candidates a round")

@@ -70,6 +70,8 @@ def text(event: events.Event) -> str | None:
             )
         case events.Trial() if event.is_best:
             return f"{event.task}: {report.duration(event.best_us)} in trial {event.trial}"
+        case events.NetworkLatency():
+            return f"network: {report.duration(event.latency_us)} ({event.elapsed_s:.0f} s)"
         case events.Chosen() if event.ships_unscheduled:
             why = f"the {event.program} was faster"
             if event.tuned_us is None:
@@ -98,12 +100,13 @@ def _bar() -> Iterator[options.OnEvent]:
         progress.BarColumn(),
         progress.TextColumn("{task.completed:.0f}{task.fields[of]}"),
         progress.TextColumn("{task.fields[best]}"),
+        progress.TextColumn("{task.fields[network]}"),
         progress.TimeElapsedColumn(),
         console=console.Console(file=sys.stderr),
         refresh_per_second=1,  # drawing takes a core from a kernel that is being timed
     )
     with bar:
-        number = bar.add_task("starting", total=None, of="", best="")
+        number = bar.add_task("starting", total=None, of="", best="", network="")
         yield lambda event: _advance(bar, number, event)
 
 
@@ -121,6 +124,8 @@ def _advance(bar: progress.Progress, number: progress.TaskID, event: events.Even
             )
         case events.RoundStarted():
             bar.update(number, description=f"{event.task} round {event.round + 1}")
+        case events.NetworkLatency():
+            bar.update(number, network=f"network {report.duration(event.latency_us)}")
         case events.Trial():
             best = "" if event.best_us is None else f"best {report.duration(event.best_us)}"
             bar.update(number, completed=event.trial, best=best)

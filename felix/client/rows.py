@@ -89,7 +89,7 @@ class Job:
     target_key: Annotated[str, Doc("which devices can measure it")]
     resolved_target: Annotated[str | None, Doc("the target of the device, as JSON")]
     trials: Annotated[int | None, Doc("budget", examples=[256])]
-    seconds: Annotated[float | None, Doc("budget of tuning time")]
+    seconds: Annotated[float | None, Doc("budget of the run and its artifacts, without the queue")]
     seed: int
     strategy: Annotated[str, Doc(examples=["gradient"])]
     options: dict[str, Any]

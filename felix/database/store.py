@@ -125,23 +125,25 @@ class Store:
         with self.connection() as connection:
             return [(task, _from_json(text)) for task, text in connection.execute(query)]
 
-    def find_finding(self, task: Task, subject: str) -> dict[str, Any] | None:
-        """What was found of a task on a subject; None if nothing was."""
+    def find_findings(self, subjects: Iterable[tuple[Task, str]]) -> list[dict[str, Any] | None]:
+        """What was found of each task on its subject; None if nothing was."""
         query = f"SELECT finding FROM findings WHERE {_OF_TASK} AND subject = ?"
         with self.connection(_FINDINGS) as connection:
-            row = connection.execute(query, (*self.key(task), subject)).fetchone()
+            rows = [
+                connection.execute(query, (*self.key(task), subject)).fetchone()
+                for task, subject in subjects
+            ]
         try:
-            return None if row is None else dict(json.loads(row[0]))
+            return [None if row is None else dict(json.loads(row[0])) for row in rows]
         except ValueError as error:
             raise errors.RecordError(f"a known finding is malformed: {error}") from error
 
-    def add_finding(self, task: Task, subject: str, finding: dict[str, Any]) -> None:
-        """Store what was found of a task on a subject; the last one stays."""
+    def add_findings(self, found: Iterable[tuple[Task, str, dict[str, Any]]]) -> None:
+        """Store what was found of tasks on subjects; the last one stays."""
+        rows = [(*self.key(task), subject, json.dumps(each)) for task, subject, each in found]
         with self.connection(_FINDINGS) as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO findings VALUES (?, ?, ?, ?, ?)",
-                (*self.key(task), subject, json.dumps(finding)),
-            )
+            connection.execute("BEGIN")
+            connection.executemany("INSERT OR REPLACE INTO findings VALUES (?, ?, ?, ?, ?)", rows)
 
     def key(self, task: Task) -> tuple[str, str, str]:
         """What rows of a task have: its key, its device's name, the versions."""

@@ -81,6 +81,7 @@ def legalizations() -> Mapping[str, torch_forms.Lowering]:
     return {
         "relax.atanh": lambda builder, call: _call(builder, "atanh", call.args[0]),
         "relax.nn.softplus": _lower_softplus,
+        "relax.take": _lower_take,
         **{f"relax.nn.max_pool{n}d": _from_infinity for n in (1, 2, 3)},
         "relax.equal": _comparing(_equal),
         "relax.not_equal": _comparing(_not_equal),
@@ -100,6 +101,28 @@ def _call(builder: relax.BlockBuilder, function: str, x: Any) -> Any:
             "aten", 1, dtype, **operator, keywords={}, result=None
         ),
     )
+
+
+def _lower_take(builder: relax.BlockBuilder, call: Any) -> Any:
+    """TVM's program, without a warning for each that indices are not checked: tasks check them."""
+    axis, mode = call.attrs.axis, call.attrs.mode
+    has_axis = axis is not None and all(isinstance(e.ty, relax.TensorType) for e in call.args)
+    if mode != "fast" or not has_axis:
+        return builder.call_te(tvm.topi.take, *call.args, axis, mode=mode)
+    return builder.call_te(_taken, *call.args, int(axis), primfunc_name_hint="take")
+
+
+def _taken(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
+    """Slices of `x` along an axis, by number."""
+    first = axis % len(x.shape)
+    last = first + len(indices.shape)
+
+    def element(*at: tirx.Var) -> Any:
+        return x(*at[:first], indices(*at[first:last]), *at[last:])
+
+    shape = [*x.shape[:first], *indices.shape, *x.shape[first + 1 :]]
+    names = [f"ax{number}" for number in range(len(shape))]
+    return te.compute(shape, element, name="T_take", tag="injective", varargs_names=names)
 
 
 def _lower_softplus(builder: relax.BlockBuilder, call: Any) -> Any:

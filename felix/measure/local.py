@@ -109,15 +109,25 @@ LocalOptions = work.LocalOptions
 class LocalPool(local_workers.PoolOfWorkers):
     """A `measurer.Measurer` for candidates of `task`; `for_task` serves others as well.
 
+    Args:
+        task: the task.
+        options: of the pool.
+        processes: of these options, started before; they become the pool's.
+
     Raises:
         MeasureError: the target needs a device that this machine does not have or give.
         TargetError: the target's code uses instructions that this machine's CPU does not have.
     """
 
-    def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        options: LocalOptions | None = None,
+        processes: local_workers.LocalWorkers | None = None,
+    ) -> None:
         options = options or LocalOptions()
         devices = chosen(task.target, options.devices)
-        super().__init__(task.target.kind.name, options, devices)
+        super().__init__(task.target.kind.name, options, devices, processes)
         is_cpu = devices[0].kind == "cpu"
         threads = num_cores(task.target) if is_cpu else 1
         arch = "" if is_cpu else str(task.target.attrs["arch"])

@@ -55,6 +55,11 @@ class LocalWorkers:
         for server in self.fork_servers:
             server.launch()
 
+    def await_loaded(self) -> None:
+        """Wait until they have loaded what they fork workers with."""
+        for server in self.fork_servers:
+            server.await_ready()
+
     def close(self) -> None:
         """End all processes; the one with the folders last."""
         for server in reversed(self.fork_servers):
@@ -168,12 +173,23 @@ class LocalWorkers:
 
 
 class PoolOfWorkers(staged.StagedPool):
-    """A pool that builds here; a subclass makes what runs candidates and calls `_begin`."""
+    """A pool that builds here; a subclass makes what runs candidates and calls `_begin`.
+
+    Args:
+        target_kind: of what it builds.
+        options: of the pool.
+        devices: that candidates run on.
+        processes: of these options, which become the pool's; it makes its own if left out.
+    """
 
     def __init__(
-        self, target_kind: str, options: work.LocalOptions, devices: Sequence[work.Device]
+        self,
+        target_kind: str,
+        options: work.LocalOptions,
+        devices: Sequence[work.Device],
+        processes: LocalWorkers | None = None,
     ) -> None:
-        self._processes = LocalWorkers(options)
+        self._processes = processes or LocalWorkers(options)
         super().__init__(target_kind, self._processes.folders, devices)
         self._builders = self._processes.builders(devices[0])
         self._builds = building.Builders(

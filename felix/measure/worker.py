@@ -137,7 +137,10 @@ class Worker:
                 self.kill()
                 unit = "CPU seconds" if busy and used_s >= timeout_s else "s"
                 raise WorkerTimeout(f"no answer within {timeout_s:g} {unit}", used_s)
+            asked_s = time.monotonic()
             message = self._message(min(left_s, _POLL_S))
+            # this process was stopped meanwhile, or had no core
+            self._paused_s += max(0.0, time.monotonic() - asked_s - 2 * _POLL_S)
             if message is None:
                 continue
             kind, content = message

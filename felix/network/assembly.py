@@ -28,8 +28,6 @@ from felix.task import Task
 from felix.templates.generated import GeneratedProgram, Program
 from felix.torch_calls.form import TorchForm, register
 
-#: Threads that compile kernels.
-_MAX_THREADS = 16
 #: What a group runs; None: its PrimFunc as TVM schedules it.
 Runs: TypeAlias = "Program | TorchForm | None"
 
@@ -77,6 +75,16 @@ def assemble(
     return mod.with_attr("external_mods", list(modules.values())) if modules else mod
 
 
+def function_of(group: groups.Group, runs: Runs, symbol: str) -> str:
+    """What the assembled network calls where it called a PrimFunc of a group."""
+    if isinstance(runs, TorchForm):
+        return runs.function_name
+    if isinstance(runs, GeneratedProgram):
+        assert group.task is not None  # what was generated was generated for a task
+        return _name(runs, group.task)
+    return symbol
+
+
 def compile_kernels(shipped: Sequence[tuple[groups.Group, Runs]]) -> None:
     """Make the cubins of generated kernels, side by side; whatever has them then finds them on
     disk (`felix.builder.cuda.cubins`).
@@ -88,7 +96,7 @@ def compile_kernels(shipped: Sequence[tuple[groups.Group, Runs]]) -> None:
     programs = _generated(shipped)
     if len(programs) < 2:
         return  # made where it is needed
-    width = min(_MAX_THREADS, len(programs), cpu.available_cores())
+    width = min(cuda_build.MAX_THREADS, len(programs), cpu.available_cores())
     with futures.ThreadPoolExecutor(width) as threads:
         list(threads.map(cuda_build.cubin_of, programs))
 

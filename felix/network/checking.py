@@ -37,20 +37,33 @@ _REFUSALS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found: the largest error on the examples, and what was not compared, and why."""
+    """What was found: the network with its judge (`judged`), the largest error on the examples,
+    how long that call took, and what was not compared, and why."""
 
+    network: imported.Network
     max_error: float
+    call_s: float
     left_out: tuple[str, ...] = ()
 
 
-def judged(network: imported.Network) -> imported.Network:
-    """The network of an ONNX file, whose outputs without tuning are those of its judge.
+def judged(
+    network: imported.Network, outputs: Sequence[torch.Tensor] | None = None
+) -> imported.Network:
+    """The network of an ONNX file with the outputs of its judge: of ONNX Runtime where these are
+    those of its calls or of its build without tuning, else of ONNX's reference.
+
+    Args:
+        network: of any model; another one stays as it is.
+        outputs: of its calls on the examples; None: it is not built yet.
 
     Raises:
-        TuningError: they are neither those, nor those of ONNX's reference.
+        TuningError: the outputs without tuning are neither those of ONNX Runtime, nor those of
+            ONNX's reference.
     """
     if network.expected is None or network.ask_reference is None:
         return network
+    if outputs is not None and agreement.agree(outputs, network.expected, network.tolerance):
+        return network  # whatever its build without tuning computes
     plain = assembly.untuned_outputs(network)
     if agreement.agree(plain, network.expected, network.tolerance):
         return network
@@ -78,11 +91,16 @@ def check(network: imported.Network, run: _Run, elapsed_s: float) -> Checked:
     Raises:
         TuningError: they differ.
     """
-    expected = network.expected or assembly.untuned_outputs(network)
     begin = time.perf_counter()
-    error = _compared(network, run, network.examples, expected, "the example inputs")
+    outputs = run(list(network.examples))
+    if any(each.is_cuda for each in outputs):
+        torch.cuda.synchronize()
+    call_s = time.perf_counter() - begin
+    network = judged(network, outputs)
+    expected = network.expected or assembly.untuned_outputs(network)
+    error = _compared(network, outputs, network.examples, expected, "the example inputs")
     if network.model is None:
-        return Checked(error)
+        return Checked(network, error, call_s)
     budget_s = max(LEAST_S, _SHARE * elapsed_s)
     left_out = []
     for number, (name, factor) in enumerate(BESIDE.items()):
@@ -92,7 +110,7 @@ def check(network: imported.Network, run: _Run, elapsed_s: float) -> Checked:
             continue
         if (why := _beside(network, run, name, factor)) is not None:
             left_out.append(f"inputs {name}: {why}")
-    return Checked(error, tuple(left_out))
+    return Checked(network, error, call_s, tuple(left_out))
 
 
 def _beside(network: imported.Network, run: _Run, name: str, factor: float) -> str | None:
@@ -109,19 +127,19 @@ def _beside(network: imported.Network, run: _Run, name: str, factor: float) -> s
         return "the model's outputs are beyond its element type"
     if not agreement.agree(moved, expected, network.tolerance):
         return "the model's own outputs depend on the rounding of its inputs"
-    _compared(network, run, inputs, expected, f"inputs {name}")
+    _compared(network, run(list(inputs)), inputs, expected, f"inputs {name}")
     return None
 
 
 def _compared(
     network: imported.Network,
-    run: _Run,
+    outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     where: str,
 ) -> float:
     try:
-        return agreement.check(run(list(inputs)), expected, network.tolerance)
+        return agreement.check(outputs, expected, network.tolerance)
     except errors.TuningError as error:
         raise errors.TuningError(
             f"on {where} {error}.{differences.explained(network, inputs)}"

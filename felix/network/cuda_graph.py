@@ -258,13 +258,28 @@ def captured(call: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result
     generator, stream = generators[torch.cuda.current_device()], torch.cuda.current_stream()
     before = generator.clone_state()
     try:
-        with _captures(), torch.cuda.graph(graph):
+        with _own_workspaces(), _captures(), torch.cuda.graph(graph):
             return graph, call()
     except BaseException:
         # PyTorch would go on on the stream that was captured, its random numbers as in a capture
         torch.cuda.set_stream(stream)
         generator.graphsafe_set_state(before)
         raise
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Products that are captured have workspaces in memory of their graph.
+
+    cuBLAS keeps one for each stream. One of an earlier capture lies in the memory of that graph,
+    which may be freed before this one; so all are made anew, and given back to their graph.
+    """
+    clear: Callable[[], None] = torch._C._cuda_clearCublasWorkspaces
+    clear()
+    try:
+        yield
+    finally:
+        clear()
 
 
 def _medians_us(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 
 #: Seconds of comparing a group, and of building it.
-_COMPARED_S = {"llvm": 0.3, "cuda": 0.15}
-_BUILT_S = {"llvm": 0.05, "cuda": 0.1}
+_COMPARED_S = {"llvm": 0.1, "cuda": 0.05}
+_BUILT_S = {"llvm": 0.05, "cuda": 0.2}
+#: Of comparing an attention as a whole.
+ATTENTION_S = 1.0
 #: Of checking and timing the whole, at most; and their share of what is left.
 _SETTLED_S, _SETTLED_SHARE = 4.0, 0.15
 #: Sketches are made for the grouping in this share.
 _GROUPED_SHARE = 0.25
+#: Share of what is left after the import in which contenders are timed alone.
+_TIMED_SHARE = 0.2
 #: What lowering takes of the import's seconds.
 _LOWERED = 0.5
 #: Tuning for less than this finds nothing.
@@ -51,10 +56,18 @@ class Deadline:
         took."""
         return self.seconds is None or self.left_s >= _LOWERED * (self.seconds - self.left_s)
 
+    def timing(self) -> Callable[[], bool]:
+        """Says whether there is time to time another contender alone: it begins now."""
+        least_s = (1.0 - _TIMED_SHARE) * self.left_s
+        return lambda: self.left_s >= least_s
+
     def tuning_s(self, n_groups: int, kind: str) -> float:
         """Seconds for tuning a network of so many groups."""
-        end_s = n_groups * (_COMPARED_S[kind] + _BUILT_S[kind]) + self._settled_s
-        return self.left_s - min(end_s, 0.5 * self.left_s)
+        return self.left_s - min(self.ending_s(n_groups, kind), 0.5 * self.left_s)
+
+    def ending_s(self, n_groups: int, kind: str) -> float:
+        """Seconds of comparing, building, checking and timing a network of so many groups."""
+        return n_groups * (_COMPARED_S[kind] + _BUILT_S[kind]) + self._settled_s
 
     def can_tune(self, n_groups: int, kind: str) -> bool:
         """Whether there is time to tune a network of so many groups."""

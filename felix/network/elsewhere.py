@@ -29,6 +29,7 @@ from felix.network import (
     outcomes,
     report,
 )
+from felix.network import deadline as deadlines
 from felix.network.bundle import export
 from felix.network.contenders import contest
 from felix.network.passes import prepacking
@@ -69,7 +70,8 @@ def tune(
     network = imported.read(*placed, full, shapes, grouping, "cpu", values)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     every = groups.of(network.lowered, full, allow_tf32=allow_tf32)
-    gathered = outcomes.gather(groups.tasks(every), known, request)
+    deadline = deadlines.Deadline(request.begun_s, request.seconds)
+    gathered = outcomes.within(deadline, len(every), groups.tasks(every), known, request, {})
     return write(network, every, gathered, folder)
 
 

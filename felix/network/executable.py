@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -26,7 +26,7 @@ from felix import errors
 from felix.builder import preparation
 from felix.builder.cuda import build as cuda_build
 from felix.builder.cuda import launches
-from felix.network.passes import intermediates, memory, prepacking
+from felix.network.passes import intermediates, memory, outputs, prepacking
 from felix.runner.cpu import openmp
 from felix.target import cpu
 from felix.tir import unit_reductions
@@ -76,6 +76,7 @@ class Executable:
             else None
         )
         self.replace_parameters(parameters)
+        self._shared_outputs: list[int] | None = None
         self._turns = Turns(self._is_gpu)
         #: programs that take memory from TVM's pool: a CUDA graph cannot have their calls
         self.pool_users: list[str] = intermediates.pool_users(built) if self._is_gpu else []
@@ -91,7 +92,6 @@ class Executable:
             self._shared = _watched(parameters)
             kept = _own(kept, passed, {tensor.data_ptr() for tensor, _ in self._shared})
         self.parameters = kept
-        self._addresses = {as_tensor(each).data_ptr() for each in self.parameters}
 
     def check_unchanged(self) -> None:
         """Parameters of fixed values are what they were.
@@ -113,8 +113,12 @@ class Executable:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
         ready = [as_stored(each) for each in inputs]
-        taken = {each.data_ptr() for each in ready}
-        return [self._alone(each, taken) for each in self.run(ready)]
+        results = self.run(ready)
+        if self._shared_outputs is None:  # which these are is the same for each call
+            self._shared_outputs = self._found(results, {each.data_ptr() for each in ready})
+        for number in self._shared_outputs:
+            results[number] = results[number].clone()
+        return results
 
     def run(
         self, ready: Sequence[torch.Tensor], instrument: Callable[..., int] | None = None
@@ -128,66 +132,68 @@ class Executable:
         Raises:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
-        with self.turn(), self._instrumented(instrument):
-            outputs = self._main(*ready, *self.parameters)
-        flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
-        return [as_tensor(each) for each in flat]
+        with self.turn():
+            if instrument is None:
+                results = self._main(*ready, *self.parameters)
+            else:
+                results = self._instrumented(ready, instrument)
+        if isinstance(results, torch.Tensor):
+            return [results]
+        if isinstance(results, tvm.runtime.Tensor):
+            return [as_tensor(results)]
+        return [as_tensor(each) for each in results]
 
-    def _alone(self, output: torch.Tensor, taken: set[int]) -> torch.Tensor:
-        """An output, or a copy of it where it begins at an address that is taken."""
-        address = output.data_ptr()
-        if address in taken or address in self._addresses:
-            return output.clone()
-        taken.add(address)
-        return output
-
-    @contextlib.contextmanager
-    def _instrumented(self, instrument: Callable[..., int] | None) -> Iterator[None]:
-        if instrument is None:
-            yield
-            return
+    def _instrumented(self, ready: Sequence[torch.Tensor], instrument: Callable[..., int]) -> Any:
         self._machine.set_instrument(instrument)
         try:
-            yield
+            return self._main(*ready, *self.parameters)
         finally:
             self._machine.set_instrument(None)
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """One thread's turn (`Turns`).
+    def _found(self, results: Sequence[torch.Tensor], taken: set[int]) -> list[int]:
+        """Numbers of the outputs that begin where an input, a parameter or another one does."""
+        taken |= {as_tensor(each).data_ptr() for each in self.parameters}
+        found = []
+        for number, each in enumerate(results):
+            if each.data_ptr() in taken:
+                found.append(number)
+            taken.add(each.data_ptr())
+        return found
+
+    def turn(self) -> Turns:
+        """One thread's turn, as a context.
 
         Raises:
             TuningError: a CUDA graph is being captured that cannot have the network's calls.
         """
-        with self._turns.take():
-            if self.pool_users and is_capturing():
-                # a replay would write to memory that is another call's
-                raise errors.TuningError(
-                    f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot "
-                    f"have the network's calls"
-                )
-            yield
+        if self.pool_users and is_capturing():
+            # a replay would write to memory that is another call's
+            raise errors.TuningError(
+                f"{self.pool_users[0]} takes memory from TVM's pool: a CUDA graph cannot "
+                f"have the network's calls"
+            )
+        return self._turns
 
 
 class Turns:
     """Turns of threads that use the same memory, one at a time; on a GPU a turn begins when the
-    last one, on another stream, has ended."""
+    last one, on another stream, has ended. As a context it is one turn."""
 
     def __init__(self, is_gpu: bool) -> None:
         self._is_gpu = is_gpu
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
 
-    @contextlib.contextmanager
-    def take(self) -> Iterator[None]:
-        """One turn."""
-        with self._lock:
-            if self._is_gpu and not is_capturing():
-                stream = torch.cuda.current_stream()
-                if self._stream is not None and stream != self._stream:
-                    stream.wait_stream(self._stream)
-                self._stream = stream
-            yield
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._is_gpu and not is_capturing():
+            stream = torch.cuda.current_stream()
+            if self._stream is not None and stream != self._stream:
+                stream.wait_stream(self._stream)
+            self._stream = stream
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def is_capturing() -> bool:
@@ -256,8 +262,10 @@ def compile_networks(
         with cuda_build.passes() if is_gpu else contextlib.nullcontext():
             return relax.build(mod, target=full, relax_pipeline=_pipeline(full))
 
-    # what TVM calls to compile for CUDA is one function of the process: set once, for all threads
-    with cuda_build.compiling(full) if is_gpu else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if is_gpu:  # TVM calls functions of the process: set once, for all threads
+            stack.enter_context(cuda_build.compiling(full))
+            stack.enter_context(cuda_build.kernels_apart())
         if len(mods) == 1:
             return [compiled(mods[0])]
         width = min(_MAX_THREADS, cpu.available_cores())
@@ -281,6 +289,7 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
         [
             *schedule,
             relax.transform.ToNonDataflow(),
+            outputs.Bare(),
             relax.transform.RemovePurityChecking(),
             relax.transform.CallTIRRewrite(),
             relax.transform.StaticPlanBlockMemory(),
@@ -303,7 +312,7 @@ def device(full: tvm.target.Target) -> tvm.runtime.Device:
 
 def as_stored(value: torch.Tensor) -> torch.Tensor:
     """A tensor as TVM takes it: contiguous and aligned; the same memory where it is so already."""
-    tensor = value.detach().contiguous()
+    tensor = (value.detach() if value.requires_grad else value).contiguous()
     if not tensor.numel():  # TVM looks at strides that nothing is read by
         strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
         return tensor.as_strided(tensor.shape, strides)

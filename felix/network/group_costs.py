@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import tvm
 
@@ -12,7 +12,6 @@ from felix import errors
 from felix.database import store
 from felix.frontend import Fusion, Grouping, Schedules, fusion_for
 from felix.space import formula_cache, sketch
-from felix.space.trace_sketch import TraceSketch
 from felix.task import Task
 
 #: Code that decides which sketches a task has, and what is said of them.
@@ -38,9 +37,9 @@ class KnownCosts:
         self._known = known
         self._allow_tf32 = allow_tf32
 
-    def schedules(self, task: Task) -> Schedules:
-        """One kernel, generated where there are templates for it."""
-        return Schedules(n_kernels=1)
+    def schedules(self, tasks: Sequence[Task]) -> list[Schedules]:
+        """One kernel for each, generated where there are templates for it."""
+        return [Schedules(n_kernels=1)] * len(tasks)
 
     def latency_us(self, task: Task) -> float | None:
         """The least latency of the task that is known.
@@ -75,27 +74,38 @@ class SketchCosts(KnownCosts):
         super().__init__(known, allow_tf32)
         self._has_time = has_time
 
-    def schedules(self, task: Task) -> Schedules:
-        """Kernels of the task's best sketch, and whether tensor cores compute it.
+    def schedules(self, tasks: Sequence[Task]) -> list[Schedules]:
+        """Kernels of each task's best sketch, and whether tensor cores compute it.
 
-        What was found is kept with the known results: sketches of a convolution take up to half a
-        second, and a network has a hundred candidates of groups.
+        What was found is kept with the known results: a network has hundreds of candidates.
 
         Raises:
             RecordError: the file of known results cannot be used.
         """
-        allowed = self._allowing(task)
-        found = None
-        if self._known is not None:
-            found = self._known.find_finding(allowed, self._subject)
-        if found is not None:
-            return Schedules(**found)
-        if not self._has_time():
-            return super().schedules(task)
-        schedules = _schedules(allowed)
-        if self._known is not None:
-            self._known.add_finding(allowed, self._subject, dataclasses.asdict(schedules))
-        return schedules
+        allowed = [self._allowing(task) for task in tasks]
+        found = self._found(allowed)
+        made: dict[Task, Schedules] = {}
+        for task, stored in zip(allowed, found, strict=True):
+            if stored is None and task not in made and self._has_time():
+                made[task] = _schedules(task)
+        self._store(made)
+        assumed = super().schedules(tasks)
+        return [
+            stored or made.get(task, each)
+            for task, stored, each in zip(allowed, found, assumed, strict=True)
+        ]
+
+    def _found(self, tasks: Sequence[Task]) -> list[Schedules | None]:
+        if self._known is None:
+            return [None] * len(tasks)
+        found = self._known.find_findings((task, self._subject) for task in tasks)
+        return [None if each is None else Schedules(**each) for each in found]
+
+    def _store(self, made: Mapping[Task, Schedules]) -> None:
+        if self._known is not None and made:
+            self._known.add_findings(
+                (task, self._subject, dataclasses.asdict(each)) for task, each in made.items()
+            )
 
     @functools.cached_property
     def _subject(self) -> str:
@@ -112,11 +122,8 @@ def _schedules(task: Task) -> Schedules:
     if generated:
         rows = (row for each in generated for row in each.template.rows().values())
         return Schedules(1, has_template=any("tensor_instructions" in row for row in rows))
-    try:
-        traced = sketch.trace_sketches(task)
-    except errors.UnsupportedSchedule:
-        return Schedules(n_kernels=None)
-    return Schedules(min(map(_n_kernels, traced)), has_template=False)
+    fewest = sketch.fewest_kernels(task)
+    return Schedules(None) if fewest is None else Schedules(fewest, has_template=False)
 
 
 def grouping(
@@ -144,11 +151,3 @@ def known_grouping(
 ) -> Grouping:
     """How groups are chosen as is best for the target, where there is no time to make sketches."""
     return Grouping(fusion_for(full), KnownCosts(known, allow_tf32))
-
-
-def _n_kernels(each: TraceSketch) -> int:
-    """Loop nests of the program that a sketch's own decisions make, each of which is launched."""
-    schedule = tvm.s_tir.Schedule(each.mod, seed=1, debug_mask="none")
-    each.trace.apply_to_schedule(schedule, remove_postproc=True)
-    body = schedule.mod["main"].body.block.body
-    return len(body.seq) if isinstance(body, tvm.tirx.SeqStmt) else 1

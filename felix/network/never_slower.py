@@ -31,14 +31,18 @@ def settled(
     *,
     may_run_pytorch: bool,
     budget_s: float = in_turns.BUDGET_S,
+    moved_back: Callable[[], OptimizedNetwork | None] = lambda: None,
 ) -> OptimizedNetwork:
     """The network with the times of whole calls, or the model as PyTorch runs it if it is faster.
+
+    Where the network is slower, it is tried with some groups back in PyTorch before.
 
     Args:
         fast: the network; its outputs are the model's.
         network: what it was made from.
         may_run_pytorch: whether PyTorch may run the model; its times are in the report anyway.
         budget_s: seconds for timing.
+        moved_back: builds that network; None where there is none, or no time.
     """
     args, kwargs = network.imported.calling.arguments_of(network.examples)
     others: Mapping[str, pytorch_model.Call] = {}
@@ -60,6 +64,8 @@ def settled(
     if ratio.median <= 1.0:
         fast.change_report(timing=timing, why=f"{best} takes {_inverse(ratio)}")
         return fast
+    if (other := _or_none(moved_back)) is not None:
+        return settled(other, network, may_run_pytorch=True, budget_s=budget_s)
     why = f"Felix's network takes {ratio} as {best}"
     fast.change_report(timing=timing, runs=RunBy.PYTORCH, why=why, calls=best)
     fast.leave_calls_to(others[best])
@@ -112,6 +118,14 @@ def _timing(timed: Mapping[str, Sequence[float]]) -> report.Timing:
     )
 
 
+def _or_none(build: Callable[[], OptimizedNetwork | None]) -> OptimizedNetwork | None:
+    """What is built; None if it is wrong, or cannot be built: no rival."""
+    try:
+        return build()
+    except (errors.TuningError, errors.MeasureError):
+        return None
+
+
 def is_untuned_near(shipped: Sequence[shipping.Shipped]) -> bool:
     """Whether the network without tuning may be as fast, by the latencies of its groups."""
     if all(each.contender is Contender.TVM for each in shipped):
@@ -137,10 +151,9 @@ def or_untuned(
         network: what it was made from.
         untuned: builds the other.
     """
-    try:
-        plain = untuned()
-    except (errors.TuningError, errors.MeasureError):
-        return fast  # it is wrong, or cannot be built: no rival
+    plain = _or_none(untuned)
+    if plain is None:
+        return fast
     args, kwargs = network.imported.calling.arguments_of(network.examples)
     timed = in_turns.latencies_us(
         {

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from felix import errors
 from felix import target as targets
 from felix.database import databases, store
 from felix.network import (
@@ -35,15 +36,17 @@ from felix.network import (
     group_costs,
     groups,
     imported,
+    in_context,
     in_turns,
     never_slower,
     optimized,
     outcomes,
+    workers,
 )
 from felix.network import deadline as deadlines
 from felix.network import report as reports
 from felix.network.attentions import whole
-from felix.network.contenders import contest, shipping
+from felix.network.contenders import alone, contest, shipping
 from felix.tuning import options as tune_options
 
 #: Seconds of a call when neither seconds nor trials are given.
@@ -127,6 +130,7 @@ def optimize(
         options=options or tune_options.TuneOptions(),
         out=None if out is None else pathlib.Path(out),
         on_event=on_event,
+        begun_s=deadline.begun_s,
         pytorch=pytorch,
         improve=improve,
         database=None if database is None else databases.Database(database),
@@ -138,18 +142,26 @@ def optimize(
     full = targets.parse(target)
     placed = imported.placed(model, args, kwargs or {}, imported.device_of(full))
     grouping = group_costs.grouping(fusion, full, known, allow_tf32, deadline.can_sketch)
-    network = imported.read(
-        *placed,
-        full,
-        shapes,
-        grouping,
-        values=values,
-        can_lower=deadline.can_lower if pytorch else lambda: True,
-    )
-    if not len(network.lowered.functions):
-        return never_slower.of_model(network, (), outcomes.NOTHING)
-    network = dataclasses.replace(network, allow_tf32=allow_tf32)
-    return _optimized(network, known, request, deadline)
+    with workers.starting(request.options) as started:
+        network = imported.read(
+            *placed,
+            full,
+            shapes,
+            grouping,
+            values=values,
+            can_lower=deadline.can_lower if pytorch else lambda: True,
+        )
+        if not len(network.lowered.functions):
+            return never_slower.of_model(network, (), outcomes.NOTHING)
+        network = dataclasses.replace(network, allow_tf32=allow_tf32)
+        request = dataclasses.replace(request, options=started.options)
+        started.await_quiet(full)
+        return _optimized(network, known, request, deadline)
+
+
+#: Networks that are built to see which groups go back to PyTorch: of PyTorch's operators, and of
+#: what is the faster then.
+_N_REBUILT = 2
 
 
 def _optimized(
@@ -159,13 +171,12 @@ def _optimized(
     deadline: deadlines.Deadline,
 ) -> optimized.OptimizedNetwork:
     every = groups.of(network.lowered, network.target, allow_tf32=network.allow_tf32)
-    size, tasks = (len(every), network.target.kind.name), groups.tasks(every)
-    if not deadline.can_tune(*size):
-        gathered = outcomes.known_only(tasks, known)
-    else:
-        seconds = None if deadline.seconds is None else deadline.tuning_s(*size)
-        gathered = outcomes.gather(tasks, known, dataclasses.replace(request, seconds=seconds))
-    contenders = contest.Contest(network, known if request.pytorch else None)
+    alone_us: contest.Alone = {}
+    if request.pytorch:
+        alone_us = alone.latencies_us(every, known, deadline.timing())
+    tasks, rivals_us = groups.tasks(every), alone.least_us(alone_us)
+    gathered = outcomes.within(deadline, len(every), tasks, known, request, rivals_us)
+    contenders = contest.Contest(network, known if request.pytorch else None, alone_us)
     return from_outcomes(network, every, gathered, contenders, deadline=deadline)
 
 
@@ -194,25 +205,39 @@ def from_outcomes(
     begin = time.perf_counter()
     n_groups, kind = len(every), network.target.kind.name
     may_run_pytorch = contenders.store is not None and network.model is not None
-
-    def left_s() -> float:
-        return deadline.comparing_s(n_groups, kind)
-
-    shipped = chosen_programs(every, gathered, contenders, left_s)
-    chosen = whole.choose(network, shipped, contenders.store if left_s() > 0.0 else None)
+    chosen = _chosen(network, every, gathered, contenders, deadline)
     if may_run_pytorch and not deadline.can_build(n_groups, kind):
         return never_slower.of_model(network, chosen.shipped, gathered)
-    begin_step("running the network as the model does")
-    network = checking.judged(network)
 
     def elapsed_s() -> float:
         return time.perf_counter() - begin + gathered.elapsed_s
 
-    fast = _built(network, chosen, gathered, contenders, elapsed_s, begin_step)
+    try:
+        fast = _built(network, chosen, gathered, contenders, elapsed_s, begin_step)
+    except errors.TuningError:
+        if not contenders.has_clear:
+            raise
+        network = checking.judged(network)  # or the import is wrong, and no contender
+        contenders = contenders.in_turns()  # finds what is wrong, however long it takes
+        chosen = _chosen(network, every, gathered, contenders, deadlines.NEVER)
+        fast = _built(network, chosen, gathered, contenders, elapsed_s, begin_step)
     begin_step("timing the network")
     budget_s = min(in_turns.BUDGET_S, max(0.0, deadline.left_s))
     if may_run_pytorch:
-        return never_slower.settled(fast, network, may_run_pytorch=True, budget_s=budget_s)
+
+        def moved_back() -> optimized.OptimizedNetwork | None:
+            has_time = deadline.can_build(_N_REBUILT * n_groups, kind)
+            moved = _moved_back(network, chosen, fast) if has_time else None
+            if moved is None:
+                return None
+            return _built(network, moved, gathered, contenders, elapsed_s, begin_step)
+
+        return never_slower.settled(
+            fast, network, may_run_pytorch=True, budget_s=budget_s, moved_back=moved_back
+        )
+    assert fast.report.timing is not None  # by the call that checked it
+    if deadline.left_s < 1e-6 * fast.report.timing.network_us * (1 + in_turns.LEAST_TURNS):
+        return fast
     has_time = deadline.can_build(n_groups, kind)
     if has_time and never_slower.is_untuned_near(chosen.shipped):
         plain = dataclasses.replace(chosen, shipped=never_slower.as_tvm_builds_it(chosen.shipped))
@@ -222,6 +247,42 @@ def from_outcomes(
             lambda: _built(network, plain, gathered, contenders, elapsed_s, begin_step),
         )
     return never_slower.settled(fast, network, may_run_pytorch=False, budget_s=budget_s)
+
+
+def _chosen(
+    network: imported.Network,
+    every: Sequence[groups.Group],
+    gathered: outcomes.Outcomes,
+    contenders: contest.Contest,
+    deadline: deadlines.Deadline,
+) -> whole.Chosen:
+    """What runs, as far as there is time to compare. Some is kept for attentions, which come last:
+    each is several groups."""
+
+    def left_s() -> float:
+        return deadline.comparing_s(len(every), network.target.kind.name)
+
+    kept_s = 0.0
+    if contenders.store is not None and deadline.seconds is not None:
+        kept_s = deadlines.ATTENTION_S * whole.n_kinds(network.lowered)
+    shipped = chosen_programs(every, gathered, contenders, lambda: left_s() - kept_s)
+    return whole.choose(network, shipped, contenders.store if left_s() > 0.0 else None)
+
+
+def _moved_back(
+    network: imported.Network, chosen: whole.Chosen, fast: optimized.OptimizedNetwork
+) -> whole.Chosen | None:
+    """What runs if groups go back to PyTorch; None if none does (`in_context`)."""
+    changed = dataclasses.replace(network, lowered=chosen.lowered)
+    assert fast.executable is not None  # it was built
+    shipped = in_context.moved_back(
+        chosen.lowered,
+        chosen.shipped,
+        fast.executable,
+        lambda shipped: assembly.built(changed, contest.runs(shipped)),
+        network.examples,
+    )
+    return None if shipped is None else dataclasses.replace(chosen, shipped=shipped)
 
 
 def _built(
@@ -239,6 +300,7 @@ def _built(
     runner, calls = optimized.runner(built, network.examples)
     begin_step("checking the network")
     checked = checking.check(network, runner, elapsed_s())
+    network = checked.network
     summary = reports.Report(
         network=network.name,
         target=str(network.target.kind.name),
@@ -248,7 +310,9 @@ def _built(
         n_compared=contenders.n_timed + chosen.n_timed,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
+        curve=gathered.curve,
         max_error=checked.max_error,
+        timing=reports.Timing(network_us=1e6 * checked.call_s, model_us=None, repeats=1),
         unchecked=checked.left_out,
         judged_by=network.judged_by,
         calls=calls,

@@ -7,6 +7,7 @@ import hashlib
 import pathlib
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 
 from felix import errors
@@ -14,6 +15,8 @@ from felix.builder import payload
 from felix.database import databases, session, store
 from felix.database import outcome as known_outcomes
 from felix.database.outcome import KnownResult, Schedule, decided
+from felix.network.curve import Curve, Point
+from felix.network.deadline import Deadline
 from felix.runner import protocol
 from felix.space.sketch import Sketch
 from felix.task import Task
@@ -26,7 +29,8 @@ from felix.tuning import tune as tuning
 class Request:
     """How the unknown tasks of a network are tuned; fields as those of `felix.tune`.
 
-    With `improve` known tasks are tuned, too, from their best schedule on. `pytorch`: whether
+    `begun_s` is when the whole call began, by `time.monotonic`. With `improve` known tasks are
+    tuned, too, from their best schedule on. `pytorch`: whether
     PyTorch's operators contend with what tuning gives. `database`: whose schedules are measured
     first.
 
@@ -42,6 +46,7 @@ class Request:
     on_event: tune_options.OnEvent | None = None
     improve: bool = False
     pytorch: bool = True
+    begun_s: float = dataclasses.field(default_factory=time.monotonic)
     database: databases.Database | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +60,7 @@ class Outcomes:
     """What is known of the tasks by their keys, and how it came about.
 
     `reason` is why tuning ended, None if nothing had to be tuned. Of `passing` tasks the machine
-    failed, not their candidates.
+    failed, not their candidates. `curve` is the network's latency while it was tuned.
     """
 
     by_key: Mapping[str, KnownResult]
@@ -63,6 +68,7 @@ class Outcomes:
     reason: str | None
     elapsed_s: float
     passing: frozenset[str] = frozenset()
+    curve: Sequence[Point] = ()
 
 
 #: What is known where there was no time to look.
@@ -85,6 +91,8 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
     if not unknown:
         return Outcomes(stored, frozenset(stored), None, 0.0)
     folder = request.out or _session_folder(known, unknown, request)
+    progress = _curve(tasks, unknown, stored, request)
+    request = dataclasses.replace(request, on_event=progress)
     try:
         tuned, passing, reason, elapsed_s = _tune(unknown, known, request, folder)
     except errors.FolderInUse:
@@ -103,7 +111,55 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
         for task in unknown
         if task.key in tuned
     }
-    return Outcomes({**stored, **found}, frozenset(stored), reason, elapsed_s, frozenset(passing))
+    return Outcomes(
+        {**stored, **found},
+        frozenset(stored),
+        reason,
+        elapsed_s,
+        frozenset(passing),
+        tuple(progress.points),
+    )
+
+
+def _curve(
+    tasks: Sequence[Task],
+    unknown: Sequence[Task],
+    stored: Mapping[str, KnownResult],
+    request: Request,
+) -> Curve:
+    """The curve of a run, which begins at the faster of PyTorch and what is known."""
+    latencies_us = dict(request.options.rivals_us)
+    for key, known in stored.items():
+        for us in (known.tuned_us, known.default_us):
+            if us is not None:
+                latencies_us[key] = min(us, latencies_us.get(key, us))
+    return Curve(tasks, unknown, latencies_us, request.begun_s, request.on_event)
+
+
+def within(
+    deadline: Deadline,
+    n_groups: int,
+    tasks: Sequence[Task],
+    known: store.Store,
+    request: Request,
+    rivals_us: Mapping[str, float],
+) -> Outcomes:
+    """`gather` in the share of a call's seconds that tuning has; what is known where that is none.
+
+    Args:
+        deadline: of the call.
+        n_groups: that are to be compared and built after tuning.
+        tasks, known, request: as `gather` takes them; `request` without its seconds.
+        rivals_us: what runs tasks if tuning finds nothing faster (`TuneOptions`).
+    """
+    size = n_groups, tasks[0].target.kind.name if tasks else "llvm"
+    if not deadline.can_tune(*size):
+        return known_only(tasks, known)
+    seconds = None if deadline.seconds is None else deadline.tuning_s(*size)
+    # on a CPU small programs of TVM are among the rivals, and large ones have one thread
+    baseline = request.options.baseline and not (rivals_us and size[1] == "llvm")
+    options = dataclasses.replace(request.options, rivals_us=rivals_us, baseline=baseline)
+    return gather(tasks, known, dataclasses.replace(request, seconds=seconds, options=options))
 
 
 def known_only(tasks: Sequence[Task], known: store.Store) -> Outcomes:

@@ -1,6 +1,6 @@
 """A model as PyTorch runs it, with which its network is compared: eager, or in a CUDA graph.
 
-It is a copy in inference mode that shares the model's tensors, so the model's own mode may change.
+It is in inference mode: the model itself as long as that is, then a copy that shares its tensors.
 It computes no gradients and knows no autocast, as networks do.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -30,19 +31,25 @@ _NOT_COPIED = (TypeError, RuntimeError, ValueError, AttributeError, NotImplement
 def eager(model: torch.nn.Module) -> Call:
     """Calls of a model in inference mode.
 
-    A model that cannot be copied is put into inference mode for each call.
+    A model whose own mode is another one, as a whole or now in parts, is copied; one that cannot
+    be is put into inference mode for each call.
     """
-    alike = _in_inference_mode(model)
+    is_mixed = any(each.training for each in model.modules())
+    alike = functools.cache(lambda: _in_inference_mode(model))
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        is_training = is_mixed or model.training
+        casts = [each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)]
+        if not is_training and not casts and not torch.is_grad_enabled():
+            return model(*args, **kwargs)
+        runs = alike() if is_training else model
         with contextlib.ExitStack() as changes:
-            for kind in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(kind):
-                    changes.enter_context(torch.autocast(kind, enabled=False))
-            if alike is None:
+            for kind in casts:
+                changes.enter_context(torch.autocast(kind, enabled=False))
+            if runs is None:
                 changes.enter_context(export.evaluating(model))
             with torch.no_grad():
-                return (alike or model)(*args, **kwargs)
+                return (runs or model)(*args, **kwargs)
 
     return call
 
@@ -79,26 +86,30 @@ class Captured:
             self._inputs = [each.clone() for each in examples]
         args, kwargs = signature.arguments_of(self._inputs)
         call = self._eager = eager(model)
-        #: with the memory that the graph reads, which stays
-        self._read = [(each, each.detach()) for each in (*model.parameters(), *model.buffers())]
+        own = (*model.parameters(), *model.buffers())
+        #: the memory that the graph reads, which stays
+        self._read = [each.detach() for each in own]
+        self._addresses = [(each, each.data_ptr()) for each in own]
         cuda_graph.warm_up(lambda: call(*args, **kwargs))
         self._graph, outputs = cuda_graph.captured(lambda: call(*args, **kwargs))
         leaves = pytree.tree_leaves(outputs)
         self._outputs = [each for each in leaves if isinstance(each, torch.Tensor)]
+        self._has_moved = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns, in new tensors."""
-        if executable.is_capturing() or self._has_moved():
+        if executable.is_capturing() or self._has_moved:
             return self._eager(*args, **kwargs)
         inputs = self._signature.flatten(args, kwargs)
-        with self._turns.take(), torch.no_grad():
+        with self._turns, torch.no_grad():
             for place, value in zip(self._inputs, inputs, strict=True):
                 place.copy_(torch.as_tensor(value))
             self._graph.replay()
-            return self._signature.rebuild([each.clone() for each in self._outputs])
-
-    def _has_moved(self) -> bool:
-        return any(each.data_ptr() != read.data_ptr() for each, read in self._read)
+            # looked at while the GPU works: of a large model it takes long
+            self._has_moved = any(each.data_ptr() != read for each, read in self._addresses)
+            if not self._has_moved:
+                return self._signature.rebuild([each.clone() for each in self._outputs])
+        return self._eager(*args, **kwargs)
 
 
 def of(

@@ -24,7 +24,8 @@ class RunBy(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Latencies of whole calls by wall clock: medians, with warm caches, in turns, in us.
+    """Latencies of whole calls by wall clock: medians, with warm caches, in turns, in us; of the
+    first call where there was no time for more.
 
     `network_us` is that of the network that was built. `model_us` is the model's in PyTorch eager
     mode, `graph_us` the same in a CUDA graph; None of an ONNX file, and where there is no graph.
@@ -47,6 +48,8 @@ class Report:
         n_compared: groups whose contenders were timed side by side now; the others' were known.
         reason: why tuning ended ("trials", "seconds", ...); None if nothing had to be tuned.
         tuning_s: seconds that tuning took.
+        curve: while tuning, (seconds since the call, what the groups took by then in us): the sum
+            of calls with cold caches, of PyTorch's operators or the best program of each.
         max_error: largest difference of the outputs from the model's, relative to the
             root mean square of each output; None if it was not run here.
         calls: what runs a call: "one CUDA graph" and what its branches gain, or TVM's virtual
@@ -71,6 +74,7 @@ class Report:
     n_compared: int = 0
     max_error: float | None = None
     timing: Timing | None = None
+    curve: Sequence[tuple[float, float]] = ()
     attentions: Sequence[whole.Whole] = ()
     pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
     judged_by: str | None = None
@@ -125,6 +129,7 @@ class Report:
             "runs": str(self.runs),
             "why": self.why,
             "call_us": self.call_us,
+            "curve": [list(point) for point in self.curve],
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
             "groups": [_group_json(each) for each in self.groups],
             "pytorch": dict(self.pytorch),

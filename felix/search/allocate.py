@@ -9,10 +9,12 @@ Notation, for task i
 
 The first term extrapolates the last D rounds, the second assumes that the rest shrinks like
 1/t; floor_i is a speed-of-light bound (0 if unknown), below which no gain can be expected. The
-task of the largest gain goes next.
+task of the largest gain goes next. Of a task that something else runs in r_i us (its rival), only
+what is expected below r_i is a gain.
 
 Every task gets one warm-up round first, in the order of weight times the latency that is expected
-of it untuned: what gets none before time is up matters least. A task without a legal result after
+of it untuned, or of what its rival takes beyond the peak rates of the device: what gets none
+before time is up matters least. A task without a legal result after
 `PATIENCE` rounds is dead, and one whose search returns nothing new for `PATIENCE` rounds is
 exhausted: neither is chosen again, so a run always ends. The original gives failing tasks a
 latency of 1e10, which makes them the most promising for ever, and loops endlessly on an empty
@@ -39,6 +41,8 @@ ALPHA, WINDOW = 0.2, 3
 PATIENCE = 3
 #: Share of a busy task's gain that another one must promise for a round beside it.
 LEAST_GAIN = 0.1
+#: Share of what a rival takes that may be gained though it seems to run at the peak rates.
+_DOUBT = 0.05
 
 
 @dataclass(slots=True)
@@ -95,6 +99,14 @@ def untuned_us(task: Task, hardware: Hardware) -> float:
     return 2.0 * floor_us(task.flops, task.min_bytes, hardware)
 
 
+def _to_gain_us(untuned_us: float, floor_us: float, rival_us: float) -> float:
+    """What a task may gain, at most: all that it takes, or what its rival takes beyond the peak
+    rates of the device, which are estimates."""
+    if math.isinf(rival_us):
+        return untuned_us
+    return max(0.0, rival_us - 2.0 * floor_us) + _DOUBT * rival_us
+
+
 class Allocator:
     """Deals rounds to tasks; deterministic.
 
@@ -102,6 +114,7 @@ class Allocator:
         weights: of the tasks.
         floors_us: their floors; 0 if left out.
         untuned_us: what orders first rounds, with the weights; all equal if left out.
+        rivals_us: what their rivals take; infinite if left out.
     """
 
     def __init__(
@@ -109,12 +122,15 @@ class Allocator:
         weights: Sequence[float],
         floors_us: Sequence[float] | None = None,
         untuned_us: Sequence[float] | None = None,
+        rivals_us: Sequence[float] | None = None,
     ) -> None:
         expected_us = untuned_us if untuned_us is not None else [0.0] * len(weights)
-        costs = [w * us for w, us in zip(weights, expected_us, strict=True)]
+        floors = floors_us if floors_us is not None else [0.0] * len(weights)
+        self._rivals_us = rivals_us if rivals_us is not None else [math.inf] * len(weights)
+        every = zip(weights, expected_us, floors, self._rivals_us, strict=True)
+        costs = [w * _to_gain_us(*latencies_us) for w, *latencies_us in every]
         #: the tasks in the order of their first rounds
         self.order: Sequence[int] = sorted(range(len(costs)), key=lambda i: -costs[i])
-        floors = floors_us if floors_us is not None else [0.0] * len(weights)
         self.tasks = [TaskProgress(w, f) for w, f in zip(weights, floors, strict=True)]
         self._settled: set[int] = set()
 
@@ -204,7 +220,9 @@ class Allocator:
             if before is not None:
                 backward = (before - latency_us) / WINDOW
         forward = max(0.0, latency_us - progress.floor_us) / len(progress.best_us)
-        gain = ALPHA * backward + (1.0 - ALPHA) * forward
+        next_us = latency_us - (ALPHA * backward + (1.0 - ALPHA) * forward)
+        counted_us = min(latency_us, self._rivals_us[task])
+        gain = max(0.0, counted_us - next_us)
         return progress.weight * gain * 0.5**progress.n_empty
 
     def _rounds(self, task: int) -> int:

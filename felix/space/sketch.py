@@ -8,6 +8,7 @@ sketch; `trace_sketches` lists sketches that have it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -111,6 +112,47 @@ def of_templates(
     ]
 
 
+def fewest_kernels(task: Task, machine: Hardware | None = None) -> int | None:
+    """Kernels of the trace sketch that has the fewest; None where no sketch can be modelled.
+
+    Further sketches are not made once one is a single kernel. Sketches of very many are not left
+    out, as in `trace_sketches`.
+    """
+    machine = machine or hardware(task.target)
+    fewest = None
+    with contextlib.suppress(UnsupportedSchedule):  # what ends the making of variants
+        for space in _made_spaces(task, machine):
+            for schedule in space.schedules:
+                count = _n_kernels(schedule.mod)
+                if fewest is None or count < fewest:
+                    with contextlib.suppress(UnsupportedSchedule):
+                        _trace_sketch(task, 0, schedule, space, machine)
+                        fewest = count
+                if fewest == 1:
+                    return fewest
+    return fewest
+
+
+def _n_kernels(mod: tvm.IRModule) -> int:
+    """Loop nests of a scheduled program, each of which is launched."""
+    body = mod["main"].body.block.body
+    return len(body.seq) if isinstance(body, tvm.tirx.SeqStmt) else 1
+
+
+def _trace_sketch(
+    task: Task,
+    index: int,
+    schedule: tvm.s_tir.Schedule,
+    space: design_space.DesignSpace,
+    machine: Hardware,
+) -> TraceSketch:
+    """The sketch of a schedule; raises UnsupportedSchedule where it cannot be modelled."""
+    schedule_rules.check_reductions(schedule.mod)
+    program = schedule.trace, space.generator, machine, space.variant, space.mod
+    with formulas.reported():
+        return TraceSketch(task, index, *program)
+
+
 def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _Modelled:
     """The trace sketches that can be modelled."""
     modelled: list[TraceSketch] = []
@@ -121,11 +163,8 @@ def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _
         if on_left_out is not None:
             on_left_out(f"{task.name}: variants left out: {unforeseen}")
     for index, schedule, space in _schedules(spaces):
-        program = schedule.trace, space.generator, machine, space.variant, space.mod
         try:
-            schedule_rules.check_reductions(schedule.mod)
-            with formulas.reported():
-                modelled.append(TraceSketch(task, index, *program))
+            modelled.append(_trace_sketch(task, index, schedule, space, machine))
         except UnsupportedSchedule as error:
             reasons.append(error)
             if on_left_out is not None:
@@ -143,15 +182,24 @@ def _spaces(
     task: Task, machine: Hardware
 ) -> tuple[list[design_space.DesignSpace], UnsupportedSchedule | None]:
     """The stock space, then those of the variants; and what ended the making of variants."""
-    limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
-    program, name = (task.mod, task.target), task.name
-    spaces = [design_space.generate(*program, name=name)]
+    spaces: list[design_space.DesignSpace] = []
     try:
-        with formulas.reported():
-            spaces.extend(design_space.generate_variants(*program, limits, name=name))
+        spaces.extend(_made_spaces(task, machine))
     except UnsupportedSchedule as error:
         return spaces, error
     return spaces, None
+
+
+def _made_spaces(task: Task, machine: Hardware) -> Iterator[design_space.DesignSpace]:
+    """The stock space, then those of the variants, each made when it is asked for.
+
+    Raises:
+        UnsupportedSchedule: what ends the making of variants.
+    """
+    limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
+    yield design_space.generate(task.mod, task.target, name=task.name)
+    with formulas.reported():
+        yield from design_space.generate_variants(task.mod, task.target, limits, name=task.name)
 
 
 def _schedules(

@@ -57,6 +57,8 @@ class Loop:
             elif run.n_pending() and self._searches.is_concurrent:
                 run.collect(leave=run.n_pending() - 1)
             elif not run.settle():
+                if run.is_late:  # it was not while rounds were asked for
+                    return "seconds"
                 return "exhausted" if any(each.best for each in run.task_runs) else "failed"
 
     def _is_awaited(self, reason: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from felix import errors, events
@@ -94,6 +94,9 @@ class TuneOptions:
     journal: Callable[[Sequence[Task], session.Identity], session.Journal] | None = None
     #: Keys of tasks that get no trials: their records are enough.
     settled: frozenset[str] = frozenset()
+    #: Latencies by keys of tasks of what runs a task if tuning finds nothing faster: only what is
+    #: below them is a gain.
+    rivals_us: Mapping[str, float] = dataclasses.field(default_factory=dict)
     #: Schedules of a task to measure before the search chooses any: called when it is opened.
     first_schedules: FirstSchedules | None = None
     #: Whether the seconds of a session that is resumed count to those of the run.

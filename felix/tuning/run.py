@@ -8,6 +8,7 @@ clock and the time spent (`pacing`).
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from felix import errors, events, target
@@ -89,6 +90,7 @@ class Run(checkpoint.Parts):
             [task.weight for task in tasks],
             [allocate.task_floor_us(task, hardware) for task in tasks],
             untuned_us=[allocate.untuned_us(task, hardware) for task in tasks],
+            rivals_us=[options.rivals_us.get(task.key, math.inf) for task in tasks],
         )
         for index, task in enumerate(tasks):
             if task.key in options.settled:

@@ -104,10 +104,13 @@ def timed_contenders(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list
     return log
 
 
-def timed_wholes(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
-    """Whole calls of Felix take so many times as long as others, which take 20 us."""
+def timed_wholes(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> None:
+    """Whole calls of Felix take so many times as long as others, which take 20 us: each time that
+    they are timed another ratio, the last one from then on."""
+    left = list(ratios)
 
     def latencies_us(calls: Any, ours: Any, *, is_gpu: bool, budget_s: float = 1.0) -> Any:
+        ratio = left.pop(0) if len(left) > 1 else left[0]
         for call in calls.values():
             call()
         return {name: [20.0 * ratio if name == ours else 20.0] * 10 for name in calls}

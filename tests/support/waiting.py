@@ -1,9 +1,13 @@
-"""Waiting for a condition, not for a time."""
+"""Waiting for a condition, not for a time; and a clock that a test moves."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+import pytest
+
+from felix.network import deadline as deadlines
 
 #: Seconds that a machine may take which does other things meanwhile: more is a hang.
 LIMIT_S = 300.0
@@ -18,3 +22,11 @@ def until(
         assert time.monotonic() < deadline_s, why() or "it never came true"
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, 0.1)  # looking costs the machine, too
+
+
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What deadlines take for the time, as the only element: it stands still unless a test sets
+    it."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(deadlines.time, "monotonic", lambda: now[0])
+    return now

@@ -161,6 +161,9 @@ class Workers:
     def launch(self) -> None:
         """Nothing has to begin."""
 
+    def await_ready(self) -> None:
+        """Nothing has to be waited for."""
+
     def fork(self, settings: dict[str, Any], pipe: Connection) -> int:
         """A thread, and a process that stands for it."""
         mine = Connection(os.dup(pipe.fileno()))

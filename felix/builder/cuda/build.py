@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
 import tvm
@@ -23,6 +24,7 @@ from felix.builder import payload as payloads
 from felix.builder.cuda import cubins, launches
 from felix.runner import description
 from felix.runner.cuda import nvrtc
+from felix.target import cpu
 from felix.templates.generated import GeneratedProgram
 
 #: TVM copies asynchronously (`cp.async`) only where this says so; without it, software-pipelined
@@ -33,6 +35,10 @@ _PASSES: dict[str, Any] = {
     "config": {**ASYNC_COPIES, "tirx.disable_cse_tir": True},
     "disabled_pass": ["tirx.RemoveNoOp"],
 }
+#: Threads that compile kernels, at most.
+MAX_THREADS = 16
+#: TVM's function that makes a module of kernels.
+_BUILD = "target.build.cuda"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,6 +133,34 @@ def compiling(target: tvm.target.Target) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def kernels_apart() -> Iterator[None]:
+    """TVM makes each kernel of a program a module of its own until the block ends.
+
+    They are compiled side by side. One that was compiled before, as part of another network, is
+    found on disk.
+    """
+    whole: Any = tvm.get_global_func(_BUILD)
+
+    def apart(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+        alone = [
+            tvm.IRModule({variable: kernel}, attrs=kernels.attrs)
+            for variable, kernel in kernels.functions_items()
+        ]
+        width = min(MAX_THREADS, len(alone), cpu.available_cores())
+        with futures.ThreadPoolExecutor(width) as threads:
+            first, *others = threads.map(lambda each: whole(each, target), alone)
+        for each in others:
+            first.import_module(each)
+        return first
+
+    tvm.register_global_func(_BUILD, apart, override=True)
+    try:
+        yield
+    finally:
+        tvm.register_global_func(_BUILD, whole, override=True)
+
+
 def cubin(code: str, target: tvm.target.Target) -> bytes:
     """The cubin of CUDA source that TVM generated, as it is measured; raises as `cubin_of`."""
     return cubins.compiled(cubins.slim(code), str(target.attrs["arch"]))
@@ -155,7 +189,7 @@ def _source(kernels: tvm.IRModule, target: tvm.target.Target) -> str:
         return b"not compiled"
 
     with compiled_by(record):
-        module = tvm.get_global_func("target.build.cuda")(kernels, target)
+        module = tvm.get_global_func(_BUILD)(kernels, target)
     return texts[0] if texts else str(module.inspect_source())
 
 

@@ -114,7 +114,7 @@ def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.P
         written.append(None if result.best_or_none is None else result.export(folder))
     if not one and network.curve:
         title = f"{len(network.results)} tasks: {report.duration(network.latency_us)}"
-        convergence.draw(network.curve, title, out / convergence.FILE_NAME)
+        convergence.draw(convergence.of_trials(network.curve), title, out / convergence.FILE_NAME)
     return written
 
 

@@ -32,8 +32,9 @@ Conversions = Callable[[Any], Mapping[str, conversion.Converter]]
 CONFIRMED = frozenset({
     "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "_log_softmax.default",
     "_softmax.default", "_to_copy.default",
-    "add.Scalar", "add.Tensor", "addmm.default", "avg_pool2d.default", "avg_pool3d.default",
-    "baddbmm.default", "bmm.default", "cat.default", "clamp.default", "clone.default",
+    "add.Scalar", "add.Tensor", "addmm.default", "alias.default",
+    "avg_pool2d.default", "avg_pool3d.default", "baddbmm.default",
+    "bmm.default", "cat.default", "clamp.default", "clone.default",
     "contiguous.default", "convolution.default", "copy.default", "cos.default", "detach.default",
     "div.Scalar", "div.Tensor", "dropout.default", "embedding.default", "exp.default",
     "expand.default", "gelu.default", "hardtanh.default", "layer_norm.default",
@@ -97,7 +98,7 @@ _HALF = (torch.float16, torch.bfloat16)
 #: How large floats are that are drawn; those of 16 bits of all these sizes.
 _SIZES = (1.0, 1e3, 1e-4)
 #: What PyTorch raises for operands that an operator does not take.
-_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
+REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
 
 
 def is_right(node: torch.fx.Node, name: str, conversions: Conversions) -> bool:
@@ -139,7 +140,7 @@ def _is_same_drawn(node: torch.fx.Node, name: str, conversions: Conversions) -> 
             operands = dict(zip(node.all_input_nodes, drawn, strict=True))
             try:
                 cases.append((operands, _called(node, operands)))
-            except _REFUSALS:
+            except REFUSALS:
                 continue
             break
     if not cases:
@@ -169,7 +170,7 @@ def _small(node: torch.fx.Node) -> torch.fx.Node | None:
     for limit in _EXTENTS:
         try:
             small = _cut(node, limit)
-        except _REFUSALS:
+        except REFUSALS:
             continue
         if _n_elements(small) <= MOST_ELEMENTS:
             return small

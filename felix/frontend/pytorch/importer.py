@@ -20,7 +20,7 @@ from tvm.relax.frontend import torch as tvm_torch
 
 from felix import errors
 from felix.frontend import folding, imported
-from felix.frontend.pytorch import calling, conversion, export, operators, unconverted
+from felix.frontend.pytorch import calling, constants, conversion, export, operators, unconverted
 
 
 def import_torch(
@@ -35,7 +35,8 @@ def import_torch(
     arguments, leaves = calling.ordered(
         model.forward, program.call_spec.in_spec, export.drop_constant_inputs(program)
     )
-    constants = export.drop_constant_outputs(program)
+    constant_outputs = export.drop_constant_outputs(program)
+    constants.compute(program)
     parameters = export.parameters(program)
     left = unconverted.Unconverted(program)
     mod = to_relax(program, left.convert_map())
@@ -56,7 +57,7 @@ def import_torch(
             arguments=arguments,
             leaves=tuple(inputs[leaf] if isinstance(leaf, str) else leaf[0] for leaf in leaves),
             result=program.call_spec.out_spec,
-            constants=constants,
+            constants=constant_outputs,
         ),
         pytorch=left.forms,
     )
@@ -133,6 +134,7 @@ def read_graph(
     n_inputs = len(order) - len(parameters)
     traced = _traced(graph, order, [placeholders[index].meta["val"] for index in order])
     program = _program(traced)
+    constants.compute(program)
     mod = to_relax(program, unconverted.Refused(program).convert_map())
     main = mod.get_global_var("main")  # the importer takes parameters for inputs
     mod.update_func(main, mod[main].with_attr("num_input", n_inputs))

@@ -22,7 +22,7 @@ from felix.database import store
 from felix.network import assembly, executable, groups, imported
 from felix.network.attentions import finding, rewiring
 from felix.network.attentions.finding import Attention
-from felix.network.contenders import contest, excluded, shipping
+from felix.network.contenders import contest, excluded, shipping, timing
 from felix.network.contenders.shipping import Contender, Shipped
 from felix.runner.checking import reference
 from felix.task import Task
@@ -102,10 +102,10 @@ def choose(
     wholes, replaced, n_timed = [], [], 0
     for text, every in equal.items():
         assert known is not None  # else nothing was looked for
-        stored = known.find_finding(every[0].task, text)
+        (stored,) = known.find_findings([(every[0].task, text)])
         if stored is None:
             stored = every[0].timed()
-            known.add_finding(every[0].task, text, stored)
+            known.add_findings([(every[0].task, text, stored)])
             n_timed += 1
         whole = _whole(every, stored)
         wholes.append(whole)
@@ -114,6 +114,12 @@ def choose(
         return Chosen(network.lowered, shipped, wholes, n_timed)
     lowered = rewiring.with_operators(network.lowered, replaced)
     return Chosen(lowered, _left(shipped, lowered), wholes, n_timed)
+
+
+def n_kinds(lowered: tvm.IRModule) -> int:
+    """How many different attentions of a lowered network are compared."""
+    forms = (tuple(step.form.key for step in each.steps) for each in finding.find(lowered))
+    return len(set(forms))
 
 
 def _whole(every: Sequence[_Comparison], stored: Mapping[str, Any]) -> Whole:
@@ -210,7 +216,7 @@ class _Comparison:
                 "attention": [form.to_json() for form in self.forms],
                 "separate": hashlib.sha256(separate.encode()).hexdigest(),
                 "torch": torch.__version__,
-                "threads": contest.n_threads(self._target),
+                "threads": timing.n_threads(self._target),
             },
             sort_keys=True,
         )
@@ -253,11 +259,11 @@ class _Comparison:
             allow_tf32=self._allow_tf32,
             names=_NAMES,
         )
-        with contest.undisturbed(self._target):
+        with timing.undisturbed(self._target):
             wrong = check.wrong(mains)
             excluded.check_left(f"of an attention ({', '.join(self.names)})", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
-            return {"latencies_us": contest.median_us(right, inputs, self._target), "wrong": wrong}
+            return {"latencies_us": timing.median_us(right, inputs, self._target), "wrong": wrong}
 
     def _drawn(self) -> list[torch.Tensor]:
         arrays = reference.inputs(self._arguments, _SEED, positive=False)

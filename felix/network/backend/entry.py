@@ -15,7 +15,7 @@ from felix.network.backend import settings
 if TYPE_CHECKING:
     import torch
 
-    from felix.network.backend import graphs, report
+    from felix.network.backend import background, graphs, report
 
 _TRAINING = (
     "felix: a graph that computes gradients runs in PyTorch; tuned programs run where none are "
@@ -30,6 +30,7 @@ class Backend:
         self.__name__ = "felix"  # for PyTorch's messages
         self._graphs: weakref.WeakSet[graphs.CompiledGraph] = weakref.WeakSet()
         self._n_graphs = 0
+        self._background: background.Background | None = None
 
     def __call__(
         self,
@@ -55,19 +56,31 @@ class Backend:
         reason = "it computes gradients" if tracing.computes_gradients(graph) else None
         if reason is not None:
             warnings.warn(_TRAINING, stacklevel=1)
-        compiled = graphs.CompiledGraph(graph, chosen, self._n_graphs, reason)
+        behind = None if chosen.seconds is None else self._behind()
+        compiled = graphs.CompiledGraph(graph, chosen, self._n_graphs, reason, behind)
         self._graphs.add(compiled)
         return compiled
+
+    def _behind(self) -> background.Background:
+        from felix.network.backend import background
+
+        if self._background is None:
+            self._background = background.Background()
+        return self._background
 
     def report(self) -> report.BackendReport:
         """What runs of each graph that PyTorch uses, in the order of compilation."""
         from felix.network.backend import report
 
         every = sorted((each.report() for each in self._graphs), key=lambda each: each.number)
-        return report.BackendReport(tuple(every))
+        status = None if self._background is None else self._background.status
+        return report.BackendReport(tuple(every), status)
 
     def reset(self) -> None:
-        """Forget the graphs; `torch._dynamo.reset` calls this."""
+        """Forget the graphs and end what is done for them; `torch._dynamo.reset` calls this."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
         self._graphs.clear()
         self._n_graphs = 0
 

@@ -11,25 +11,26 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import tvm
 from torch._dynamo import convert_frame
 
-from felix import errors, frontend
+from felix import errors
 from felix import target as targets
 from felix.database import store
 from felix.network import executable, group_costs, imported
-from felix.network.backend import part, partition, settings, tracing
-from felix.network.backend.report import GraphReport, PartReport, SizesReport
+from felix.network.backend import background, functional, part, settings, tracing
+from felix.network.backend.report import GraphReport, SizesReport
 from felix.tir import grammar
 
 #: A frame of a stack as Python prints it.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-#: How operators are grouped, and what makes of a part what runs it.
-Runners: TypeAlias = tuple[frontend.Grouping, Callable[[partition.Cut], part.Runner]]
+_NOT_BUILT = "it is built in the background when no call runs"
+_RANDOM = "it draws random numbers, which are built into calls alone: leave out the option seconds"
 
 
 class CompiledGraph:
@@ -40,6 +41,7 @@ class CompiledGraph:
         chosen: options.
         number: of the graph, for people.
         reason: why PyTorch runs it; None if Felix may.
+        behind: where it is built if not by a call.
     """
 
     def __init__(
@@ -48,32 +50,57 @@ class CompiledGraph:
         chosen: settings.Settings,
         number: int,
         reason: str | None = None,
+        behind: background.Background | None = None,
     ) -> None:
+        self._background = behind
         self._graph = graph
+        self._pytorch = tracing.forward(graph)
         self._settings = chosen
         self._number = number
         self._reason = reason
         self._varying = _varying(graph)
         self._by_sizes: dict[Any, _Specialised] = {}
         self._n_more_sizes = 0
+        #: for the only sizes that there are, once it is ready
+        self._only: _Specialised | None = None
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs."""
+        only = self._only
+        if only is not None and (self._background is None or not self._background.is_active):
+            return only.call(*args)
+        if self._background is not None and self._background.is_active:
+            with self._background.call():
+                return self._called(args)
+        return self._called(args)
+
+    def _called(self, args: Sequence[Any]) -> Any:
         if self._reason is not None:
-            return self._graph(*args)
+            return self._pytorch(*args)
         key = tuple(_size(args[position]) for position in self._varying)
         specialised = self._by_sizes.get(key)
         if specialised is not None and specialised.is_ready:
+            self._only = None if self._varying else specialised
             return specialised.call(*args)
         if executable.is_capturing():  # nothing may be built meanwhile
-            return self._graph(*args)
-        with convert_frame.compile_lock:  # tracing changes what PyTorch's compiler looks at
-            if key not in self._by_sizes:
-                if len(self._by_sizes) == self._settings.max_sizes:
-                    self._n_more_sizes += 1
-                    return self._graph(*args)
-                self._by_sizes[key] = _Specialised(self._graph, self._settings, args)
-            return self._by_sizes[key].first_call(args)
+            return self._pytorch(*args)
+        is_new = key not in self._by_sizes
+        if is_new and len(self._by_sizes) == self._settings.max_sizes:
+            self._n_more_sizes += 1
+            return self._pytorch(*args)
+        if self._background is None:
+            with convert_frame.compile_lock:  # tracing changes what PyTorch's compiler looks at
+                return self._of_sizes(key, args).first_call(args)
+        if is_new:
+            with convert_frame.compile_lock:
+                self._of_sizes(key, args).build_later(self._background, args)
+        with self._background.call():
+            return self._pytorch(*args)
+
+    def _of_sizes(self, key: Any, args: Sequence[Any]) -> _Specialised:
+        if key not in self._by_sizes:
+            self._by_sizes[key] = _Specialised(self._graph, self._settings, args)
+        return self._by_sizes[key]
 
     def report(self) -> GraphReport:
         """What runs the graph."""
@@ -97,11 +124,11 @@ class _Specialised:
     def __init__(
         self, graph: torch.fx.GraphModule, chosen: settings.Settings, args: Sequence[Any]
     ) -> None:
-        self.call: Callable[..., Any] = graph.forward
+        self.call = self._traced = tracing.forward(graph)
         self.is_ready = False
         self._graph = graph
         self._settings = chosen
-        self._functional: FunctionalGraph | None = None
+        self._functional: functional.FunctionalGraph | None = None
         self._reason = tracing.unfit(args)
         self._label = ", ".join(
             "x".join(map(str, each.shape)) or "scalar"
@@ -113,16 +140,54 @@ class _Specialised:
         """Build the graph and call it, in one thread at a time; later calls are `call`'s."""
         if self._reason is None and self._functional is None:
             self._trace(args)
-        result = self.call(*args)
-        if self._functional is not None and not self._functional.is_tuned:
-            self.call = self._graph.forward
-        self.is_ready = True
+        result = self._traced(*args)
+        self._settle()
         return result
+
+    def build_later(self, behind: background.Background, args: Sequence[Any]) -> None:
+        """Let the graph be built in the background, for copies of a call's inputs.
+
+        It is traced here: tracing keeps the states of PyTorch's random numbers, and another
+        thread would give back states from before this one's numbers. A graph that draws random
+        numbers is PyTorch's: they would be other ones for later calls.
+        """
+        if self._reason is None:
+            self._trace(args)
+        if self._functional is not None and self._functional.draws_random:
+            self._functional, self._reason = None, _RANDOM
+        if self._functional is None:
+            self._settle()
+            return
+        inputs = self._functional.inputs_of(lambda: self._traced(*tracing.copies_of(args)))
+        here, is_inference = weakref.ref(self), torch.is_inference_mode_enabled()
+
+        def build() -> Sequence[str]:
+            made = here()
+            with torch.inference_mode(is_inference), torch.no_grad():
+                return [] if made is None else made._rebuild(inputs)
+
+        behind.add(build, self._settings)
+
+    def _rebuild(self, inputs: Sequence[Any]) -> Sequence[str]:
+        """Run by what is known now; keys of the tasks of which nothing is."""
+        assert self._functional is not None  # it was traced
+        self._functional.rebuild(inputs)
+        self._settle()
+        return [key for each in self._functional.reports() for key in each.queued]
+
+    def _settle(self) -> None:
+        """What runs the graph is known: PyTorch, unless a part is tuned."""
+        made = self._functional
+        if made is None or not made.is_tuned:
+            self.call = tracing.forward(self._graph)
+        else:
+            self.call = made.directly(self._graph) or self._traced
+        self.is_ready = True
 
     def _trace(self, args: Sequence[Any]) -> None:
         try:
             full = targets.parse(self._settings.target or imported.default_target(args))
-            self.call = tracing.trace(self._graph, args, self._compiler(full, args))
+            self._traced = tracing.trace(self._graph, args, self._compiler(full, args))
         except errors.TargetError as error:
             self._reason = str(error)
         except tracing.ERRORS as error:
@@ -133,95 +198,26 @@ class _Specialised:
         parameters = {id(each) for each in args if tracing.is_parameter(each)}
         parameters |= {id(each) for each in own_tensors}
 
-        def compile_graph(functional: torch.fx.GraphModule) -> FunctionalGraph:
-            self._functional = FunctionalGraph(functional, parameters, full, self._runners)
-            return self._functional
+        def compile_graph(graph: torch.fx.GraphModule) -> functional.FunctionalGraph:
+            made = functional.FunctionalGraph(graph, parameters, full, self._runners)
+            self._functional = made
+            return made
 
         return compile_graph
 
-    def _runners(self, full: tvm.target.Target) -> Runners:
+    def _runners(self, full: tvm.target.Target) -> functional.Runners:
         known = store.Store(self._settings.known_results)
         grouping = group_costs.known_grouping(full, known, self._settings.allow_tf32)
         return grouping, lambda cut: part.Part(cut, self._settings, known)
 
     def report(self) -> SizesReport:
-        functional = self._functional
+        made = self._functional
         return SizesReport(
             sizes=self._label,
-            parts=() if functional is None else functional.reports(),
-            pytorch={} if functional is None else functional.pytorch,
-            reason=self._reason,
+            parts=() if made is None else made.reports(),
+            pytorch={} if made is None else made.pytorch,
+            reason=self._reason or (None if self.is_ready else _NOT_BUILT),
         )
-
-
-class FunctionalGraph:
-    """Runs a functional graph; the first call builds its parts.
-
-    Args:
-        functional: the graph.
-        parameters: of which inputs the values are those of every call, by their identities.
-        full: what parts are lowered for.
-        runners: are asked for at the first call.
-
-    Attributes:
-        pytorch: operators outside parts, with the reason.
-    """
-
-    def __init__(
-        self,
-        functional: torch.fx.GraphModule,
-        parameters: set[int],
-        full: tvm.target.Target,
-        runners: Callable[[tvm.target.Target], Runners],
-    ) -> None:
-        self.pytorch: dict[str, str] = {}
-        self._parts: list[part.Runner] = []
-        self._graph = functional
-        self._is_built = False
-        self._parameters = parameters
-        self._target = full
-        self._runners = runners
-        self._written = tracing.take_writes(functional)
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether Felix runs a part."""
-        return any(each.is_tuned for each in self._parts)
-
-    def reports(self) -> list[PartReport]:
-        return [each.report for each in self._parts]
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if not self._is_built:
-            self._build(args)
-            self._is_built = True
-        results = self._graph(*args)
-        if not self._written:
-            return list(results)
-        n_outputs = len(results) - len(self._written)
-        for position, value in zip(self._written, results[n_outputs:], strict=True):
-            args[position].copy_(value)
-        return list(results[:n_outputs])
-
-    def _build(self, args: Sequence[Any]) -> None:
-        changing = tracing.changes_inputs(self._graph)
-        if changing is not None:
-            self.pytorch = {changing: "it changes a tensor in place: PyTorch runs the whole graph"}
-            return
-        tracing.separate_views(self._graph)
-        bound = {
-            position: value
-            for position, value in enumerate(args)
-            if id(value) in self._parameters
-            and position not in self._written
-            and not value.is_inference()  # else its changes cannot be noticed
-        }
-        grouping, runner_of = self._runners(self._target)
-        cuts = partition.split(self._graph, bound, self._target, grouping)
-        parts = [runner_of(cut) for cut in cuts.parts]
-        for cut, built in zip(cuts.parts, parts, strict=True):
-            cuts.graph.set_submodule(cut.name, built)
-        self._graph, self.pytorch, self._parts = cuts.graph, dict(cuts.pytorch), parts
 
 
 def _varying(graph: torch.fx.GraphModule) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -17,10 +18,9 @@ from tvm import relax
 from felix import errors
 from felix.builder import task_program
 from felix.database import store
-from felix.database.outcome import KnownResult
 from felix.frontend.rewriting import with_function
-from felix.network import groups, optimize, outcomes
-from felix.network.contenders import contest, shipping
+from felix.network import deadline, groups, optimize, outcomes, workers
+from felix.network.contenders import alone, contest, shipping
 from felix.task import Task
 from felix.tir import grammar
 from felix.torch_calls import form as forms
@@ -62,20 +62,23 @@ class _OneCall:
     target: tvm.target.Target
 
 
-def work_off(known: store.Store, request: outcomes.Request) -> Summary:
+def work_off(
+    known: store.Store, request: outcomes.Request, keys: Collection[str] | None = None
+) -> Summary:
     """Tune what is queued, most requested first where time or trials do not suffice for all.
 
     Args:
         known: the known results, whose queue it is.
         request: how to tune. Seconds (300 if neither they nor trials are given) and trials are
             shared out among targets by their numbers of tasks.
+        keys: of the tasks to tune; None: all.
 
     Raises:
         RecordError: the file of known results cannot be used.
     """
     if request.trials is None and request.seconds is None:
         request = dataclasses.replace(request, seconds=optimize.DEFAULT_SECONDS)
-    waiting = store.queued(known)
+    waiting = [each for each in store.queued(known) if keys is None or each.task_key in keys]
     by_target: dict[str, list[tuple[store.QueuedTask, Task]]] = collections.defaultdict(list)
     left: list[tuple[str, str]] = []
     for entry in waiting:
@@ -117,19 +120,19 @@ def _tuned(
     left: list[tuple[str, str]],
 ) -> str | None:
     """Tune and compare tasks of one target; why tuning ended."""
-    gathered = outcomes.gather([task for _, task in entries], known, request)
-    for entry, task in entries:
-        outcome = gathered.by_key.get(task.key)
-        if outcome is None or gathered.reason == "interrupted":
-            left.append((task.name, "time or trials were used up before its turn"))
-            continue
-        if task.key in gathered.passing:
-            left.append((task.name, str(outcome.failure)))
-            continue
-        try:
-            shipped = _compared(known, entry, task, outcome, gathered.known)
-        except grammar.TVM_ERRORS as error:
-            left.append((task.name, f"it cannot be compared: {grammar.first_line(error)}"))
+    every, tasks = [_group(*each) for each in entries], [task for _, task in entries]
+    ends = deadline.Deadline(time.monotonic(), request.seconds)
+    with workers.starting(request.options) as started:
+        started.await_quiet(tasks[0].target)
+        alone_us = alone.latencies_us(every, known, ends.timing())
+        request = dataclasses.replace(request, options=started.options)
+        least_us = alone.least_us(alone_us)
+        gathered = outcomes.within(ends, len(every), tasks, known, request, least_us)
+    for (entry, task), group in zip(entries, every, strict=True):
+        contenders = contest.Contest(_OneCall(_one_call(task), task.target), known, alone_us)
+        shipped = _fastest(group, gathered, contenders, has_time=ends.left_s > 0.0)
+        if isinstance(shipped, str):
+            left.append((task.name, shipped))
             continue
         store.unqueue(known, [entry])
         done.append(
@@ -138,15 +141,29 @@ def _tuned(
     return gathered.reason
 
 
-def _compared(
-    known: store.Store,
-    entry: store.QueuedTask,
-    task: Task,
-    outcome: KnownResult,
-    earlier: frozenset[str],
-) -> shipping.Shipped:
+def _fastest(
+    group: groups.Group, gathered: outcomes.Outcomes, contenders: contest.Contest, has_time: bool
+) -> shipping.Shipped | str:
+    """What is the fastest of a task, or why it stays in the queue."""
+    assert group.task is not None  # it was queued
+    key = group.task.key
+    outcome = gathered.by_key.get(key)
+    if outcome is None or gathered.reason == "interrupted":
+        return "time or trials were used up before its turn"
+    if key in gathered.passing:
+        return str(outcome.failure)
+    if not has_time and contenders.known(group, outcome) is None:
+        return "time was used up before it was compared"
+    try:
+        compared = contenders.held(group, outcome)
+    except grammar.TVM_ERRORS as error:
+        return f"it cannot be compared: {grammar.first_line(error)}"
+    return shipping.choose(group, outcome, compared, is_known=key in gathered.known)
+
+
+def _group(entry: store.QueuedTask, task: Task) -> groups.Group:
     form = "PyTorch has no operators for it"
-    group = groups.Group(
+    return groups.Group(
         name=task.name,
         symbols=(_SYMBOL,),
         calls=1,
@@ -155,9 +172,6 @@ def _compared(
         dtypes=groups.dtypes(task.func),
         form=form if entry.form is None else forms.form_from_json(entry.form),
     )
-    contenders = contest.Contest(_OneCall(_one_call(task), task.target), known)
-    compared = contenders.held(group, outcome)
-    return shipping.choose(group, outcome, compared, is_known=task.key in earlier)
 
 
 def _one_call(task: Task) -> tvm.IRModule:

@@ -19,7 +19,7 @@ class PartReport:
         is_tuned: whether Felix's network runs it; PyTorch does otherwise.
         reason: why.
         groups: what its groups of operators run in Felix's network; none if it was not imported.
-        n_queued: its tasks that were put into the queue.
+        queued: keys of its tasks that were put into the queue.
         felix_us, pytorch_us: latencies of both by wall clock, None if they were not compared.
     """
 
@@ -28,7 +28,7 @@ class PartReport:
     is_tuned: bool
     reason: str
     groups: Sequence[shipping.Shipped] = ()
-    n_queued: int = 0
+    queued: Sequence[str] = ()
     felix_us: float | None = None
     pytorch_us: float | None = None
 
@@ -39,7 +39,7 @@ class PartReport:
             "operators": list(self.operators),
             "runs": "felix" if self.is_tuned else "pytorch",
             "reason": self.reason,
-            "queued": self.n_queued,
+            "queued": len(self.queued),
             "felix_us": self.felix_us,
             "pytorch_us": self.pytorch_us,
             "groups": [
@@ -111,9 +111,13 @@ class GraphReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BackendReport:
-    """Every graph; `print` shows it."""
+    """Every graph; `print` shows it.
+
+    `background` is what is done in the background, or what came of it; None without it.
+    """
 
     graphs: Sequence[GraphReport]
+    background: str | None = None
 
     @property
     def parts(self) -> list[PartReport]:
@@ -123,18 +127,27 @@ class BackendReport:
     @property
     def n_queued(self) -> int:
         """Tasks that were put into the queue."""
-        return sum(part.n_queued for part in self.parts)
+        return sum(len(part.queued) for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON."""
-        return {"queued": self.n_queued, "graphs": [each.to_json() for each in self.graphs]}
+        return {
+            "queued": self.n_queued,
+            "background": self.background,
+            "graphs": [each.to_json() for each in self.graphs],
+        }
 
     def __str__(self) -> str:
         if not self.graphs:
             return "no graph was compiled with the backend felix"
         lines = [line for graph in self.graphs for line in _graph_lines(graph)]
-        if self.n_queued:
-            lines.append(f"{self.n_queued} tasks are queued: tune them by felix tune --queued")
+        if self.background is not None:
+            lines.append(f"in the background: {self.background}")
+        elif self.n_queued:
+            lines.append(
+                f"{self.n_queued} tasks are queued: tune them by felix tune --queued, or in the "
+                f'background by options={{"seconds": 60}}'
+            )
         return "\n".join(lines)
 
 

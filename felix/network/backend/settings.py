@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,9 @@ class Settings:
             PyTorch.
         never_slower: whether a part is timed beside PyTorch and runs only where it is not slower.
         queue: whether tasks of which nothing is known are queued for tuning.
+        seconds: so long they are tuned in the background, while no call runs; pauses are
+            included. The first call runs in PyTorch then, and graphs are built in the background.
+            None: they wait for `felix tune --queued`, and the first call builds its graph.
         allow_tf32: whether products of float32 may be computed in TF32 on a GPU; PyTorch's own
             switches say it of PyTorch alone.
     """
@@ -34,6 +38,7 @@ class Settings:
     max_sizes: int = MAX_SIZES
     never_slower: bool = True
     queue: bool = True
+    seconds: float | None = None
     allow_tf32: bool = False
 
 
@@ -44,6 +49,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "max_sizes": ((int,), "int"),
     "never_slower": ((bool,), "bool"),
     "queue": ((bool,), "bool"),
+    "seconds": ((int, float), "a number"),
     "allow_tf32": ((bool,), "bool"),
 }
 
@@ -61,6 +67,8 @@ def read(mode: str | None, options: Mapping[str, Any] | None) -> Settings:
     chosen = dict(options or {})
     for name, value in chosen.items():
         _check(name, value)
+    if chosen.get("seconds") is not None and not chosen.get("queue", True):
+        raise errors.TuningError("the option 'seconds' tunes what is queued: leave out 'queue'")
     return Settings(**chosen)
 
 
@@ -75,5 +83,7 @@ def _check(name: str, value: Any) -> None:
     is_right = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
     if not is_right:
         raise errors.TuningError(f"the option {name!r} is {words}, got {value!r}")
+    if name == "seconds" and not 0.0 < value < math.inf:
+        raise errors.TuningError(f"the option 'seconds' is larger than 0, got {value}")
     if name == "max_sizes" and value < 1:
         raise errors.TuningError(f"the option 'max_sizes' is at least 1, got {value}")

@@ -8,12 +8,14 @@ that PyTorch may run.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch._functorch import aot_autograd
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _python_dispatch as python_dispatch
 
 from felix.frontend.pytorch import export, importer
@@ -36,11 +38,42 @@ def computes_gradients(graph: torch.fx.GraphModule) -> bool:
     return any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
+def forward(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """What runs a graph, without what its class does around it; it is compiled if it was not."""
+    _LazyGraphModule.force_recompile(graph)
+    return graph.forward
+
+
+def results(graph: torch.fx.GraphModule) -> list[Any]:
+    """The nodes that a graph returns."""
+    (output,) = graph.graph.find_nodes(op="output")
+    return list(output.args[0]) if returns_several(graph) else [output.args[0]]
+
+
+def returns_several(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph returns a tuple."""
+    (output,) = graph.graph.find_nodes(op="output")
+    return isinstance(output.args[0], tuple | list)
+
+
 def is_parameter(value: Any) -> bool:
     """Whether an input of a graph is a parameter or buffer of a module."""
     if isinstance(value, torch.nn.Parameter):
         return True
     return isinstance(value, torch.Tensor) and hasattr(value, "_dynamo_static_input_type")
+
+
+def copies_of(args: Sequence[Any]) -> list[Any]:
+    """Inputs with memory of their own, laid out and shared as it is; parameters are themselves."""
+    seen: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or is_parameter(value):
+            return value
+        made = copy.deepcopy(value.detach(), seen)
+        return made.requires_grad_(value.requires_grad)
+
+    return [copied(each) for each in args]
 
 
 def unfit(args: Sequence[Any]) -> str | None:

@@ -7,6 +7,7 @@ examples.bin     inputs of a call, and the model's outputs on them
 run.py           loads the network, checks it against the examples and times it; a program that
                  imports it calls `Network(folder)(*inputs)`
 report.txt       the report as people read it
+convergence.svg  the network's latency against the seconds since the call, if it was tuned
 driver.py, launch_plan.py  of a network for a GPU: they encode tensor maps that TVM cannot
 openmp.py, launch.ll  of a network for a CPU: let it run on PyTorch's threads
 torch_functions.py  runs the groups that PyTorch's operators run, if there are any; then torch is
@@ -30,6 +31,7 @@ import tvm
 from tvm import relax
 
 from felix import errors, files, launch_plan
+from felix.artifact import convergence
 from felix.artifact import export as task_artifact
 from felix.builder import build
 from felix.network import executable, imported, report
@@ -89,6 +91,10 @@ def write(
         (path / "report.txt").write_text(f"{summary}\n")
         forms = _forms(network, summary)
         names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]
+        title, label = f"{network.name}: groups, cold caches", "sum of the groups (us)"
+        picture = path / convergence.FILE_NAME
+        if summary.curve and convergence.draw({"seconds": summary.curve}, title, picture, label):
+            names.append(convergence.FILE_NAME)
         scripts = {FUNCTIONS: functions} if forms else {}
         is_gpu = network.target.kind.name == "cuda"
         scripts |= _TENSOR_MAP_SCRIPTS if is_gpu else {}

@@ -4,21 +4,20 @@ A contender runs in a network of one call, built as the whole one is. All get th
 which are cold (`runner.calls`), and take turns. On a CPU PyTorch has as many threads as the
 target has cores. A contender that is wrong (`excluded`) is not timed and does not ship. What was
 timed is stored beside the known results; equal contenders of an equal group on an equal device are
-not timed again.
+not timed again. Where PyTorch's operators alone (`alone`) took much more or less than programs
+that were measured, nothing is timed in turns.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import math
-import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 import torch
 import tvm
@@ -27,65 +26,28 @@ from tvm import relax
 from felix.database import store
 from felix.database.outcome import KnownResult
 from felix.frontend.rewriting import with_function
-from felix.measure import locks
 from felix.network import assembly, executable, groups
-from felix.network.contenders import excluded, shipping
+from felix.network.contenders import excluded, shipping, timing
 from felix.network.contenders.shipping import Compared, Contender, Shipped
-from felix.runner.calls import cpu_calls, cuda_calls
 from felix.task import Task
-from felix.tir import cost
+from felix.tir import cost, grammar
 from felix.torch_calls.form import TorchForm
 from felix.tuning import results
 
-# Timing networks side by side: the same cold inputs, in turns, and nobody else measures.
-
-_Name = TypeVar("_Name", bound=Hashable)
-
-#: Turns of each network, and timed calls in a turn.
-TURNS, BURST = 3, 8
-#: A program so many times as slow as another one, by tuning or by a first turn, is not timed
-#: again.
-MAX_RATIO = 2.0
-
-
-def median_us(
-    mains: Mapping[_Name, Callable[..., Any]],
-    inputs: Sequence[torch.Tensor],
-    full: tvm.target.Target,
-) -> dict[_Name, float]:
-    """The median latency of each network, called with these inputs on a target's device, in us."""
-    calls: dict[_Name, Callable[[], object]] = {
-        name: functools.partial(main, *inputs) for name, main in mains.items()
-    }
-    if full.kind.name == "cuda":
-        latencies_us = cuda_calls.in_turns_us(calls, TURNS, BURST, MAX_RATIO)
-    else:
-        flushed = [tvm.runtime.from_dlpack(each) for each in inputs]
-        latencies_us = cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, MAX_RATIO)
-    return {name: statistics.median(each) for name, each in latencies_us.items()}
-
-
-def n_threads(full: tvm.target.Target) -> int:
-    """Threads of PyTorch: the target's cores, whose number programs are measured with."""
-    return int(full.attrs.get("num-cores", torch.get_num_threads()))
-
-
-@contextlib.contextmanager
-def undisturbed(full: tvm.target.Target) -> Iterator[None]:
-    """Until the block ends PyTorch has `n_threads`, and nobody else measures on the GPU."""
-    earlier = torch.get_num_threads()
-    torch.set_num_threads(n_threads(full))
-    try:
-        with locks.alone_on(full.kind.name):
-            yield
-    finally:
-        torch.set_num_threads(earlier)
-
-
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
 N_TOGETHER = 16
+#: PyTorch's operators alone and a measured program so far apart are not timed in turns. Both are
+#: timed with cold caches; on a CPU in two processes, which may differ more.
+CLEAR = {"cuda": 1.15, "llvm": 1.5}
 #: Steps of a program that may be the fastest on a CPU without a schedule: 0.1 s of one thread.
 _MOST_STEPS = 1e8
+#: What a step takes at least, in us: one of eight elements of a vector, or a term of a sum, whose
+#: loop has no vectors.
+_LEAST_STEP_US, _LEAST_TERM_US = 5e-5, 3e-4
+#: Float operations to a byte of programs whose data are used again and again.
+_FLOPS_OF_PRODUCT = 8.0
+#: Latencies in us by the keys of tasks, then by contender.
+Alone: TypeAlias = Mapping[str, Mapping[Contender, float]]
 _Built = dict[Contender, relax.VMExecutable]
 
 
@@ -129,15 +91,24 @@ class Contest:
     Args:
         network: whose groups they are.
         known: where comparisons are stored; None if PyTorch is no contender.
+        alone_us: latencies of contenders alone, by the keys of tasks.
 
     Attributes:
         store: `known`.
         n_timed: groups that were timed, and not known.
+        has_clear: whether PyTorch's operators alone were enough of a group, of which nothing was
+            checked.
     """
 
-    def __init__(self, network: Programs, known: store.Store | None) -> None:
+    def __init__(
+        self,
+        network: Programs,
+        known: store.Store | None,
+        alone_us: Alone = types.MappingProxyType({}),
+    ) -> None:
         self.store = known
-        self.n_timed = 0
+        self.n_timed, self.has_clear = 0, False
+        self._alone_us = alone_us
         self._network = network
         self._built: dict[str, _Built] = {}
 
@@ -168,7 +139,7 @@ class Contest:
                 compared = self.known(group, outcome)
                 if compared is None and has_time and left_s() > 0.0:
                     compared = self.held(group, outcome)
-                yield group, outcome, compared or shipping.LATE
+                yield group, outcome, compared or self.alone(group) or shipping.LATE
             longest_s = max(longest_s, time.perf_counter() - begin)
 
     def _prepare(self, some: Sequence[tuple[groups.Group, KnownResult | None]]) -> None:
@@ -207,8 +178,8 @@ class Contest:
             if symbol not in self._built:
                 self._prepare([(group, outcome)])
             compared = self._timed(group, outcome, self._built.pop(symbol))
-            contenders = _text(group, outcome)
-            self.store.add_finding(group.task, contenders, dataclasses.asdict(compared))
+            found = dataclasses.asdict(compared)
+            self.store.add_findings([(group.task, _text(group, outcome), found)])
         return compared
 
     def known(self, group: groups.Group, outcome: KnownResult | None) -> Compared | None:
@@ -223,8 +194,39 @@ class Contest:
             return Compared(latencies_us={}, without_pytorch=group.form)
         if group.task is None:
             return Compared(latencies_us={}, without_pytorch="the group is no task: not compared")
-        stored = self.store.find_finding(group.task, _text(group, outcome))
-        return None if stored is None else Compared.from_json(stored)
+        (stored,) = self.store.find_findings([(group.task, _text(group, outcome))])
+        if stored is not None:
+            return Compared.from_json(stored)
+        if not self._is_clear(group.task, outcome):
+            return None
+        self.has_clear = True
+        return self.alone(group)
+
+    def in_turns(self) -> Contest:
+        """The same, which times every group's contenders in turns."""
+        return Contest(self._network, self.store)
+
+    def alone(self, group: groups.Group) -> Compared | None:
+        """What contenders took alone; None if PyTorch's operators were not timed."""
+        alone_us = {} if group.task is None else self._alone_us.get(group.task.key, {})
+        if Contender.PYTORCH not in alone_us:
+            return None
+        return Compared(latencies_us=alone_us, without_pytorch=None)
+
+    def _is_clear(self, task: Task, outcome: KnownResult | None) -> bool:
+        """Whether what is measured says who is the fastest: PyTorch where nothing else is, and
+        TVM's program cannot be."""
+        alone_us = self._alone_us.get(task.key, {})
+        pytorch_us = alone_us.get(Contender.PYTORCH)
+        if pytorch_us is None:
+            return False
+        others_us = [] if outcome is None else [outcome.tuned_us, outcome.default_us]
+        others_us.append(alone_us.get(Contender.TVM))
+        measured_us = [each for each in others_us if each is not None]
+        if not measured_us:
+            return least_tvm_us(task) > pytorch_us
+        ratio = min(measured_us) / pytorch_us
+        return max(ratio, 1.0 / ratio) >= CLEAR[task.target.kind.name]
 
     def _timed(self, group: groups.Group, outcome: KnownResult | None, built: _Built) -> Compared:
         """The latencies of those contenders that are right."""
@@ -232,7 +234,7 @@ class Contest:
         assert task is not None  # else nothing is compared
         inputs = excluded.inputs(task)
         mains = {name: executable.loaded(each, task.target) for name, each in built.items()}
-        with undisturbed(task.target):
+        with timing.undisturbed(task.target):
             check = excluded.of_task(task, inputs)
             wrong = check.wrong(mains)
             is_needed = Contender.FELIX in wrong or set(mains) <= set(wrong)
@@ -244,7 +246,7 @@ class Contest:
                 wrong |= check.wrong({Contender.TVM: mains[Contender.TVM]})
             excluded.check_left(f"of the group {group.name}", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
-            latencies_us = median_us(right, inputs, task.target)
+            latencies_us = timing.median_us(right, inputs, task.target)
         return Compared(
             latencies_us=latencies_us, without_pytorch=wrong.get(Contender.PYTORCH), wrong=wrong
         )
@@ -261,7 +263,7 @@ def _text(group: groups.Group, outcome: KnownResult | None) -> str:
             "form": group.form.key,
             "torch": torch.__version__,
             "wrong": "by the reference",
-            "threads": n_threads(group.task.target),
+            "threads": timing.n_threads(group.task.target),
         },
         sort_keys=True,
     )
@@ -280,7 +282,16 @@ def _is_hopeful(task: Task, outcome: KnownResult | None) -> bool:
         return default_us is not None or is_small
     if default_us is None:
         return False
-    return default_us <= MAX_RATIO * tuned_us
+    return default_us <= timing.MAX_RATIO * tuned_us
+
+
+def least_tvm_us(task: Task) -> float:
+    """What TVM's program takes at least: on a CPU its steps in one thread; on a GPU too much for
+    products, which its rules do not tile well."""
+    if task.target.kind.name == "llvm":
+        has_sums = any(block.init is not None for block in grammar.blocks(task.func.body))
+        return cost.executions(task.func) * (_LEAST_TERM_US if has_sums else _LEAST_STEP_US)
+    return math.inf if task.flops > _FLOPS_OF_PRODUCT * task.min_bytes else 0.0
 
 
 def _assembled(

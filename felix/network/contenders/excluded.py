@@ -24,7 +24,7 @@ from felix.workloads import torch_forms
 #: A contender's program: tensors to the result.
 Main: TypeAlias = Callable[..., Any]
 #: What PyTorch's functions raise for arguments that they do not take, or without memory for them.
-_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
+TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
 _SEED = 0
 _NAMES = {
     Contender.FELIX: "Felix",
@@ -120,7 +120,7 @@ class Check:
         for name, main in mains.items():
             try:
                 results[name] = executable.as_tensor(main(*self._inputs))
-            except _TORCH_ERRORS as error:
+            except TORCH_ERRORS as error:
                 if name is not Contender.PYTORCH:
                     raise
                 line = (str(error).strip().splitlines() or [type(error).__name__])[-1]

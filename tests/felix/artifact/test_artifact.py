@@ -197,7 +197,7 @@ def test_ptx_that_cannot_be_made_is_a_note(
 
 
 def test_the_picture_is_the_same_for_the_same_curve(tmp_path: pathlib.Path) -> None:
-    curve = [(1, 0.5, 90.0), (2, 0.9, 40.0)]
+    curve = convergence.of_trials([(1, 0.5, 90.0), (2, 0.9, 40.0)])
     pictures = []
     for name in ("a.svg", "b.svg"):
         assert convergence.draw(curve, "two tasks: 40.00 us", tmp_path / name)

@@ -17,6 +17,7 @@ from felix.builder import payload
 from felix.cli import main, measuring
 from felix.cli.remote import connection
 from felix.database import metaschedule_files, outcome, store
+from felix.network.contenders import alone
 from felix.task import Task
 from felix.tuning import options
 from tests.support import live_service, networks
@@ -44,8 +45,14 @@ def _exported(folder: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.slow("tunes another network by the command")
 def test_exported_program(
-    tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path,
+    pool: networks.Pool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(
+        alone, "latencies_us", lambda *_: {}
+    )  # the pool's latencies are no real ones
     path = _exported(tmp_path)
     out = tmp_path / "out"
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet", "--json"]

@@ -134,6 +134,26 @@ def test_who_does_not_compute_is_cut_by_the_wall_clock(
     assert caught.value.cpu_s < timeout_s and time.monotonic() - start >= 0.5
 
 
+def _answers_late(conn: Connection) -> None:
+    time.sleep(1.0)
+
+
+@pytest.mark.parametrize("worker", [_answers_late], indirect=True)
+def test_time_in_which_this_process_stands_still_is_not_charged(
+    worker: pool_worker.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-Z in a terminal."""
+    message = pool_worker.Worker._message
+
+    def late(self: pool_worker.Worker, wait_s: float) -> tuple[str, Any] | None:
+        result = message(self, wait_s)
+        time.sleep(1.5)
+        return result
+
+    monkeypatch.setattr(pool_worker.Worker, "_message", late)
+    assert worker.call({"verb": "open"}, 1.1) == {"seconds": 0.0}
+
+
 @pytest.mark.parametrize("worker", [_computes_and_dies], indirect=True)
 def test_a_build_that_died_cost_cpu_seconds(worker: pool_worker.Worker) -> None:
     with pytest.raises(pool_worker.WorkerDied, match="SIGSEGV") as caught:

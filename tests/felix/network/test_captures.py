@@ -52,6 +52,17 @@ def test_a_captured_model_returns_what_the_model_returns() -> None:
         graph(x[:, :2])
 
 
+def test_a_captured_model_whose_parameters_moved_is_eager() -> None:
+    model, x = nn.Linear(8, 8).cuda().eval(), torch.randn(2, 8, device="cuda")
+    network = imported.read(model, (x,), {}, target.parse("cuda"))
+    calls = pytorch_model.of(model, network.imported.calling, network.examples, 1e-3)
+    graph = calls[pytorch_model.GRAPH]
+    model.weight.data = 2.0 * model.weight.data
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(graph(x), model(x))
+
+
 @pytest.mark.parametrize("clears", ["empty_cache", "workspaces", "reduce-overhead"])
 def test_a_captured_model_survives_what_others_do(clears: str) -> None:
     model, x = nn.Sequential(nn.Linear(256, 256), nn.GELU()).cuda().eval(), torch.randn(64, 256)

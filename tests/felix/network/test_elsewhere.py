@@ -74,6 +74,15 @@ def test_a_network_is_checked_and_timed_where_it_runs(tmp_path: pathlib.Path) ->
     assert answer["max_error"] < 1e-3 and answer["latency_us"] > 0
 
 
+def test_without_time_to_tune_it_is_built_all_the_same(tmp_path: pathlib.Path) -> None:
+    pool = networks.Pool()
+    late = dataclasses.replace(request(pool), seconds=1e-3)
+    exported = torch.export.export(nn.Linear(8, 4), (torch.randn(2, 8),))
+    summary = elsewhere.tune(exported, tmp_path / "net", late, networks.TARGET)
+    assert (pool.n_measured, summary.reason) == (0, "seconds")
+    assert run(tmp_path / "net").returncode == 0
+
+
 def test_a_wrong_network_is_found_where_it_runs(tmp_path: pathlib.Path) -> None:
     model, x = nn.Linear(8, 4), torch.randn(2, 8)
     network = imported.read(model, (x,), {}, target.parse(networks.TARGET))

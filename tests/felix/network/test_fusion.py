@@ -101,7 +101,7 @@ CUDA = "cuda -arch=sm_90"
     ids=["softmax", "row chain", "gemm", "tensor cores"],
 )
 def test_kernels_and_templates(task: Task, expected: Schedules) -> None:
-    assert group_costs.SketchCosts().schedules(task) == expected
+    assert group_costs.SketchCosts().schedules([task]) == [expected]
 
 
 def test_two_results_are_two_kernels() -> None:
@@ -109,27 +109,27 @@ def test_two_results_are_two_kernels() -> None:
     first = te.compute((64, 64), lambda i, j: x[i, j] + 1, name="first")
     second = te.compute((64, 64), lambda i, j: x[j, i] * 2, name="second")
     task = Task.from_te([x, first, second], CUDA, "two")
-    assert group_costs.SketchCosts().schedules(task) == Schedules(2, False)
+    assert group_costs.SketchCosts().schedules([task]) == [Schedules(2, False)]
 
 
-def _none(task: Task) -> None:
+def _none(*args: object) -> None:
     raise errors.UnsupportedSchedule("no sketch")
 
 
 @pytest.fixture
 def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No trace sketch can be modelled."""
-    monkeypatch.setattr(sketch, "trace_sketches", _none)
+    monkeypatch.setattr(sketch, "TraceSketch", _none)
 
 
 def test_a_program_without_sketches_has_no_kernels(no_traces: None) -> None:
     task = workloads.softmax((8, 8), target="llvm")
-    assert group_costs.SketchCosts().schedules(task) == Schedules(None)
+    assert group_costs.SketchCosts().schedules([task]) == [Schedules(None)]
 
 
 def test_a_generated_kernel_needs_no_traces(no_traces: None) -> None:
     task = workloads.gemm(128, 128, 128, target=CUDA)
-    assert group_costs.SketchCosts().schedules(task) == Schedules(1, False)
+    assert group_costs.SketchCosts().schedules([task]) == [Schedules(1, False)]
 
 
 def test_latencies_are_known_results(tmp_path: pathlib.Path) -> None:
@@ -152,22 +152,20 @@ def test_what_was_found_of_sketches_is_known(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, task = store.Store(tmp_path / "known.sqlite"), workloads.softmax((8, 8), target=CUDA)
-    schedules = group_costs.SketchCosts(known).schedules(task)
-    monkeypatch.setattr(sketch, "trace_sketches", _none)
-    assert group_costs.SketchCosts(known).schedules(task) == schedules
-    assert (
-        group_costs.SketchCosts(known).schedules(workloads.softmax((8, 9), target=CUDA)).n_kernels
-        is None
-    )
+    other = workloads.softmax((8, 9), target=CUDA)
+    (schedules,) = group_costs.SketchCosts(known).schedules([task])
+    monkeypatch.setattr(sketch, "TraceSketch", _none)
+    found = group_costs.SketchCosts(known).schedules([task, other])
+    assert found == [schedules, Schedules(None)]
     monkeypatch.setattr(group_costs, "SOURCES", ("network/group_costs.py",))  # as other code would
-    assert group_costs.SketchCosts(known).schedules(task).n_kernels is None
+    assert group_costs.SketchCosts(known).schedules([task]) == [Schedules(None)]
 
 
 def test_without_time_for_sketches_groups_count_as_one_kernel(tmp_path: pathlib.Path) -> None:
     """What was found before is used all the same."""
     known, task = store.Store(tmp_path / "known.sqlite"), workloads.softmax((4, 8), target=CUDA)
     late = group_costs.SketchCosts(known, has_time=lambda: False)
-    assert late.schedules(task) == Schedules(n_kernels=1)
-    found = group_costs.SketchCosts(known).schedules(task)
-    known.add_finding(task, late._subject, {"n_kernels": 3, "has_template": True})
-    assert found != late.schedules(task) == Schedules(n_kernels=3, has_template=True)
+    assert late.schedules([task]) == [Schedules(n_kernels=1)]
+    found = group_costs.SketchCosts(known).schedules([task])
+    known.add_findings([(task, late._subject, {"n_kernels": 3, "has_template": True})])
+    assert found != late.schedules([task]) == [Schedules(n_kernels=3, has_template=True)]

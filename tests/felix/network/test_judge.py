@@ -16,7 +16,7 @@ from tvm import relax
 
 from felix import errors
 from felix.frontend.onnx import operators
-from felix.network import judge
+from felix.network import assembly, judge
 from tests.support import networks
 from tests.support.hostile import onnx_models as models
 
@@ -77,6 +77,15 @@ def test_the_report_says_who_judged(tmp_path: pathlib.Path) -> None:
     fast = networks.optimize(ELU, (X,), tmp_path, trials=1)
     assert str(fast.report.judged_by).startswith("ONNX Runtime")
     assert f"outputs checked against: {fast.report.judged_by}" in str(fast.report)
+    torch.testing.assert_close(fast(X), RIGHT)
+
+
+def test_a_network_that_is_right_is_built_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without tuning it is built where it differs from ONNX Runtime, to tell what is wrong."""
+    monkeypatch.setattr(assembly, "untuned_outputs", lambda *arguments: pytest.fail("built again"))
+    fast = networks.optimize(ELU, (X,), tmp_path, trials=1)
     torch.testing.assert_close(fast(X), RIGHT)
 
 

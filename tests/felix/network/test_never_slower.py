@@ -92,6 +92,23 @@ def test_a_faster_network_runs(
     assert len(model.counts) == n_calls
 
 
+def test_groups_that_take_longer_in_the_network_go_back_to_pytorch(
+    everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product without a schedule, which was the faster one alone."""
+    networks.timed_contenders(monkeypatch, 99.0)
+    networks.timed_wholes(monkeypatch, 1.5, 0.8)
+    model, x = nn.Linear(512, 512).eval(), torch.randn(256, 512)
+    fast = networks.optimize(model, (x,), everything_known, pytorch=True)
+    (group,) = fast.report.groups
+    assert fast.report.runs is RunBy.FELIX and group.contender is Contender.PYTORCH
+    assert group.reason.startswith("in the network felix takes")
+    networks.assert_close(fast(x), model(x))
+    networks.timed_wholes(monkeypatch, 1.5, 1.2)
+    fast = networks.optimize(model, (x,), everything_known, pytorch=True)
+    assert fast.report.runs is RunBy.PYTORCH and "1.20 times" in str(fast.report)
+
+
 def test_without_pytorch_the_network_without_tuning_stands_in(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

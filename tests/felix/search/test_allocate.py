@@ -51,6 +51,17 @@ def test_a_task_at_its_floor_gets_no_more_rounds() -> None:
     assert run(allocator, 20, {0: [10.0], 1: [10.0]}) == [0, *[1] * 19]
 
 
+def test_only_what_is_below_the_rival_is_a_gain() -> None:
+    """A task that is far behind what else runs it is left alone; first rounds go where the rival
+    is farthest from the device's peak rates."""
+    floors, rivals = [1.0, 1.0, 1.0], [2.0, 30.0, math.inf]
+    allocator = allocate.Allocator([1.0] * 3, floors, [2.0, 2.0, 25.0], rivals)
+    assert allocator.order == [1, 2, 0]
+    order = run(allocator, 20, {0: [50.0], 1: [10.0], 2: [4.0]})
+    assert order[:3] == [1, 2, 0] and order.count(0) == 1
+    assert allocator.gain_us(0) == 0.0 < allocator.gain_us(1)
+
+
 def test_a_task_that_still_improves_is_preferred() -> None:
     falling = [100.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0]
     allocator = allocate.Allocator([1.0, 1.0])

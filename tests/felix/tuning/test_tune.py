@@ -9,6 +9,7 @@ import math
 import pathlib
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,8 +20,8 @@ from felix.cli import report
 from felix.database import session
 from felix.runner import protocol
 from felix.search import gradient, strategies
+from felix.tuning import loop, pacing
 from felix.tuning import options as options_module
-from felix.tuning import pacing
 from tests.support import tuning_fakes as fakes
 
 
@@ -330,6 +331,17 @@ def test_a_search_that_takes_too_long_ends_with_the_run(monkeypatch: pytest.Monk
     result = fakes.tune(pool=pool, trials=None, seconds=1.0)
     assert result.reason == "seconds" and clock.elapsed_s < 1.35
     assert len(result.records) == 8 and result.best.latency_us > 0
+
+
+@pytest.mark.parametrize(("is_late", "reason"), [(True, "seconds"), (False, "failed")])
+def test_time_that_ends_while_rounds_are_asked_for_is_the_reason(
+    is_late: bool, reason: str
+) -> None:
+    run = mock.MagicMock(is_late=is_late, task_runs=())
+    run.stop_reason.return_value, run.has_room.return_value = None, False
+    run.n_pending.return_value, run.settle.return_value = 0, False
+    run.rounds.searching = run.rounds.measuring = {}
+    assert loop.Loop(run, mock.Mock(is_concurrent=False)).until_end() == reason
 
 
 @pytest.mark.parametrize(("seconds", "n_turns"), [(None, 5), (30.0, 5), (6.0, 2)])

@@ -35,14 +35,18 @@ NEW = 1.001
 #: Of a candidate that was not looked at.
 _ASSUMED = Schedules(n_kernels=1)
 
+#: Operators that any number of are one loop, and what is known of that.
+_MAPS = frozenset({Role.ELEMENTWISE, Role.CAST, Role.MOVE, Role.VIEW})
+_OF_MAP = Schedules(n_kernels=1, has_template=False)
+
 _log = logging.getLogger("felix.frontend")
 
 
 class GroupCosts(Protocol):
-    """What is known of a program as a task."""
+    """What is known of programs as tasks."""
 
-    def schedules(self, task: Task) -> Schedules:
-        """The schedules of a task."""
+    def schedules(self, tasks: Sequence[Task]) -> Sequence[Schedules]:
+        """The schedules of each task."""
 
     def latency_us(self, task: Task) -> float | None:
         """The task's latency if it was measured."""
@@ -127,8 +131,10 @@ class _Planner:
         Those of the fixed rules and of FuseOps are looked up besides: a task of every candidate
         would take half a minute of a transformer.
         """
-        measured = self._measured_us(chosen)
-        if len(measured) < len(chosen):
+        uncertain = [each for each in chosen if not self._is_map(each)]
+        if len(self._measured_us(uncertain)) < len(uncertain):
+            return None
+        if len(self._measured_us(chosen)) < len(chosen):
             return None
         measured = self._measured_us([*self.all_known, *chosen])
         return possible_groups.choose(self.read.graph, measured, [chosen])
@@ -155,21 +161,23 @@ class _Planner:
 
     def _look_at(self, chosen: Sequence[PossibleGroup]) -> bool:
         """Look at what was not yet; whether there was anything."""
-        fresh = {self.signature(each) for each in chosen if not self._is_trivial(each)}
-        fresh -= self.seen
-        self._make_tasks(chosen)
-        for signature in fresh:
-            schedules = self._schedules_of(self.tasks[signature])
-            self.seen.add(signature)
-            if schedules != _ASSUMED:
-                self.schedules[signature] = schedules
+        first = {self.signature(each): each for each in chosen if not self._is_trivial(each)}
+        fresh = [signature for signature in first if signature not in self.seen]
+        self._make_tasks([each for each in chosen if not self._is_map(each)])
+        self.seen.update(fresh)
+        maps = {signature for signature in fresh if self._is_map(first[signature])}
+        schedules = {s: _OF_MAP if s in maps else Schedules(n_kernels=None) for s in fresh}
+        tasks = {s: task for s in fresh if (task := self.tasks.get(s)) is not None}
+        schedules |= zip(tasks, self._schedules_of([*tasks.values()]), strict=True)
+        self.schedules |= {s: each for s, each in schedules.items() if each != _ASSUMED}
         return bool(fresh)
 
-    def _schedules_of(self, task: Task | None) -> Schedules:
-        if task is None:
-            return Schedules(n_kernels=None)
-        schedules = _ASSUMED if self.costs is None else self.costs.schedules(task)
-        _log.debug("candidate %s: %s", task.name, schedules)
+    def _schedules_of(self, tasks: Sequence[Task]) -> Sequence[Schedules]:
+        if self.costs is None or not tasks:
+            return [_ASSUMED] * len(tasks)
+        schedules = self.costs.schedules(tasks)
+        for task, each in zip(tasks, schedules, strict=True):
+            _log.debug("candidate %s: %s", task.name, each)
         return schedules
 
     def _make_tasks(self, every: Sequence[PossibleGroup]) -> None:
@@ -189,8 +197,14 @@ class _Planner:
 
     def _is_trivial(self, each: PossibleGroup) -> bool:
         """Whether there is nothing to look at: a view, or an operator that nothing is known of."""
-        roles = {self.read.graph.operators[number].role for number in each.members}
-        return roles <= {Role.VIEW, Role.OPAQUE}
+        return self._roles(each) <= {Role.VIEW, Role.OPAQUE}
+
+    def _is_map(self, each: PossibleGroup) -> bool:
+        """Whether it is one loop over the elements of its result, whatever its schedule."""
+        return self._roles(each) <= _MAPS
+
+    def _roles(self, each: PossibleGroup) -> set[Role]:
+        return {self.read.graph.operators[number].role for number in each.members}
 
     def _task(self, group: Sequence[groups.Call], func: tirx.PrimFunc) -> Task | None:
         """A program as the task that it becomes in the lowered module."""

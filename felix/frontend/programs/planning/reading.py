@@ -61,7 +61,7 @@ def signature(group: Sequence[groups.Call]) -> tuple[Any, ...]:
         for operand in call.value.args[1].fields:
             numbers.setdefault(operand, f"{len(numbers)}:{operand.ty}")
             operands.append(numbers[operand])
-        lines.append((str(call.value.args[0].name_hint), *operands))
+        lines.append((_program(call), *operands))
         numbers[call.var] = f"of {len(lines)}"
     return tuple(lines)
 
@@ -70,7 +70,7 @@ def read(mod: tvm.IRModule) -> Reading:
     """The graph of a module with operators lowered, and TVM's kinds of operators on them."""
     calls = [_without_views(mod, call) for call in groups.calls(mod)]
     numbers = {call.var: number for number, call in enumerate(calls)}
-    graph, external = _graph(mod, calls, frozenset())
+    graph, external = _graph(mod, calls, frozenset(), {})
     chosen = groups.by_rules(calls, groups.readers(mod, calls))
     return Reading(
         mod=mod,
@@ -95,7 +95,9 @@ def extended(
         extra: the new variables.
     """
     known = frozenset({*extra, *(read.calls[number].var for number in read.graph.extra)})
-    graph, external = _graph(mod, calls, known)
+    operators = zip(read.calls, read.graph.operators, strict=True)
+    flops = {_program(call): operator.flops for call, operator in operators}
+    graph, external = _graph(mod, calls, known, flops)
     numbers: dict[Any, int] = {}
     for number, call in enumerate(calls):
         numbers.setdefault(call.var, number)
@@ -114,9 +116,13 @@ def extended(
 
 
 def _graph(
-    mod: tvm.IRModule, calls: Sequence[groups.Call], extra: Collection[Any]
+    mod: tvm.IRModule,
+    calls: Sequence[groups.Call],
+    extra: Collection[Any],
+    flops: Mapping[str, int],
 ) -> tuple[Graph, dict[int, Any]]:
-    """The graph of calls, and the variables of its inputs by their numbers."""
+    """The graph of calls, and the variables of its inputs by their numbers; `flops` of programs by
+    name, as far as they were counted before."""
     numbers: dict[Any, int] = {}
     stands_for: dict[int, int] = {}
     for number, call in enumerate(calls):
@@ -125,7 +131,11 @@ def _graph(
     values = {b.var: b.value for b in rewriting.bindings(mod["main"])}
     owners = numbers | _items(values, numbers)
     external: dict[Any, int] = {}
-    operators = [_operator(mod, call, owners, external) for call in calls]
+    counted = dict(flops)
+    for call in calls:
+        if _program(call) not in counted:
+            counted[_program(call)] = cost.count(mod[call.value.args[0]]).flops
+    operators = [_operator(mod, call, owners, external, counted[_program(call)]) for call in calls]
     outside = frozenset(_read_outside(mod, numbers, owners))
     news = frozenset(numbers[var] for var in extra)
     graph = Graph(tuple(operators), outside, stands_for, news)
@@ -160,6 +170,11 @@ def _by_fuseops(
     return tuple(sorted([*several, *alone], key=max))
 
 
+def _program(call: groups.Call) -> str:
+    """The name of what is called."""
+    return str(call.value.args[0].name_hint)
+
+
 def _without_views(mod: tvm.IRModule, call: groups.Call) -> groups.Call:
     """A call as the fixed rules see it, to which a view is a group of its own."""
     is_view = _is_view(mod[call.value.args[0]])
@@ -189,7 +204,11 @@ def _read_outside(mod: tvm.IRModule, numbers: dict[Any, int], owners: dict[Any, 
 
 
 def _operator(
-    mod: tvm.IRModule, call: groups.Call, owners: dict[Any, int], external: dict[Any, int]
+    mod: tvm.IRModule,
+    call: groups.Call,
+    owners: dict[Any, int],
+    external: dict[Any, int],
+    flops: int,
 ) -> Operator:
     func = mod[call.value.args[0]]
     role, n_rows = _role(func, call)
@@ -206,7 +225,6 @@ def _operator(
         reads.append(Read(number, n_bytes))
     dtypes = [str(operand.ty.dtype) for operand in call.value.args[1].fields]
     is_narrow = all(grammar.element_bytes(dtype) <= 2 for dtype in dtypes)
-    flops = cost.count(func).flops
     return Operator(role, tuple(reads), call.shape, result_bytes, flops, n_rows, is_narrow)
 
 

@@ -37,7 +37,8 @@ def lowered_as_written(model, args, monkeypatch):
 def costs(n_kernels=lambda task: 1, latency_us=lambda task: None):
     """What is known of candidates: how many kernels each is, and how long it takes."""
     return types.SimpleNamespace(
-        schedules=lambda task: Schedules(n_kernels(task)), latency_us=latency_us
+        schedules=lambda tasks: [Schedules(n_kernels(task)) for task in tasks],
+        latency_us=latency_us,
     )
 
 

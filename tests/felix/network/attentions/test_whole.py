@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
-from felix.network import executable, groups, report
+from felix.network import deadline, executable, groups, report
 from felix.network.attentions import finding, rewiring, whole
+from felix.network.contenders import alone
 from felix.network.contenders.shipping import Contender
 from felix.torch_calls import functions
 from tests.support import networks, run_py, share
@@ -171,6 +172,20 @@ def test_faster_operator_takes_the_place_of_the_programs(
     done = run_py.run(folder, "--json", "--repeats", "2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_error"] <= limit
+
+
+def test_time_is_kept_for_attentions(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are compared where there is none for groups."""
+    log = networks.timed_contenders(monkeypatch, 1.0)
+    monkeypatch.setattr(alone, "latencies_us", lambda *_: {})
+    monkeypatch.setattr(deadline.Deadline, "comparing_s", lambda *_: 0.5 * deadline.ATTENTION_S)
+    options = networks.tune_options(networks.Pool(), first_round_size=1)
+    arguments = {"seconds": 60.0, "trials": 4, "pytorch": True, "options": options}
+    fast = networks.optimize(Called(_by_hand), (Q, K, V), tmp_path, **arguments)
+    (one,) = fast.report.attentions
+    assert one.ships and fast.report.n_compared == len(log) == 1
 
 
 def _report(folder: pathlib.Path, divisor: float) -> report.Report:

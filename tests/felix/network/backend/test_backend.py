@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import felix
-from felix.network.backend import entry, part
+from felix.network.backend import entry, tuned_part
 from tests.support import backend, networks
 
 
@@ -203,7 +203,7 @@ class TestParameters:
     def test_too_many_changes(self, model: nn.Module, everything_known: pathlib.Path) -> None:
         fast, x = backend.compiled(model, everything_known), torch.randn(1, 2, 5, 5)
         with torch.no_grad():
-            for _ in range(part.MAX_REFRESHES + 2):
+            for _ in range(tuned_part.MAX_REFRESHES + 2):
                 networks.assert_close(fast(x), model(x))
                 model[1].running_mean.add_(0.5)
         (only,) = backend.parts()
@@ -317,12 +317,25 @@ class TestWhoIsFaster:
         reason = "it takes 20.0 us, Felix's network 1.50 times as long (1.50 to 1.50)"
         assert only.is_tuned or only.reason == reason
 
+    @pytest.mark.parametrize("ratio", [0.8, 1.2])
+    def test_groups_that_take_longer_here_go_back(
+        self, everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ratio: float
+    ) -> None:
+        networks.timed_wholes(monkeypatch, 1.5, ratio)
+        model, x = nn.Linear(512, 512), torch.randn(256, 512)
+        fast = backend.compiled(model, everything_known, never_slower=True)
+        networks.assert_same(fast, model, x)
+        networks.assert_same(fast, model, x)
+        (only,) = backend.parts()
+        assert only.is_tuned == (ratio < 1.0) and only.felix_us == ratio * 20.0
+        assert [str(each.contender) for each in only.groups] == ["pytorch"]
+
     def test_wrong_results_do_not_run(
         self, everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        call = part.TunedPart.__call__
+        call = tuned_part.TunedPart.__call__
         monkeypatch.setattr(
-            part.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
+            tuned_part.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
         )
         model, x = nn.Linear(4, 3), torch.randn(2, 4)
         networks.assert_same(backend.compiled(model, everything_known), model, x)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from felix.network.backend import entry, part
+from felix.network.backend import entry, part, tuned_part
 from tests.support import backend, networks
 
 
@@ -45,7 +45,7 @@ class TestMemory:
         reference.load_state_dict(model.state_dict())
         fast = backend.compiled(model, everything_known)
         with torch.no_grad():
-            for number in range(part.MAX_REFRESHES + 3):
+            for number in range(tuned_part.MAX_REFRESHES + 3):
                 networks.assert_close(fast(x), reference(x))
                 assert torch.equal(model.total, torch.full((4,), number + 1.0))
         assert "linear" in backend.tuned_operators()  # the buffer is no parameter of a part
@@ -156,10 +156,10 @@ def test_nobody_gets_what_is_not_compared(
     everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network that is wrong, while the first call compares it."""
-    call, difference = part.TunedPart.__call__, part.agreement.difference
+    call, difference = tuned_part.TunedPart.__call__, part.agreement.difference
     begun, may_end = threading.Event(), threading.Event()
     monkeypatch.setattr(
-        part.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
+        tuned_part.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
     )
 
     def slow(*arguments: Any, **options: Any) -> float:
@@ -194,15 +194,15 @@ def test_a_network_that_no_graph_can_have_is_not_captured(
     with torch.no_grad():
         fast(x)
         assert backend.tuned_operators() == {"linear"}
-        n_calls: list[int] = []
-        call = part.TunedPart.__call__
+        callers: list[tuned_part.TunedPart] = []
+        call = tuned_part.TunedPart.__call__
         monkeypatch.setattr(
-            part.TunedPart, "__call__", lambda self, x: n_calls.append(1) or call(self, x)
+            tuned_part.TunedPart, "__call__", lambda self, x: callers.append(self) or call(self, x)
         )
         fast(x)
-        assert len(n_calls) == 1
-        monkeypatch.setattr(part.TunedPart, "can_be_captured", False)
+        (tuned,) = callers
+        monkeypatch.setattr(tuned, "can_be_captured", False)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         torch.testing.assert_close(fast(x), model(x))
-        assert len(n_calls) == 1
+        assert len(callers) == 1

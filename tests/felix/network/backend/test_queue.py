@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from felix.cli import main
 from felix.database import store
-from felix.network import outcomes
+from felix.network import deadline, outcomes
 from felix.network.backend import entry, queued
 from felix.network.contenders.shipping import Contender
 from felix.task import Task
@@ -36,7 +37,7 @@ def test_unknown_tasks_are_queued_and_run_in_pytorch(tmp_path: pathlib.Path) -> 
     (only,) = backend.parts()
     assert not only.is_tuned and only.reason == "nothing is known of its 3 tasks"
     waiting = store.queued(backend.known(tmp_path))
-    assert len(waiting) == only.n_queued == 3
+    assert len(waiting) == len(only.queued) == 3
     assert {each.n_requests for each in waiting} == {1}
     assert all(each.form is not None for each in waiting)
     assert "3 tasks are queued: tune them by felix tune --queued" in str(entry.backend_report())
@@ -65,7 +66,7 @@ def test_worked_off(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
         fast = backend.compiled(model, tmp_path)
         networks.assert_close(fast(x), model(x))
     (only,) = backend.parts()
-    assert only.is_tuned and only.n_queued == 0
+    assert only.is_tuned and not only.queued
     assert all("pytorch takes 1.20 times as long" in each.reason for each in only.groups)
     assert not queued.work_off(known, _request(pool)).done  # nothing waits
 
@@ -80,7 +81,7 @@ def test_pytorch_is_faster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
         torch._dynamo.reset()
         assert torch.equal(backend.compiled(model, tmp_path)(x), model(x))
     (only,) = backend.parts()
-    assert not only.is_tuned and only.n_queued == 0
+    assert not only.is_tuned and not only.queued
     assert only.reason == "PyTorch's operators are the fastest of each group that is known"
 
 
@@ -111,6 +112,33 @@ def test_no_time_for_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     summary = queued.work_off(known, _request(networks.Pool(), trials=1))
     assert summary.done and summary.left
     assert len(store.queued(known)) == len(summary.left) == 3 - len(summary.done)
+
+
+def test_what_there_is_no_time_to_compare_waits(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tuning found is known then: the next call compares it."""
+    log = networks.timed_contenders(monkeypatch, 9.0)  # near the programs of 10 us
+    known = backend.known(tmp_path)
+    with torch.no_grad():
+        backend.compiled(_model(), tmp_path)(torch.randn(3, 8))
+    n_tasks = len(store.queued(known))
+    within = outcomes.within
+
+    def late(*arguments: Any) -> outcomes.Outcomes:
+        gathered = within(*arguments)
+        monkeypatch.setattr(deadline.Deadline, "left_s", 0.0)
+        return gathered
+
+    monkeypatch.setattr(outcomes, "within", late)
+    pool = networks.Pool(lambda program, task: 10.0)
+    summary = queued.work_off(known, _request(pool))
+    assert not summary.done and len(store.queued(known)) == n_tasks
+    assert {why for _, why in summary.left} == {"time was used up before it was compared"}
+    assert pool.n_measured and all(len(each) == 1 for each in log)  # alone
+    monkeypatch.undo()
+    networks.timed_contenders(monkeypatch, 9.0)
+    assert len(queued.work_off(known, _request(networks.Pool())).done) == n_tasks
 
 
 def test_tasks_of_another_version_are_dropped(tmp_path: pathlib.Path) -> None:
