@@ -12,6 +12,7 @@ import torch
 import tvm
 from torch import _guards
 from torch._dispatch import python as dispatch
+from torch._dynamo import convert_frame
 from torch._subclasses import fake_tensor
 from torch.export import exported_program, graph_signature
 from torch.fx.experimental import proxy_tensor
@@ -180,22 +181,45 @@ def whole_operators() -> Iterator[None]:
 def _traced(
     graph: torch.fx.GraphModule, order: Sequence[int], ordered: Sequence[torch.Tensor]
 ) -> torch.fx.GraphModule:
-    """The graph decomposed, with its placeholders in this order; it returns a tuple."""
+    """The graph decomposed, with its placeholders in this order; it returns a tuple.
 
-    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = dict(zip(order, tensors, strict=True))
-        result = graph(*(values[index] for index in range(len(order))))
-        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
+    Other threads may run modules meanwhile, so it is not traced by `make_fx`: that changes what
+    calls of all modules do, and refuses those of compiled ones.
+    """
+    tracer = proxy_tensor.PythonKeyTracer()
+    tracer.root, tracer.graph, tracer.tensor_attrs = torch.nn.Module(), torch.fx.Graph(), {}
+    proxies = [
+        tracer.create_proxy("placeholder", f"arg{number}", (), {})
+        for number in range(len(ordered))
+    ]
     fake_mode = _guards.detect_fake_mode(ordered) or fake_tensor.FakeTensorMode()
-    trace = proxy_tensor.make_fx(call, export.decompositions(), _allow_non_fake_inputs=True)
-    try:
-        with torch.no_grad(), fake_mode, whole_operators(), dispatch.enable_python_dispatcher():
-            traced = trace(*ordered)
-    except export.EXPORT_ERRORS as error:
-        raise errors.WorkloadError(export.import_message(error)) from error
-    traced.graph.eliminate_dead_code()
-    return traced
+    values = dict(zip(order, ordered, strict=True))
+    with _decomposed_into(tracer), fake_mode:
+        with proxy_tensor.disable_proxy_modes_tracing():
+            proxy_tensor.track_tensor_tree(ordered, proxies, constant=None, tracer=tracer)
+        try:
+            result = graph.forward(*(values[index] for index in range(len(order))))
+        except export.EXPORT_ERRORS as error:
+            raise errors.WorkloadError(export.import_message(error)) from error
+    results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+    outputs = tuple(tracer.unwrap_proxy(each) for each in results)
+    tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
+    tracer.graph.eliminate_dead_code()
+    return torch.fx.GraphModule(tracer.root, tracer.graph)
+
+
+@contextlib.contextmanager
+def _decomposed_into(tracer: proxy_tensor.PythonKeyTracer) -> Iterator[None]:
+    """While the block runs, operators go to a tracer, decomposed as those of a module."""
+    with (
+        convert_frame.compile_lock,  # PyTorch's compiler looks at what is whole, too
+        torch.no_grad(),
+        whole_operators(),
+        dispatch.enable_python_dispatcher(),
+        proxy_tensor.ProxyTorchDispatchMode(tracer, "real"),
+        proxy_tensor.decompose(export.decompositions()),
+    ):
+        yield
 
 
 def _program(traced: torch.fx.GraphModule) -> torch.export.ExportedProgram:

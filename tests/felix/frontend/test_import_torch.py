@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
+from torch.fx.experimental import proxy_tensor
 from torch.nn import functional
 
 import felix
 from felix import errors, frontend
+from felix.frontend.pytorch import importer
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 from tests.support import share
 from tests.support.modules import Called
@@ -269,3 +273,21 @@ def test_clips_that_torch_writes_by_position():
 def test_reshapes_are_views():
     model = Called(lambda x: torch.relu(x.reshape(4, 6)).unsqueeze(0))
     assert len(programs(check(model, (torch.randn(2, 12),))[1])) == 1
+
+
+def test_modules_run_as_ever_while_a_graph_is_imported() -> None:
+    """Other threads run them. `make_fx` would change all their calls, and refuse compiled ones."""
+    graph = proxy_tensor.make_fx(lambda x: torch.softmax(x, -1) + 1.0)(torch.randn(4))
+    calls, forward = nn.Module.__call__, graph.forward
+    seen: list[bool] = []
+
+    def noted(x: torch.Tensor) -> Any:
+        seen.append(nn.Module.__call__ is calls and not torch.fx._symbolic_trace.is_fx_tracing())
+        return forward(x)
+
+    (x,) = graph.graph.find_nodes(op="placeholder")
+    x.meta["val"] = fake_tensor.FakeTensorMode().from_tensor(torch.randn(4))
+    graph.forward = noted
+    imported_graph = importer.read_graph(graph, {})
+    assert seen == [True]
+    assert [spec.shape for spec in imported_graph.outputs] == [(4,)]

@@ -19,7 +19,7 @@ from torch import nn
 from felix import errors
 from felix.database import store
 from felix.network.backend import background, entry, settings, tracing
-from felix.processes import process_tree
+from felix.processes import child, process_tree
 from tests.support import backend, networks, waiting
 
 _SECONDS = 60.0
@@ -256,7 +256,8 @@ def test_what_tunes_stands_still_and_ends_with_the_process(tmp_path: pathlib.Pat
             every = process_tree.members(tuner)
         finally:
             process.kill()
-    assert len(every) >= 4
+    said = [log.read_text() for log in tmp_path.rglob(child.LOG)]
+    assert len(every) >= 4, said
     waiting.until(lambda: not any(psutil.pid_exists(each) for each in every))
 
 
